@@ -1,0 +1,169 @@
+"""Reading and writing partopt's files: strict types, errors that name the place, deterministic bytes, nothing half-written.
+
+A JSON document is a frozen msgspec struct whose first field is its schema, `partopt.<name>/<major>` or `partopt.<name>/<major>.<minor>`.
+Unknown fields of a newer minor version are ignored; those of the version that this partopt knows are refused, with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from partopt.errors import PartoptError, did_you_mean
+
+Document = TypeVar("Document", bound=msgspec.Struct)
+
+_SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?")
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of the file `path`, or of standard input where it is `-`."""
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except IsADirectoryError:
+        raise PartoptError(f"{path}: is a directory", "name a file in it") from None
+    except FileNotFoundError:
+        raise PartoptError(f"{path}: no such file", "check the path, or list what is there with ls") from None
+    except OSError as error:
+        raise PartoptError(f"{path}: cannot be read: {error.strerror}", "check the permissions") from None
+
+
+def write_bytes(path: str, content: bytes, force: bool = False) -> None:
+    """Write `content` to the file `path` (`-` is standard output) whole or not at all; an existing file only with `force`."""
+    if path == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    check_writable(path, force)
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def check_writable(path: str, force: bool = False) -> None:
+    """Refuse, before any work is done, an output path that could not be written at its end."""
+    target = Path(path)
+    if path == "-":
+        return
+    if target.is_dir():
+        raise PartoptError(f"{path}: is a directory", "name a file in it")
+    if target.exists() and not force:
+        raise PartoptError(f"{path}: already exists", "add --force to replace it")
+    if not target.parent.is_dir():
+        raise PartoptError(f"{path}: the folder {target.parent} does not exist", f"make it first: mkdir -p {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise PartoptError(f"{path}: the folder {target.parent} cannot be written to", "choose another folder")
+
+
+def encode(document: msgspec.Struct) -> bytes:
+    """Indented JSON in the order of the fields, ending in a newline: the same document gives the same bytes."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def decode(content: bytes, expected: type[Document], where: str) -> Document:
+    """The document in `content`, or a PartoptError that names `where` and the path of every fault found."""
+    name = _schema_name(expected)
+    try:
+        raw = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(content, str(error), name).at(where) from None
+    newer = _check_schema(raw, name, where)
+    faults = list(find_faults(raw, expected, "", ignore_unknown=newer))
+    if faults:
+        raise PartoptError.together(fault.at(where) for fault in faults)
+    return msgspec.convert(raw, expected)
+
+
+def find_faults(raw: object, expected: Any, path: str, ignore_unknown: bool = False) -> Iterator[PartoptError]:
+    """Every way in which plain data differs from the type `expected`, each error placed at its path."""
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if isinstance(expected, type) and issubclass(expected, msgspec.Struct) and isinstance(raw, dict):
+        yield from _struct_faults(raw, expected, path, ignore_unknown)
+    elif origin is list and isinstance(raw, list) and _holds_structs(arguments[0]):
+        for index, item in enumerate(raw):
+            yield from find_faults(item, arguments[0], f"{path}[{index}]", ignore_unknown)
+    else:
+        try:
+            msgspec.convert(raw, expected)
+        except msgspec.ValidationError as error:
+            what, _, inner = str(error).partition(" - at `$")
+            yield PartoptError(f"{path}{inner.rstrip('`')}: {_lower_first(what)}", "see partopt schema, or docs/formats.md")
+
+
+def _struct_faults(raw: dict[Any, Any], expected: type[msgspec.Struct], path: str, ignore_unknown: bool) -> Iterator[PartoptError]:
+    hints = typing.get_type_hints(expected, include_extras=True)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(expected)}
+    prefix = f"{path}." if path else ""
+    for key in raw:
+        if key not in fields and not ignore_unknown:
+            yield PartoptError(f"{prefix}{key}: unknown key", did_you_mean(str(key), fields))
+    for key, field in fields.items():
+        if key in raw:
+            yield from find_faults(raw[key], hints[field.name], prefix + key, ignore_unknown)
+        elif field.required:
+            yield PartoptError(f"{prefix}{key}: missing", "see partopt schema, or docs/formats.md")
+
+
+def _holds_structs(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, msgspec.Struct)
+
+
+def _schema_name(expected: type[msgspec.Struct]) -> str:
+    """The current schema of a document type: the default of its first field."""
+    return str(msgspec.structs.fields(expected)[0].default)
+
+
+def _check_schema(raw: object, known: str, where: str) -> bool:
+    """Whether `raw` is of a newer minor version than `known`; PartoptError where it is not a document of that kind at all."""
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    kind = known.split("/")[0].removeprefix("partopt.")
+    if not isinstance(found, str):
+        raise PartoptError(f'{where}: has no "schema": not a partopt {kind}', f'a {kind} begins with {{"schema": "{known}"')
+    match, own = _SCHEMA.fullmatch(found), _SCHEMA.fullmatch(known)
+    assert own is not None
+    if match is None or match["name"] != kind:
+        raise PartoptError(f'{where}: schema: "{found}" is not a partopt {kind}', f'a file with "schema": "{known}" is expected here')
+    if match["major"] != own["major"]:
+        raise PartoptError(f"{where}: schema: version {match['major']} of {kind} is not known", f'this partopt reads "{known}"')
+    return int(match["minor"] or 0) > int(own["minor"] or 0)
+
+
+def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
+    """Say where JSON stops being JSON, as line and column."""
+    kind = schema.split("/")[0].removeprefix("partopt.")
+    if not content.strip():
+        return PartoptError("the file is empty", f"a partopt {kind} is expected here")
+    offset = re.search(r"byte (\d+)", reason)
+    if offset is None:
+        return PartoptError(f"not JSON: {_lower_first(reason)}", "is the file whole? write it anew")
+    before = content[: int(offset[1])]
+    line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+    what = reason.split(" (byte")[0].removeprefix("JSON is malformed: ")
+    return PartoptError(f"line {line}, column {column}: not JSON: {what}", "JSON knows no NaN, Infinity, comments or trailing commas")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,49 @@
+"""What partopt says when something is wrong: where, what, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+BAD_INPUT = 2  # the input or the usage is wrong
+ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there is no plan
+
+
+class PartoptError(Exception):
+    """A mistake that a person can mend, or an answer that is no.
+
+    `message` reads `WHERE: WHAT`; `hint` says what to do; `exit_code` is 2 for bad input and 1 where the answer is no.
+    `parts` holds the errors of one file when several were found at once.
+    """
+
+    def __init__(self, message: str, hint: str = "", exit_code: int = BAD_INPUT) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.exit_code = exit_code
+        self.parts: tuple[PartoptError, ...] = (self,)
+
+    def at(self, where: str) -> PartoptError:
+        """The same error, said to be at `where`."""
+        return PartoptError(f"{where}: {self.message}", self.hint, self.exit_code)
+
+    @classmethod
+    def together(cls, errors: Iterable[PartoptError]) -> PartoptError:
+        """One error that carries all of `errors`, in their order. There must be at least one."""
+        parts = tuple(part for error in errors for part in error.parts)
+        if len(parts) == 1:
+            return parts[0]
+        whole = cls("\n".join(part.message for part in parts), exit_code=max(part.exit_code for part in parts))
+        whole.parts = parts
+        return whole
+
+
+class PartoptWarning(UserWarning):
+    """Something that a person should know and that does not stop the work."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest of `known`, or all of them where none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f'did you mean "{near[0]}"?' if near else "known: " + ", ".join(names)

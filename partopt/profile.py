@@ -1,0 +1,203 @@
+"""The profile: what one device measured of a model, layer by layer, at one or more microbatch sizes (`partopt.profile/1`)."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from partopt import documents
+from partopt.errors import PartoptError
+
+# Shapes below: N layers; B measurements, one a microbatch size, ascending.
+
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Index = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model was measured: its name, where it was loaded from, and the arguments it was built with."""
+
+    name: str
+    entry: str = ""
+    arguments: dict[str, Any] = {}
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """The device that was measured."""
+
+    name: str
+    type: str = ""
+    memory_bytes: Bytes | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions at the time of measuring; `None` where it is not known or does not apply."""
+
+    torch: str | None = None
+    cuda: str | None = None
+    python: str | None = None
+    partopt: str | None = None
+
+
+class SharedParameter(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter that several layers use: a stage that holds more than one of them keeps it once."""
+
+    name: str
+    bytes: Bytes
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One unit of planning: a module and which of its calls this is. `parameter_bytes` includes the shared parameters."""
+
+    name: str
+    call: Index = 0
+    type: str = ""
+    parameter_bytes: Bytes = 0
+    shared_parameters: list[SharedParameter] = []
+
+
+class LayerMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward."""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    backward_input_s: Seconds | None = None
+    forward_stdev_s: Seconds = 0.0
+    backward_stdev_s: Seconds = 0.0
+    output_bytes: Bytes = 0
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor that one layer produces and later layers consume: it is carried through every cut between them."""
+
+    producer: Index
+    consumers: Annotated[list[Index], msgspec.Meta(min_length=1)]
+    bytes: Bytes
+
+
+class StashGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of them pays for it once."""
+
+    layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
+    bytes: Bytes
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything measured at one microbatch size. A size that ran out of memory has `out_of_memory` and no layers."""
+
+    microbatch_size: Count
+    out_of_memory: bool = False
+    step_s: Seconds | None = None
+    coverage: Seconds | None = None
+    overhead: Seconds | None = None
+    overhead_bound: bool = False
+    optimizer_s: Seconds | None = None
+    peak_memory_bytes: Bytes | None = None
+    layers: list[LayerMeasurement] = []
+    tensors: list[Tensor] = []
+    stash_groups: list[StashGroup] = []
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile: N layers, and for each microbatch size N measurements of them."""
+
+    schema: str = "partopt.profile/1"
+    model: Model
+    device: Device
+    environment: Environment = Environment()
+    dtype: str
+    layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
+    measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
+
+    def measured(self) -> list[Measurement]:
+        """The measurements that did not run out of memory, by ascending microbatch size."""
+        return [measurement for measurement in self.measurements if not measurement.out_of_memory]
+
+    def sha256(self) -> str:
+        """Hexadecimal digest of the profile's content, whatever the layout of the file it came from."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def load(path: str) -> Profile:
+    """Read and check the profile in the file `path` (`-` is standard input). Raises PartoptError with every fault found."""
+    return parse(documents.read_bytes(path), where=path)
+
+
+def parse(content: bytes, where: str = "profile") -> Profile:
+    """The profile in `content`; `where` names it in errors."""
+    profile = documents.decode(content, Profile, where)
+    faults = list(find_faults(profile))
+    if faults:
+        raise PartoptError.together(fault.at(where) for fault in faults)
+    return profile
+
+
+def save(profile: Profile, path: str, force: bool = False) -> None:
+    """Check the profile and write it to `path`, whole or not at all."""
+    faults = list(find_faults(profile))
+    if faults:
+        raise PartoptError.together(fault.at(profile.model.name) for fault in faults)
+    documents.write_bytes(path, documents.encode(profile), force)
+
+
+def find_faults(profile: Profile) -> Iterator[PartoptError]:
+    """What types cannot say: indices in range, sizes ascending, finite numbers, some time to plan with."""
+    yield from _layer_faults(profile.layers)
+    sizes = [measurement.microbatch_size for measurement in profile.measurements]
+    if sizes != sorted(set(sizes)):
+        yield PartoptError(f"measurements: microbatch sizes {sizes} are not ascending", "list each size once, the smallest first")
+    if not profile.measured():
+        yield PartoptError("measurements: every microbatch size ran out of memory", "profile a smaller one: --microbatch 1")
+    for position, measurement in enumerate(profile.measurements):
+        for fault in _measurement_faults(measurement, len(profile.layers)):
+            yield PartoptError(f"measurements[{position}].{fault.message}", fault.hint)
+
+
+def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
+    seen: set[tuple[str, int]] = set()
+    for index, layer in enumerate(layers):
+        if (layer.name, layer.call) in seen:
+            yield PartoptError(f'layers[{index}]: "{layer.name}" call {layer.call} is listed twice', "number a module's calls 0, 1, 2")
+        seen.add((layer.name, layer.call))
+        if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
+            yield PartoptError(f"layers[{index}].shared_parameters: more bytes than parameter_bytes", "it includes the shared ones")
+
+
+def _measurement_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError]:
+    if measurement.out_of_memory:
+        if measurement.layers:
+            yield PartoptError("layers: given although the size ran out of memory", "drop the layers or out_of_memory")
+        return
+    if len(measurement.layers) != layers:
+        yield PartoptError(f"layers: {len(measurement.layers)} measurements for {layers} layers", "give one for each layer, in order")
+        return
+    for index, layer in enumerate(measurement.layers):
+        if not all(math.isfinite(value) for value in (layer.forward_s, layer.backward_s)):
+            yield PartoptError(f"layers[{index}]: times are not finite", "measure it anew")
+        if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
+            yield PartoptError(f"layers[{index}].backward_input_s: longer than backward_s, of which it is a part", "measure it anew")
+    if not sum(layer.forward_s + layer.backward_s for layer in measurement.layers) > 0:
+        yield PartoptError("layers: no layer takes any time", "there is nothing to plan with; measure it anew")
+    yield from _flow_faults(measurement, layers)
+
+
+def _flow_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError]:
+    hint = f"layers are numbered 0 to {layers - 1}"
+    for index, tensor in enumerate(measurement.tensors):
+        for layer in itertools.chain([tensor.producer], tensor.consumers):
+            if layer >= layers:
+                yield PartoptError(f"tensors[{index}]: there is no layer {layer}", hint)
+        if min(tensor.consumers) <= tensor.producer:
+            yield PartoptError(
+                f"tensors[{index}]: consumed by layer {min(tensor.consumers)}, before it is made", "layers are in execution order"
+            )
+    for index, group in enumerate(measurement.stash_groups):
+        if max(group.layers) >= layers:
+            yield PartoptError(f"stash_groups[{index}]: there is no layer {max(group.layers)}", hint)

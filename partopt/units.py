@@ -1,0 +1,104 @@
+"""Bytes, rates and seconds, as people write them and as partopt prints them.
+
+A quantity is a number and a unit: `16 GB`, `80 GiB`, `200 Gb/s`, `50 us`. `b` is a bit and `B` a byte; a bare number is refused, because
+"200" for a 200 Gb/s link is wrong by a factor of 8e-9 or 1.25e8 and nothing downstream could notice. In files that partopt writes, every
+number is in SI base units and its field's name says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from partopt.errors import PartoptError
+
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_QUANTITY = re.compile(r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*")
+_DATA_UNIT = re.compile(r"(?P<prefix>(?:[kMGT]|[KMGT]i)?)(?P<base>[bB])(?P<rate>/s|ps)?")
+
+
+def parse_bytes(text: object) -> int:
+    """Bytes of a size such as `16 GB` or `80 GiB`. Raises PartoptError for a rate, for bits, or without a unit."""
+    number, unit = _split(text, 'write "16 GB" or "16 GiB"')
+    scale, is_bits, is_rate = _data_unit(text, unit, 'write "16 GB" or "16 GiB"')
+    if is_rate:
+        raise PartoptError(f"'{text}' is a rate, not a size", f'write "{number:g} {unit.removesuffix("/s").removesuffix("ps")}"')
+    if is_bits:
+        raise PartoptError(f"'{text}' is in bits", f'write "{number:g} {unit[:-1]}B" (bytes)')
+    return round(_finite(text, number * scale))
+
+
+def parse_bandwidth(text: object) -> float:
+    """Bytes per second of a rate such as `200 Gb/s` (bits), `25 GB/s` (bytes) or `10 Gbps`. Raises PartoptError otherwise."""
+    hint = 'write "200 Gb/s" (bits) or "200 GB/s" (bytes)'
+    number, unit = _split(text, hint)
+    scale, is_bits, is_rate = _data_unit(text, unit, hint)
+    if not is_rate:
+        raise PartoptError(f"'{text}' is a size, not a rate", f'write "{number:g} {unit}/s"')
+    return _finite(text, number * scale / (8 if is_bits else 1))
+
+
+def parse_seconds(text: object) -> float:
+    """Seconds of a duration such as `50 us` or `1.5 ms`. Raises PartoptError otherwise."""
+    hint = 'write "50 us", "1.5 ms" or "2 s"'
+    number, unit = _split(text, hint)
+    if unit not in _SECONDS:
+        raise PartoptError(f"'{text}': '{unit}' is not a unit of time", hint)
+    return _finite(text, number * _SECONDS[unit])
+
+
+def format_bytes(size: float) -> str:
+    """`28.9 GB`: decimal prefix, three significant digits."""
+    return _scaled(size, "B")
+
+
+def format_bandwidth(rate: float) -> str:
+    """`12.5 GB/s`: bytes per second, decimal prefix, three significant digits."""
+    return _scaled(rate, "B/s")
+
+
+def format_seconds(seconds: float) -> str:
+    """`42.34 ms`: in the largest of s, ms, us, ns that leaves a digit other than zero before the point."""
+    unit, scale = next(((unit, scale) for unit, scale in _SECONDS.items() if abs(seconds) >= scale * 0.99995), ("ns", 1e-9))
+    if seconds == 0:
+        return "0 s"
+    value = seconds / scale
+    return f"{value:.{2 if abs(value) < 100 else 1}f} {unit}"
+
+
+def format_rate(per_second: float, of: str) -> str:
+    """`975.6 samples/s`."""
+    return f"{per_second:,.{1 if per_second >= 100 else 2 if per_second >= 1 else 4}f} {of}/s"
+
+
+def _split(text: object, hint: str) -> tuple[float, str]:
+    """The number and the unit of `text`; the number is not negative."""
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    if match is None and not isinstance(text, int | float):
+        raise PartoptError(f"'{text}' is not a quantity", hint)
+    if match is None or not match["unit"]:
+        raise PartoptError(f"'{str(text).strip()}' has no unit", hint)
+    return float(match["number"]), match["unit"]
+
+
+def _data_unit(text: object, unit: str, hint: str) -> tuple[int, bool, bool]:
+    """Scale of the prefix, whether it counts bits, whether it is per second."""
+    match = _DATA_UNIT.fullmatch(unit)
+    if match is None:
+        raise PartoptError(f"'{text}': '{unit}' is not a unit of data", f"{hint}; the prefixes are k M G T and Ki Mi Gi Ti")
+    return _PREFIXES[match["prefix"]], match["base"] == "b", match["rate"] is not None
+
+
+def _finite(text: object, value: float) -> float:
+    if not math.isfinite(value):
+        raise PartoptError(f"'{text}' is too large", "write a finite quantity")
+    return value
+
+
+def _scaled(value: float, unit: str) -> str:
+    prefixes = ["", "k", "M", "G", "T", "P", "E"]
+    while abs(value) >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        prefixes.pop(0)
+    return f"{value:.3g} {prefixes[0]}{unit}"
