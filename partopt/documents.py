@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,12 @@ from partopt.errors import PartoptError, did_you_mean
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every struct in a file: immutable, and strict about its keys."""
+
+
+_FORMATS = "docs/formats.md describes the format, partopt schema prints it"
 _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?")
 
 
@@ -81,6 +88,17 @@ def decode(content: bytes, expected: type[Document], where: str) -> Document:
     """The document in `content`, or a PartoptError that names `where` and the path of every fault found."""
     name = _schema_name(expected)
     try:
+        document = msgspec.json.decode(content, type=expected)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        document = _decode_or_explain(content, expected, name, where)
+    if getattr(document, "schema", name) == name:
+        return document
+    return _decode_or_explain(content, expected, name, where)
+
+
+def _decode_or_explain(content: bytes, expected: type[Document], name: str, where: str) -> Document:
+    """The slow way in, which knows the place of every fault and what a newer minor version may add."""
+    try:
         raw = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(content, str(error), name).at(where) from None
@@ -88,23 +106,35 @@ def decode(content: bytes, expected: type[Document], where: str) -> Document:
     faults = list(find_faults(raw, expected, "", ignore_unknown=newer))
     if faults:
         raise PartoptError.together(fault.at(where) for fault in faults)
-    return msgspec.convert(raw, expected)
+    return msgspec.convert(_known_part(raw, expected), expected)
 
 
 def find_faults(raw: object, expected: Any, path: str, ignore_unknown: bool = False) -> Iterator[PartoptError]:
     """Every way in which plain data differs from the type `expected`, each error placed at its path."""
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if isinstance(expected, type) and issubclass(expected, msgspec.Struct) and isinstance(raw, dict):
-        yield from _struct_faults(raw, expected, path, ignore_unknown)
-    elif origin is list and isinstance(raw, list) and _holds_structs(arguments[0]):
-        for index, item in enumerate(raw):
-            yield from find_faults(item, arguments[0], f"{path}[{index}]", ignore_unknown)
+    bare = _without_constraints(expected)
+    item = typing.get_args(bare)[0] if typing.get_origin(bare) is list else None
+    if _is_struct(bare) and isinstance(raw, dict):
+        yield from _struct_faults(raw, bare, path, ignore_unknown)
+    elif _is_struct(item) and isinstance(raw, list) and raw:
+        for index, element in enumerate(raw):
+            yield from find_faults(element, item, f"{path}[{index}]", ignore_unknown)
     else:
         try:
             msgspec.convert(raw, expected)
         except msgspec.ValidationError as error:
             what, _, inner = str(error).partition(" - at `$")
-            yield PartoptError(f"{path}{inner.rstrip('`')}: {_lower_first(what)}", "see partopt schema, or docs/formats.md")
+            yield PartoptError(f"{path}{inner.rstrip('`')}: {_plain(what)}".removeprefix(": "), _FORMATS)
+
+
+def _known_part(raw: Any, expected: Any) -> Any:
+    """`raw` without the keys that the struct `expected`, or a struct in it, does not have."""
+    bare = _without_constraints(expected)
+    if _is_struct(bare) and isinstance(raw, dict):
+        hints = typing.get_type_hints(bare, include_extras=True)
+        return {key: _known_part(value, hints[key]) for key, value in raw.items() if key in hints}
+    if typing.get_origin(bare) is list:
+        return [_known_part(element, typing.get_args(bare)[0]) for element in raw]
+    return raw
 
 
 def _struct_faults(raw: dict[Any, Any], expected: type[msgspec.Struct], path: str, ignore_unknown: bool) -> Iterator[PartoptError]:
@@ -118,11 +148,19 @@ def _struct_faults(raw: dict[Any, Any], expected: type[msgspec.Struct], path: st
         if key in raw:
             yield from find_faults(raw[key], hints[field.name], prefix + key, ignore_unknown)
         elif field.required:
-            yield PartoptError(f"{prefix}{key}: missing", "see partopt schema, or docs/formats.md")
+            yield PartoptError(f"{prefix}{key}: missing", _FORMATS)
 
 
-def _holds_structs(item: Any) -> bool:
-    return isinstance(item, type) and issubclass(item, msgspec.Struct)
+def _is_struct(expected: Any) -> bool:
+    return isinstance(expected, type) and issubclass(expected, msgspec.Struct)
+
+
+def _without_constraints(expected: Any) -> Any:
+    """The type inside `Annotated[type, ...]`, and the struct inside `Struct | None`."""
+    if typing.get_origin(expected) is typing.Annotated:
+        expected = typing.get_args(expected)[0]
+    structs = [option for option in typing.get_args(expected) if _is_struct(option)]
+    return structs[0] if typing.get_origin(expected) in (typing.Union, types.UnionType) and structs else expected
 
 
 def _schema_name(expected: type[msgspec.Struct]) -> str:
@@ -148,19 +186,25 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
 def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
     """Say where JSON stops being JSON, as line and column."""
     kind = schema.split("/")[0].removeprefix("partopt.")
+    if "recursion" in reason:
+        return PartoptError("not JSON that partopt writes: nested too deeply", f"a partopt {kind} is expected here")
     if not content.strip():
         return PartoptError("the file is empty", f"a partopt {kind} is expected here")
     offset = re.search(r"byte (\d+)", reason)
     if offset is None:
-        return PartoptError(f"not JSON: {_lower_first(reason)}", "is the file whole? write it anew")
+        return PartoptError(f"not JSON: {_plain(reason)}", "is the file whole? write it anew")
     before = content[: int(offset[1])]
     line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
     what = reason.split(" (byte")[0].removeprefix("JSON is malformed: ")
     return PartoptError(f"line {line}, column {column}: not JSON: {what}", "JSON knows no NaN, Infinity, comments or trailing commas")
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _plain(what: str) -> str:
+    """A msgspec message in partopt's words: `expected a number, found text`."""
+    what = what.replace("Object missing required field", "missing").replace("`", "")
+    for word, plain in (("float", "a number"), ("int", "a whole number"), ("str", "text"), ("bool", "true or false"), ("array", "a list")):
+        what = re.sub(rf"\b{word}\b", plain, what)
+    return what[:1].lower() + what[1:].replace(", got ", ", found ").replace("object", "a mapping")
 
 
 def _umask() -> int:

@@ -21,7 +21,7 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class Model(documents.Part, frozen=True, kw_only=True):
     """Which model was measured: its name, where it was loaded from, and the arguments it was built with."""
 
     name: str
@@ -29,7 +29,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class Device(documents.Part, frozen=True, kw_only=True):
     """The device that was measured."""
 
     name: str
@@ -37,7 +37,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Bytes | None = None
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
+class Environment(documents.Part, frozen=True, kw_only=True):
     """Versions at the time of measuring; `None` where it is not known or does not apply."""
 
     torch: str | None = None
@@ -46,14 +46,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     partopt: str | None = None
 
 
-class SharedParameter(msgspec.Struct, frozen=True, kw_only=True):
+class SharedParameter(documents.Part, frozen=True, kw_only=True):
     """A parameter that several layers use: a stage that holds more than one of them keeps it once."""
 
     name: str
     bytes: Bytes
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
+class Layer(documents.Part, frozen=True, kw_only=True):
     """One unit of planning: a module and which of its calls this is. `parameter_bytes` includes the shared parameters."""
 
     name: str
@@ -63,7 +63,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     shared_parameters: list[SharedParameter] = []
 
 
-class LayerMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+class LayerMeasurement(documents.Part, frozen=True, kw_only=True):
     """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward."""
 
     forward_s: Seconds
@@ -74,7 +74,7 @@ class LayerMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: Bytes = 0
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class Tensor(documents.Part, frozen=True, kw_only=True):
     """A tensor that one layer produces and later layers consume: it is carried through every cut between them."""
 
     producer: Index
@@ -82,14 +82,14 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Bytes
 
 
-class StashGroup(msgspec.Struct, frozen=True, kw_only=True):
+class StashGroup(documents.Part, frozen=True, kw_only=True):
     """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of them pays for it once."""
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
     bytes: Bytes
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Everything measured at one microbatch size. A size that ran out of memory has `out_of_memory` and no layers."""
 
     microbatch_size: Count
@@ -105,7 +105,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     stash_groups: list[StashGroup] = []
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class Profile(documents.Part, frozen=True, kw_only=True):
     """A profile: N layers, and for each microbatch size N measurements of them."""
 
     schema: str = "partopt.profile/1"

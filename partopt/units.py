@@ -13,7 +13,7 @@ import re
 from partopt.errors import PartoptError
 
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}
 _QUANTITY = re.compile(r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*")
 _DATA_UNIT = re.compile(r"(?P<prefix>(?:[kMGT]|[KMGT]i)?)(?P<base>[bB])(?P<rate>/s|ps)?")
 
@@ -43,9 +43,9 @@ def parse_seconds(text: object) -> float:
     """Seconds of a duration such as `50 us` or `1.5 ms`. Raises PartoptError otherwise."""
     hint = 'write "50 us", "1.5 ms" or "2 s"'
     number, unit = _split(text, hint)
-    if unit not in _SECONDS:
+    if unit not in _PER_SECOND:
         raise PartoptError(f"'{text}': '{unit}' is not a unit of time", hint)
-    return _finite(text, number * _SECONDS[unit])
+    return _finite(text, number / _PER_SECOND[unit])
 
 
 def format_bytes(size: float) -> str:
@@ -60,10 +60,10 @@ def format_bandwidth(rate: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`42.34 ms`: in the largest of s, ms, us, ns that leaves a digit other than zero before the point."""
-    unit, scale = next(((unit, scale) for unit, scale in _SECONDS.items() if abs(seconds) >= scale * 0.99995), ("ns", 1e-9))
     if seconds == 0:
         return "0 s"
-    value = seconds / scale
+    unit = next((unit for unit, per_second in _PER_SECOND.items() if abs(seconds) * per_second >= 0.99995), "ns")
+    value = seconds * _PER_SECOND[unit]
     return f"{value:.{2 if abs(value) < 100 else 1}f} {unit}"
 
 
