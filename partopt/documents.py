@@ -12,7 +12,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,9 @@ import msgspec
 from partopt.errors import PartoptError, did_you_mean
 
 Document = TypeVar("Document", bound=msgspec.Struct)
+
+
+Check = Callable[[Document], Iterable[PartoptError]]  # what types cannot say of a document
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +82,30 @@ def check_writable(path: str, force: bool = False) -> None:
         raise PartoptError(f"{path}: the folder {target.parent} cannot be written to", "choose another folder")
 
 
+def load(path: str, expected: type[Document], check: Check[Document]) -> Document:
+    """Read the document in the file `path` (`-` is standard input). Raises PartoptError with every fault found."""
+    return parse(read_bytes(path), expected, check, path)
+
+
+def parse(content: bytes, expected: type[Document], check: Check[Document], where: str) -> Document:
+    """The document in `content`, its types and then its meaning checked; `where` names it in errors."""
+    document = decode(content, expected, where)
+    _refuse(check(document), where)
+    return document
+
+
+def save(document: Document, check: Check[Document], path: str, force: bool = False) -> None:
+    """Check `document` and write it to `path`, whole or not at all."""
+    _refuse(check(document), path)
+    write_bytes(path, encode(document), force)
+
+
+def _refuse(faults: Iterable[PartoptError], where: str) -> None:
+    found = [fault.at(where) for fault in faults]
+    if found:
+        raise PartoptError.together(found)
+
+
 def encode(document: msgspec.Struct) -> bytes:
     """Indented JSON in the order of the fields, ending in a newline: the same document gives the same bytes."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
@@ -103,9 +130,7 @@ def _decode_or_explain(content: bytes, expected: type[Document], name: str, wher
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(content, str(error), name).at(where) from None
     newer = _check_schema(raw, name, where)
-    faults = list(find_faults(raw, expected, "", ignore_unknown=newer))
-    if faults:
-        raise PartoptError.together(fault.at(where) for fault in faults)
+    _refuse(find_faults(raw, expected, "", ignore_unknown=newer), where)
     return msgspec.convert(_known_part(raw, expected), expected)
 
 

@@ -127,24 +127,17 @@ class Profile(documents.Part, frozen=True, kw_only=True):
 
 def load(path: str) -> Profile:
     """Read and check the profile in the file `path` (`-` is standard input). Raises PartoptError with every fault found."""
-    return parse(documents.read_bytes(path), where=path)
+    return documents.load(path, Profile, find_faults)
 
 
 def parse(content: bytes, where: str = "profile") -> Profile:
     """The profile in `content`; `where` names it in errors."""
-    profile = documents.decode(content, Profile, where)
-    faults = list(find_faults(profile))
-    if faults:
-        raise PartoptError.together(fault.at(where) for fault in faults)
-    return profile
+    return documents.parse(content, Profile, find_faults, where)
 
 
 def save(profile: Profile, path: str, force: bool = False) -> None:
     """Check the profile and write it to `path`, whole or not at all."""
-    faults = list(find_faults(profile))
-    if faults:
-        raise PartoptError.together(fault.at(profile.model.name) for fault in faults)
-    documents.write_bytes(path, documents.encode(profile), force)
+    documents.save(profile, find_faults, path, force)
 
 
 def find_faults(profile: Profile) -> Iterator[PartoptError]:

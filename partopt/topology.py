@@ -40,16 +40,18 @@ class Level(documents.Part, frozen=True, kw_only=True):
 
 
 class Topology(documents.Part, frozen=True, kw_only=True):
-    """P identical devices under L levels, innermost first."""
+    """P identical devices under L levels, innermost first. `devices` is P; left out, it is computed."""
 
     name: str
     device: Device
+    devices: int = 0
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
 
-    @property
-    def devices(self) -> int:
-        """P, the number of devices."""
-        return math.prod(level.size for level in self.levels)
+    def __post_init__(self) -> None:
+        product = math.prod(level.size for level in self.levels)
+        if self.devices not in (0, product):
+            raise ValueError(f"{self.devices} devices, but the sizes of the levels multiply to {product}")
+        msgspec.structs.force_setattr(self, "devices", product)
 
     def group_size(self, k: int) -> int:
         """Devices in one level-k component; `group_size(0)` is 1 and `group_size(L)` is P."""

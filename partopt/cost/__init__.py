@@ -1,0 +1,1 @@
+"""The cost model: every formula once. Planners, the command line and the reports call these functions and compute nothing of their own."""

@@ -1,0 +1,105 @@
+"""The model as a chain of N layers at one microbatch size: what a range of layers computes, holds and keeps, and what crosses each cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.microbatch import best_microbatch_size, measurement_at
+from partopt.cost.ranges import Group, RangeSum
+from partopt.profile import Measurement, Profile, StashGroup, Tensor
+
+# N        layers
+# b        samples in a microbatch
+# f, g     forward and backward seconds of a layer, for one microbatch
+# w        parameter bytes of a layer
+# a        bytes that cross a cut; cut c lies between layers c-1 and c, so a has N+1 entries and a[0] = a[N] = 0
+
+_SIXTEEN_BIT = {"bfloat16", "float16"}
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The layers of a profile at microbatch size b, as arrays. Seconds and bytes are for one microbatch."""
+
+    names: list[str]
+    microbatch_size: int
+    f: NDArray[np.float64]  # shape (N,)
+    g: NDArray[np.float64]  # shape (N,)
+    a: NDArray[np.float64]  # shape (N+1,)
+    parameter_bytes: RangeSum  # W(i, j)
+    stash_bytes: RangeSum  # stash(i, j)
+    optimizer_s: float = 0.0
+    sixteen_bit: bool = False
+
+    @cached_property
+    def compute_prefix(self) -> NDArray[np.float64]:
+        """Seconds of the layers before each cut, shape (N+1,); `compute_s` is a difference of two."""
+        return np.concatenate([[0.0], np.cumsum(self.f + self.g)])
+
+    @cached_property
+    def _forward_prefix(self) -> NDArray[np.float64]:
+        return np.concatenate([[0.0], np.cumsum(self.f)])
+
+    @property
+    def layers(self) -> int:
+        """N."""
+        return len(self.f)
+
+    def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
+        """`compute_prefix`, with every forward twice where activations are recomputed; shape (N+1,)."""
+        return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
+
+    def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
+        """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where it is recomputed."""
+        prefix = self.busy_prefix(recompute)
+        return float(prefix[j] - prefix[i])
+
+
+def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
+    """The chain of `profile` at `microbatch_size`; left out, the measured size with the most samples/s on one device.
+
+    Raises PartoptError for a size that was not measured and does not lie between two that were, or that ran out of memory.
+    """
+    size = best_microbatch_size(profile) if microbatch_size is None else microbatch_size
+    measurement = measurement_at(profile, size)
+    tensors = measurement.tensors or _chain_tensors(measurement)
+    stash = measurement.stash_groups or _output_stash(tensors)
+    shared: dict[str, tuple[list[int], int]] = {}
+    for index, layer in enumerate(profile.layers):
+        for parameter in layer.shared_parameters:
+            shared.setdefault(parameter.name, ([], parameter.bytes))[0].append(index)
+    own = [layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in profile.layers]
+    return Chain(
+        names=[layer.name for layer in profile.layers],
+        microbatch_size=size,
+        f=np.array([layer.forward_s for layer in measurement.layers]),
+        g=np.array([layer.backward_s for layer in measurement.layers]),
+        a=_cut_bytes(tensors, len(profile.layers)),
+        parameter_bytes=RangeSum(own, [Group(members, size) for members, size in shared.values()]),
+        stash_bytes=RangeSum([0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]),
+        optimizer_s=measurement.optimizer_s or 0.0,
+        sixteen_bit=profile.dtype in _SIXTEEN_BIT,
+    )
+
+
+def _chain_tensors(measurement: Measurement) -> list[Tensor]:
+    """A profile without tensors is a chain: each layer's output goes to the next."""
+    return [Tensor(producer=index, consumers=[index + 1], bytes=layer.output_bytes) for index, layer in enumerate(measurement.layers[:-1])]
+
+
+def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
+    """Where no stash was measured, every tensor that crosses layers is taken to be kept by its producer and its consumers."""
+    return [StashGroup(layers=[tensor.producer, *tensor.consumers], bytes=tensor.bytes) for tensor in tensors]
+
+
+def _cut_bytes(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:
+    """a_c: every tensor produced before cut c and consumed at or after it, once. Shape (N+1,)."""
+    steps = np.zeros(layers + 2)
+    for tensor in tensors:
+        steps[tensor.producer + 1] += tensor.bytes
+        steps[max(tensor.consumers) + 1] -= tensor.bytes
+    return np.cumsum(steps)[: layers + 1]

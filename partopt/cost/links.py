@@ -1,0 +1,71 @@
+"""Seconds that data takes on the links of a topology: transfers between two devices, sides of a cut, all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from partopt.topology import Topology
+
+# beta_k     bytes/s of one link of one level-k member, one direction
+# lambda_k   seconds of latency of level k
+# r          devices that take part in a collective
+# q          level-(K-1) members that a group of ranks spans, K the level of a cut
+
+
+def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
+    """Seconds for `size_bytes` from one device to another whose lowest common level is `k`: lambda_k + x / beta_k, on one link."""
+    level = topology.levels[k - 1]
+    return level.latency_s + size_bytes / level.bandwidth_bytes_per_s
+
+
+def levels_crossed(ranks: Sequence[int], topology: Topology) -> list[int]:
+    """The levels k at which some two of `ranks` part, ascending."""
+    if isinstance(ranks, range) and ranks.step == 1 and len(ranks) > 1:
+        return _levels_crossed_by_run(ranks, topology)
+    ordered = sorted(ranks)
+    return sorted({topology.common_level(first, second) for first, second in pairwise(ordered)})
+
+
+def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
+    """Consecutive ranks part at level k where a multiple of the size of its members, and not of its own size, lies inside the run."""
+    crossed = []
+    for k in range(1, len(topology.levels) + 1):
+        inner, outer = topology.group_size(k - 1), topology.group_size(k)
+        first = (ranks.start // inner + 1) * inner
+        crossed += [k] if any(border % outer for border in range(first, min(ranks.stop, first + 2 * inner), inner)) else []
+    return crossed
+
+
+def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
+    """Seconds for a ring all-reduce of `size_bytes` over `ranks`; 0 for one rank.
+
+    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data through the narrowest level that the group
+    crosses, on all of that level's links; on a bus the r members share it. 2(r-1) steps each wait for the largest latency crossed.
+    """
+    r = len(ranks)
+    if r == 1:
+        return 0.0
+    levels = [topology.levels[k - 1] for k in levels_crossed(ranks, topology)]
+    seconds_per_byte = max((r if level.bus else 1) / (level.bandwidth_bytes_per_s * level.links) for level in levels)
+    return 2 * (r - 1) / r * size_bytes * seconds_per_byte + 2 * (r - 1) * max(level.latency_s for level in levels)
+
+
+def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
+    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2 a / beta_K on a bus.
+
+    `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q members of level K-1, each with a port of
+    its own, among which its replicas take turns; activations and gradients go in opposite directions, which only a bus must share.
+    """
+    level = topology.levels[k - 1]
+    if level.bus:
+        return 2 * cut_bytes / level.bandwidth_bytes_per_s
+    return cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k - 1, topology))
+
+
+def members_spanned(ranks: Sequence[int], k: int, topology: Topology) -> int:
+    """How many level-k components hold some of `ranks`."""
+    size = topology.group_size(k)
+    if isinstance(ranks, range) and ranks.step == 1:
+        return ranks[-1] // size - ranks[0] // size + 1
+    return len({rank // size for rank in ranks})

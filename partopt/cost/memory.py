@@ -1,0 +1,38 @@
+"""Bytes on each device of a stage: weights in all their versions, gradients, optimizer state, activations, receive buffers."""
+
+from __future__ import annotations
+
+from partopt.cost.chain import Chain
+from partopt.plan import Memory
+
+# W   parameter bytes of the stage
+# V   weight versions
+
+# fp32 moments that an optimizer keeps for each parameter
+MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
+
+
+def optimizer_bytes(parameter_bytes: float, optimizer: str, sixteen_bit: bool) -> float:
+    """State of the optimizer: its moments, and for 16-bit parameters an fp32 master copy; both are 32-bit, so twice W each there."""
+    if not sixteen_bit:
+        return MOMENTS[optimizer] * parameter_bytes
+    return (MOMENTS[optimizer] + 1) * 2 * parameter_bytes
+
+
+def stage_memory(chain: Chain, i: int, j: int, in_flight: int, weight_versions: int, optimizer: str, recompute: bool) -> Memory:
+    """Bytes on each device that holds layers [i, j), by what they are for.
+
+    With `recompute` only the stage's input is kept for each microbatch in flight, and one microbatch's stash while it is recomputed. The
+    buffers are one per microbatch in flight for what each cut brings: activations from before, gradients from behind.
+    """
+    weights = chain.parameter_bytes(i, j)
+    stash = chain.stash_bytes(i, j)
+    parts = {
+        "parameters_bytes": weight_versions * weights,
+        "gradients_bytes": weights,
+        "optimizer_bytes": optimizer_bytes(weights, optimizer, chain.sixteen_bit),
+        "activations_bytes": in_flight * chain.a[i] + stash if recompute else in_flight * stash,
+        "buffers_bytes": in_flight * (chain.a[i] + chain.a[j]),
+    }
+    whole = {name: round(size) for name, size in parts.items()}
+    return Memory(**whole, total_bytes=sum(whole.values()))

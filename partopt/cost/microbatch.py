@@ -1,0 +1,78 @@
+"""Which microbatch size to plan for, and what lies between two that were measured."""
+
+from __future__ import annotations
+
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
+
+
+def best_microbatch_size(profile: Profile) -> int:
+    """The measured size with the most samples/s on one device; of equal ones the smallest."""
+
+    def seconds_per_sample(measurement: Measurement) -> float:
+        return sum(layer.forward_s + layer.backward_s for layer in measurement.layers) / measurement.microbatch_size
+
+    return min(profile.measured(), key=seconds_per_sample).microbatch_size
+
+
+def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
+    """What was measured at `microbatch_size`, or a linear interpolation, layer by layer, between the two sizes around it."""
+    measured = profile.measured()
+    sizes = [measurement.microbatch_size for measurement in measured]
+    if microbatch_size in sizes:
+        return measured[sizes.index(microbatch_size)]
+    if any(m.microbatch_size <= microbatch_size for m in profile.measurements if m.out_of_memory):
+        raise PartoptError(
+            f"microbatch size {microbatch_size} does not fit the device that was profiled",
+            f"choose at most {max(sizes)}",
+            exit_code=ANSWER_IS_NO,
+        )
+    if not sizes[0] < microbatch_size < sizes[-1]:
+        raise PartoptError(
+            f"microbatch size {microbatch_size} was not measured, and times are never extrapolated",
+            f"choose from {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"choose {sizes[0]}, or profile that size",
+        )
+    above = next(index for index, size in enumerate(sizes) if size > microbatch_size)
+    return _between(measured[above - 1], measured[above], microbatch_size)
+
+
+def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
+    weight = (size - low.microbatch_size) / (high.microbatch_size - low.microbatch_size)
+
+    def mix(first: float, second: float) -> float:
+        return first + weight * (second - first)
+
+    def mix_bytes(first: int, second: int) -> int:
+        return round(mix(first, second))
+
+    if _structure(low) != _structure(high):
+        raise PartoptError(
+            f"microbatch size {size} cannot be interpolated: the layers exchange other tensors at {low.microbatch_size} than at "
+            f"{high.microbatch_size}",
+            "choose one of the two, or profile that size",
+        )
+    return Measurement(
+        microbatch_size=size,
+        optimizer_s=mix(low.optimizer_s or 0.0, high.optimizer_s or 0.0),
+        layers=[
+            LayerMeasurement(
+                forward_s=mix(a.forward_s, b.forward_s),
+                backward_s=mix(a.backward_s, b.backward_s),
+                output_bytes=mix_bytes(a.output_bytes, b.output_bytes),
+            )
+            for a, b in zip(low.layers, high.layers, strict=True)
+        ],
+        tensors=[
+            Tensor(producer=a.producer, consumers=a.consumers, bytes=mix_bytes(a.bytes, b.bytes))
+            for a, b in zip(low.tensors, high.tensors, strict=True)
+        ],
+        stash_groups=[
+            StashGroup(layers=a.layers, bytes=mix_bytes(a.bytes, b.bytes)) for a, b in zip(low.stash_groups, high.stash_groups, strict=True)
+        ],
+    )
+
+
+def _structure(measurement: Measurement) -> object:
+    """Who produces, consumes and keeps what, without the bytes."""
+    flows = [(tensor.producer, tensor.consumers) for tensor in measurement.tensors]
+    return flows, [group.layers for group in measurement.stash_groups]

@@ -1,0 +1,112 @@
+"""Seconds per microbatch in steady state, and per iteration of a synchronous schedule, of a partition; and what binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from partopt.cost.links import allreduce_s, side_s
+from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+
+# C        compute seconds of a stage for one microbatch on one replica
+# r        replicas of a stage
+# t        C / r: seconds between microbatches that a stage completes
+# M        microbatches per iteration
+
+
+class Load(NamedTuple):
+    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number `place` (cut c lies before stage c)."""
+
+    seconds: float
+    what: str
+    place: int
+
+    def __str__(self) -> str:
+        where = f"before stage {self.place}" if self.what == "cut" else f"of stage {self.place}"
+        return f"{self.what} {where}"
+
+
+def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
+    """The level K of the cut before stage c, as the stage `of` (c-1 or c) sees it.
+
+    Contiguous: the lowest level that holds that stage and the neighbouring device. Nested: the level at which the two replicas of one
+    microbatch part, the same for all.
+    """
+    before, after = partition.stages[c - 1].ranks, partition.stages[c].ranks
+    if partition.family != CONTIGUOUS:
+        return problem.topology.common_level(before[0], after[0])
+    if of == c:
+        return problem.topology.common_level(before[-1], after[-1])
+    return problem.topology.common_level(before[0], after[0])
+
+
+def compute_s(stage: Assignment, problem: Problem) -> float:
+    """C of a stage: forward and backward, and the forward once more where activations are recomputed."""
+    return problem.chain.compute_s(stage.start, stage.stop, problem.recompute)
+
+
+def cut_sides(partition: Partition, s: int, problem: Problem) -> list[Load]:
+    """The sides that stage s has in the cuts before and after it."""
+    stage = partition.stages[s]
+    cuts = [(s, stage.start)] if s > 0 else []
+    cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
+    return [
+        Load(side_s(problem.chain.a[layer], stage.ranks, cut_level(partition, c, s, problem), problem.topology), "cut", c)
+        for c, layer in cuts
+    ]
+
+
+def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
+    """Everything that stage s keeps busy for each microbatch: its devices, its all-reduce, its sides of the cuts.
+
+    With serial transfers the devices also wait for every activation and gradient that their stage sends or receives.
+    """
+    stage = partition.stages[s]
+    r = len(stage.ranks)
+    sides = cut_sides(partition, s, problem)
+    waiting = sum(2 * side.seconds for side in sides) if problem.serial_transfers else 0.0
+    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
+    busy = Load(compute_s(stage, problem) / r + waiting, "compute", s)
+    return [busy, Load(allreduce_s(weights, stage.ranks, problem.topology) / r, "all-reduce", s), *sides]
+
+
+def binding(partition: Partition, problem: Problem) -> Load:
+    """The largest load of the steady state: its seconds are the period. Of equal ones the first."""
+    loads = (load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem))
+    return max(loads, key=lambda load: load.seconds)
+
+
+def iteration_s(partition: Partition, problem: Problem) -> float:
+    """Seconds for one iteration of a synchronous schedule with M microbatches.
+
+    Every stage but the slowest passes the first microbatch on, C each; the slowest passes all of them, M t; then the gradients are
+    exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. The naive schedule overlaps nothing: M times
+    the sum of C.
+    """
+    assert problem.microbatches is not None
+    computes = [compute_s(stage, problem) for stage in partition.stages]
+    update = max(_update_s(stage, problem) for stage in partition.stages)
+    if problem.schedule == "naive":
+        return problem.microbatches * sum(computes) + update
+    t, slowest = max(
+        (max(load.seconds for load in stage_loads(partition, s, problem) if load.what != "all-reduce"), s) for s in range(len(computes))
+    )
+    return sum(computes) - computes[slowest] + problem.microbatches * t + update
+
+
+def _update_s(stage: Assignment, problem: Problem) -> float:
+    """Seconds after the last backward of a stage: its all-reduce, and its share of the optimizer step by parameters."""
+    chain = problem.chain
+    weights, total = chain.parameter_bytes(stage.start, stage.stop), chain.parameter_bytes(0, chain.layers)
+    share = weights / total if total else 0.0
+    return allreduce_s(weights, stage.ranks, problem.topology) + share * chain.optimizer_s
+
+
+def one_device_s(problem: Problem) -> float:
+    """Seconds per microbatch of the whole model on one device, nothing recomputed, without the optimizer step."""
+    return problem.chain.compute_s(0, problem.chain.layers)
+
+
+def utilisation(computes: Sequence[float], devices: int, seconds_per_microbatch: float) -> float:
+    """Share of the time of `devices` devices spent computing, given C of every stage."""
+    return sum(computes) / (devices * seconds_per_microbatch)

@@ -1,0 +1,99 @@
+"""From a partition to a plan: every number in a plan is computed here, for every planner alike."""
+
+from __future__ import annotations
+
+from partopt.cost.flight import in_flight, noam, warmup, weight_versions
+from partopt.cost.links import allreduce_s, levels_crossed
+from partopt.cost.memory import stage_memory
+from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, utilisation
+from partopt.cost.problem import Partition, Problem
+from partopt.plan import Certificate, Flow, Plan, Predicted, ProfileReference, Stage
+
+
+def price(partition: Partition, problem: Problem, planner: str) -> Plan:
+    """The plan of `partition`: stages with their memory, communication, prediction and certificate."""
+    replicas = [len(stage.ranks) for stage in partition.stages]
+    return Plan(
+        planner=planner,
+        family=partition.family,
+        schedule=problem.schedule,
+        microbatch_size=problem.chain.microbatch_size,
+        microbatches=problem.microbatches,
+        noam=noam(sum(replicas), replicas[0]),
+        optimizer=problem.optimizer,
+        stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
+        communication=_communication(partition, problem),
+        predicted=_predicted(partition, problem),
+        certificate=_certificate(partition),
+        profile=ProfileReference(name=problem.profile.model.name, sha256=problem.profile.sha256()),
+        topology=problem.topology,
+    )
+
+
+def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:
+    stage, chain = partition.stages[s], problem.chain
+    held = in_flight(problem.schedule, s, replicas, problem.microbatches)
+    versions = weight_versions(problem.schedule, held)
+    weights = chain.parameter_bytes(stage.start, stage.stop)
+    return Stage(
+        start=stage.start,
+        stop=stage.stop,
+        modules=chain.names[stage.start : stage.stop],
+        replicas=replicas[s],
+        ranks=list(stage.ranks),
+        recompute=problem.recompute,
+        warmup=warmup(problem.schedule, s, replicas, problem.microbatches),
+        in_flight=held,
+        weight_versions=versions,
+        compute_s=compute_s(stage, problem),
+        allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
+        parameter_bytes=round(weights),
+        input_bytes=round(chain.a[stage.start]),
+        output_bytes=round(chain.a[stage.stop]),
+        memory=stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recompute),
+    )
+
+
+def _communication(partition: Partition, problem: Problem) -> list[Flow]:
+    """Activations forward and gradients backward across each cut, and the all-reduce of each replicated stage."""
+    topology, flows = problem.topology, []
+    for s, stage in enumerate(partition.stages):
+        if s > 0:
+            outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
+            level, size = topology.levels[outermost - 1].name, round(problem.chain.a[stage.start])
+            flows += [
+                Flow(kind="send", source=source, destination=destination, bytes=size, per="microbatch", level=level)
+                for source, destination in ((s - 1, s), (s, s - 1))
+            ]
+        if len(stage.ranks) > 1:
+            level = topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name
+            size = round(problem.chain.parameter_bytes(stage.start, stage.stop))
+            per = "round" if problem.microbatches is None else "iteration"
+            flows.append(Flow(kind="allreduce", stage=s, ranks=list(stage.ranks), bytes=size, per=per, level=level))
+    return flows
+
+
+def _predicted(partition: Partition, problem: Problem) -> Predicted:
+    """Steady state for an asynchronous schedule, a whole iteration over its microbatches for a synchronous one."""
+    load = binding(partition, problem)
+    iteration = None if problem.microbatches is None else iteration_s(partition, problem)
+    if problem.microbatches is None or iteration is None:
+        period = load.seconds
+    else:
+        period = iteration / problem.microbatches
+    computes = [compute_s(stage, problem) for stage in partition.stages]
+    devices = sum(len(stage.ranks) for stage in partition.stages)
+    return Predicted(
+        period_s=period,
+        iteration_s=iteration,
+        samples_per_s=problem.chain.microbatch_size / period,
+        bubble=max(0.0, 1.0 - utilisation(computes, devices, period)),
+        speedup_over_one_device=one_device_s(problem) / period,
+        bound_by=str(load),
+    )
+
+
+def _certificate(partition: Partition) -> Certificate | None:
+    if partition.objective_s is None:
+        return None
+    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=partition.objective_s, gap=0.0)

@@ -1,0 +1,90 @@
+"""What is to be planned, and what a planner decides: the question and the answer that `price` turns into a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.chain import Chain, chain_of
+from partopt.errors import PartoptError
+from partopt.profile import Profile
+from partopt.topology import Topology
+
+CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
+NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """A model on a cluster, and how it is to be trained there.
+
+    `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
+    `memory_bytes` is the limit of one device, `None` where there is none; `cuts` and `replicas` are a person's own split; `costs` are
+    what GPipe's heuristics balance, shape (N,).
+    """
+
+    profile: Profile
+    topology: Topology
+    chain: Chain
+    schedule: str = "pipedream"
+    microbatches: int | None = None
+    optimizer: str = "adam"
+    recompute: bool = False
+    serial_transfers: bool = False
+    memory_bytes: int | None = None
+    stages: int | None = None
+    cuts: Sequence[int] = ()
+    replicas: Sequence[int] = ()
+    costs: NDArray[np.float64] | None = None
+
+    def cell_costs(self) -> NDArray[np.float64]:
+        """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""
+        return self.chain.f + self.chain.g if self.costs is None else self.costs
+
+    def stage_count(self) -> int:
+        """The number of stages asked for, by default one a device. PartoptError where it exceeds the layers or the devices."""
+        if self.stages is None:
+            return min(self.topology.devices, self.chain.layers)
+        for limit, what in ((self.chain.layers, "layers"), (self.topology.devices, "devices")):
+            if self.stages > limit:
+                raise PartoptError(f"{self.stages} stages for {limit} {what}", f"ask for at most {limit}: --stages {limit}")
+        return self.stages
+
+
+def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object) -> Problem:
+    """The problem of planning `profile` on `topology`; `options` are fields of Problem. The memory limit defaults to the device's."""
+    options.setdefault("memory_bytes", topology.device.memory_bytes)
+    chain = chain_of(profile, microbatch_size)
+    return Problem(profile=profile, topology=topology, chain=chain, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Layers [start, stop) on `ranks`; replica k is `ranks[k]`."""
+
+    start: int
+    stop: int
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What a planner decides: its family and its stages in order; and what it minimised, where that is a time it proved minimal."""
+
+    family: str
+    stages: Sequence[Assignment]
+    objective_s: float | None = None
+    status: str = ""
+
+
+def consecutive(boundaries: Sequence[int], replicas: Sequence[int] | None = None) -> list[Assignment]:
+    """Stages between neighbouring `boundaries`, on consecutive ranks from 0, with `replicas` each (default one)."""
+    counts = replicas or [1] * (len(boundaries) - 1)
+    stages, rank = [], 0
+    for start, stop, count in zip(boundaries[:-1], boundaries[1:], counts, strict=True):
+        stages.append(Assignment(start, stop, range(rank, rank + count)))
+        rank += count
+    return stages

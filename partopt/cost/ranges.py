@@ -1,0 +1,53 @@
+"""Sums over ranges of layers, in which what several layers share counts once for a range that holds any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# N        layers
+# [i, j)   a range of layers, 0 <= i <= j <= N
+
+
+class Group(NamedTuple):
+    """`size` units shared by the layers `members`: a tied parameter, or a tensor that two layers both keep for their backward."""
+
+    members: Sequence[int]
+    size: float
+
+
+class RangeSum:
+    """`sums(i, j)` = the `values` of the layers in [i, j) plus every group that they touch, once.
+
+    A group is added to each of its members and taken back once for each pair of neighbouring members in the range, so that a range
+    is a difference of two prefix sums less the pairs that lie in it.
+    """
+
+    def __init__(self, values: Sequence[float] | NDArray[np.float64], groups: Sequence[Group] = ()) -> None:
+        own = np.array(values, dtype=np.float64)
+        pairs: list[tuple[int, int, float]] = []
+        for group in groups:
+            members = sorted(set(group.members))
+            own[members] += group.size
+            pairs += [(first, last, group.size) for first, last in pairwise(members)]
+        self.layers = len(own)
+        self._prefix = np.concatenate([[0.0], np.cumsum(own)])
+        self._first = np.array([pair[0] for pair in pairs], dtype=np.int64)
+        self._last = np.array([pair[1] for pair in pairs], dtype=np.int64)
+        self._size = np.array([pair[2] for pair in pairs], dtype=np.float64)
+
+    def __call__(self, i: int, j: int) -> float:
+        """The sum over [i, j)."""
+        inside = (self._first >= i) & (self._last < j)
+        return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
+
+    def table(self) -> NDArray[np.float64]:
+        """`table[i, j]` = the sum over [i, j) for all i <= j, shape (N+1, N+1); zero below the diagonal."""
+        shared = np.zeros((self.layers + 1, self.layers + 1))
+        np.add.at(shared, (self._first, self._last + 1), self._size)
+        shared = np.cumsum(np.cumsum(shared[::-1], axis=0)[::-1], axis=1)
+        return np.triu(self._prefix[None, :] - self._prefix[:, None] - shared)

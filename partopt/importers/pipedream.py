@@ -1,0 +1,161 @@
+"""Graph files of the published PipeDream profiler (public repository of the SOSP 2019 paper).
+
+A line a node, a tab-indented line an edge; milliseconds and bytes:
+
+    node2 -- Conv2d(3, 64) -- forward_compute_time=22.3, backward_compute_time=24.6, activation_size=1644167168.0, parameter_size=7168.0
+        node1 -- node2
+
+An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is passed over. Batch, device and versions are not
+recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+
+from partopt.errors import PartoptError, PartoptWarning
+from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, Tensor
+
+_NODE = re.compile(r"node(?P<number>\d+) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)")
+_EDGE = re.compile(r"\s+node(?P<source>\d+) -- node(?P<target>\d+)\s*")
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_EXAMPLE = (
+    "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
+)
+_SHORT_BACKWARD = 0.1  # of the forward: a likely measuring fault
+
+
+@dataclass(frozen=True)
+class _Node:
+    number: int
+    module: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: int
+    parameter_bytes: int
+
+    @property
+    def is_input(self) -> bool:
+        return self.module.startswith("Input")
+
+    @property
+    def type(self) -> str:
+        return self.module.split("(")[0]
+
+
+def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
+    """The graph as a profile of one measurement; layers in topological order, ties by node number.
+
+    Sources named `Input*` carry no cost and belong to the first layer: what later layers take of them is carried from there. A sink named
+    `__getitem__*` is dropped. Warns of a backward under a tenth of its forward. Raises PartoptError with every malformed line.
+    """
+    graph = _graph(content, where)
+    for sink in [n for n in graph if graph.out_degree(n) == 0 and graph.nodes[n]["node"].module.startswith("__getitem__")]:
+        graph.remove_node(sink)
+    order = [graph.nodes[n]["node"] for n in nx.lexicographical_topological_sort(graph)]
+    layers = [node for node in order if not node.is_input]
+    if not layers:
+        raise PartoptError(f"{where}: no layers: every node is an Input", "is this the file that the profiler wrote?")
+    _warn_short_backward(layers, where)
+    index = {node.number: position for position, node in enumerate(layers)} | {node.number: 0 for node in order if node.is_input}
+    return Profile(
+        model=Model(name=name, entry=where),
+        device=Device(name="unknown (imported from PipeDream)"),
+        dtype="float32",
+        layers=[Layer(name=f"node{node.number}", type=node.type, parameter_bytes=node.parameter_bytes) for node in layers],
+        measurements=[
+            Measurement(
+                microbatch_size=microbatch_size,
+                layers=[
+                    LayerMeasurement(forward_s=node.forward_s, backward_s=node.backward_s, output_bytes=node.activation_bytes)
+                    for node in layers
+                ],
+                tensors=list(_tensors(graph, order, index)),
+            )
+        ],
+    )
+
+
+def _tensors(graph: nx.DiGraph, order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:
+    """What each node hands to later layers."""
+    for node in order:
+        consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
+        if consumers and node.activation_bytes:
+            yield Tensor(producer=index[node.number], consumers=consumers, bytes=node.activation_bytes)
+
+
+def _graph(content: str, where: str) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    edges: list[tuple[int, int, int]] = []
+    faults: list[PartoptError] = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if edge := _EDGE.fullmatch(line):
+            edges.append((number, int(edge["source"]), int(edge["target"])))
+        elif line.strip():
+            try:
+                node = _node(line)
+                if node.number in graph:
+                    raise PartoptError(f"node{node.number} is listed twice", "is the file two files in one?")
+                graph.add_node(node.number, node=node)
+            except PartoptError as error:
+                faults.append(error.at(f"{where}: line {number}"))
+    for number, *ends in edges:
+        faults += [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for end in ends if end not in graph]
+        if all(end in graph for end in ends):
+            graph.add_edge(*ends)
+    if not faults and not graph:
+        faults = [PartoptError(f"{where}: the file is empty", _EXAMPLE)]
+    if not faults and not nx.is_directed_acyclic_graph(graph):
+        cycle = " -- ".join(f"node{source}" for source, _ in nx.find_cycle(graph))
+        faults = [PartoptError(f"{where}: the graph has a cycle: {cycle}", "layers cannot feed themselves")]
+    if faults:
+        raise PartoptError.together(faults)
+    return graph
+
+
+def _node(line: str) -> _Node:
+    match = _NODE.fullmatch(line.strip())
+    if match is None:
+        raise PartoptError("not a node and not an edge of a PipeDream graph", _EXAMPLE)
+    fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,]+)", match["fields"]))
+    missing = [field for field in _FIELDS if field not in fields]
+    if missing:
+        raise PartoptError(f"node{match['number']}: no {missing[0]}", _EXAMPLE)
+    forward_ms, backward_ms, activation, parameters = (_number(field, fields[field]) for field in _FIELDS)
+    is_input = match["module"].startswith("Input")
+    return _Node(
+        number=int(match["number"]),
+        module=match["module"],
+        forward_s=0.0 if is_input else forward_ms / 1e3,
+        backward_s=0.0 if is_input else backward_ms / 1e3,
+        activation_bytes=round(activation),
+        parameter_bytes=round(parameters),
+    )
+
+
+def _number(field: str, text: str) -> float:
+    """A number, or the sum of a list `[a; b]`; not negative, finite."""
+    try:
+        value = math.fsum(float(part) for part in text.strip("[] ").split(";"))
+    except ValueError:
+        raise PartoptError(f"{field}: '{text}' is not a number", _EXAMPLE) from None
+    if not 0 <= value < math.inf:
+        raise PartoptError(f"{field}: {text} is not a time or a size", "profile again: it must be finite and not negative")
+    return value
+
+
+def _warn_short_backward(layers: list[_Node], where: str) -> None:
+    short = [node for node in layers if node.backward_s < _SHORT_BACKWARD * node.forward_s and node.parameter_bytes]
+    for node in short:
+        warnings.warn(
+            f"{where}: node{node.number} ({node.type}): the backward takes {node.backward_s * 1e3:g} ms, the forward "
+            f"{node.forward_s * 1e3:g} ms: a measuring fault? It is kept as it is",
+            PartoptWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,180 @@
+"""The plan: stages, replicas, ranks, microbatches in flight and what they are predicted to cost (`partopt.plan/1`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from partopt import documents
+from partopt.errors import PartoptError
+from partopt.profile import Bytes, Count, Index, Seconds
+from partopt.topology import Topology
+
+# S stages, s = 0..S-1 in the order of the layers; P devices.
+
+
+class Memory(documents.Part, frozen=True, kw_only=True):
+    """Bytes on each device of a stage."""
+
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    total_bytes: Bytes
+
+
+class Stage(documents.Part, frozen=True, kw_only=True):
+    """Layers `[start, stop)` on `ranks`. Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
+
+    `compute_s` is one microbatch on one replica, recomputation included; `allreduce_s` one all-reduce of the gradients over the ranks;
+    `input_bytes` and `output_bytes` cross the cuts before and after the stage, per microbatch.
+    """
+
+    start: Index
+    stop: Count
+    modules: list[str]
+    replicas: Count
+    ranks: list[Index]
+    recompute: bool
+    warmup: Index
+    in_flight: Count
+    weight_versions: Count
+    compute_s: Seconds
+    allreduce_s: Seconds
+    parameter_bytes: Bytes
+    input_bytes: Bytes
+    output_bytes: Bytes
+    memory: Memory
+
+
+class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Traffic of the plan: a `send` from stage to stage per microbatch, or an `allreduce` of a stage per round or iteration.
+
+    `level` is the outermost level of the topology that it crosses.
+    """
+
+    kind: str
+    source: Index | None = None
+    destination: Index | None = None
+    stage: Index | None = None
+    ranks: list[Index] = []
+    bytes: Bytes
+    per: str
+    level: str
+
+
+class Predicted(documents.Part, frozen=True, kw_only=True):
+    """What the plan is expected to do. `period_s` is per microbatch; `iteration_s` where synchronous.
+
+    `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
+    """
+
+    period_s: Seconds
+    iteration_s: Seconds | None
+    samples_per_s: Seconds
+    bubble: float
+    speedup_over_one_device: Seconds
+    bound_by: str
+
+
+class Certificate(documents.Part, frozen=True, kw_only=True):
+    """What the planner minimised, the value that it reached, and the bound below which nothing of that family exists."""
+
+    status: str
+    objective_s: Seconds
+    lower_bound_s: Seconds
+    gap: float
+
+
+class ProfileReference(documents.Part, frozen=True, kw_only=True):
+    """The profile that the plan was made from: its model's name and the digest of its content."""
+
+    name: str
+    sha256: str
+
+
+class Plan(documents.Part, frozen=True, kw_only=True):
+    """A plan, self-contained: it carries its topology whole and refers to its profile by digest."""
+
+    schema: str = "partopt.plan/1"
+    planner: str
+    family: str
+    schedule: str
+    microbatch_size: Count
+    microbatches: Count | None
+    noam: Count
+    optimizer: str
+    stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
+    communication: list[Flow]
+    predicted: Predicted
+    certificate: Certificate | None
+    profile: ProfileReference
+    topology: Topology
+
+    @property
+    def shape(self) -> str:
+        """Replicas of each stage, as the PipeDream paper writes them: `15-1`; runs of five and more are folded, `1x64`."""
+        runs = [(replicas, len(list(run))) for replicas, run in itertools.groupby(stage.replicas for stage in self.stages)]
+        return "-".join(f"{replicas}x{count}" if count > 4 else "-".join([str(replicas)] * count) for replicas, count in runs)
+
+    @property
+    def idle_ranks(self) -> list[int]:
+        """Ranks that the plan leaves without work."""
+        return sorted(set(range(self.topology.devices)) - {rank for stage in self.stages for rank in stage.ranks})
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return max(stage.memory.total_bytes for stage in self.stages)
+
+
+def load(path: str) -> Plan:
+    """Read and check the plan in the file `path` (`-` is standard input). Raises PartoptError with every fault found."""
+    return documents.load(path, Plan, find_faults)
+
+
+def parse(content: bytes, where: str = "plan") -> Plan:
+    """The plan in `content`; `where` names it in errors."""
+    return documents.parse(content, Plan, find_faults, where)
+
+
+def save(plan: Plan, path: str, force: bool = False) -> None:
+    """Check the plan and write it to `path`, whole or not at all."""
+    documents.save(plan, find_faults, path, force)
+
+
+def find_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What types cannot say: stages tile the layers, ranks exist and are used once, flows join stages that exist."""
+    stop = 0
+    owner: dict[int, int] = {}
+    for s, stage in enumerate(plan.stages):
+        if stage.start != stop or stage.stop <= stage.start:
+            yield PartoptError(
+                f"stages[{s}]: layers [{stage.start}, {stage.stop}) do not follow layer {stop}", "stages tile the layers in order"
+            )
+        stop = stage.stop
+        if len(stage.modules) != stage.stop - stage.start:
+            yield PartoptError(
+                f"stages[{s}].modules: {len(stage.modules)} names for {stage.stop - stage.start} layers", "name each layer once"
+            )
+        if len(stage.ranks) != stage.replicas:
+            yield PartoptError(f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas", "each replica has one rank")
+        yield from _rank_faults(s, stage, plan.topology.devices, owner)
+    for index, flow in enumerate(plan.communication):
+        for end in (flow.source, flow.destination, flow.stage):
+            if end is not None and end >= len(plan.stages):
+                yield PartoptError(f"communication[{index}]: there is no stage {end}", f"stages are numbered 0 to {len(plan.stages) - 1}")
+
+
+def _rank_faults(s: int, stage: Stage, devices: int, owner: dict[int, int]) -> Iterator[PartoptError]:
+    """Ranks of stage s that do not exist or are taken; `owner` maps the ranks seen so far to their stages."""
+    for rank in stage.ranks:
+        if rank >= devices:
+            yield PartoptError(f"stages[{s}].ranks: there is no rank {rank}", f"the topology has ranks 0 to {devices - 1}")
+        if rank in owner:
+            yield PartoptError(f"stages[{s}].ranks: rank {rank} is already in stage {owner[rank]}", "a rank runs one stage")
+        owner[rank] = s

@@ -1,0 +1,46 @@
+"""Planners: from a problem to a partition. One file each, and one line in the registry here.
+
+A planner's file has one function, `plan(problem: Problem) -> Partition`; it is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+from partopt.cost.price import price
+from partopt.cost.problem import Partition, Problem
+from partopt.errors import PartoptError, did_you_mean
+from partopt.plan import Plan
+
+
+class Planner(NamedTuple):
+    """A registered planner: its module and what it does, in a line."""
+
+    module: str
+    summary: str
+
+
+PLANNERS: dict[str, Planner] = {
+    "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
+    "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly"),
+    "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks"),
+    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost"),
+    "straight": Planner("partopt.planners.straight", "the best pipeline without replication"),
+    "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device"),
+    "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas"),
+}
+DEFAULT = "pipedream"
+
+
+def partition(name: str, problem: Problem) -> Partition:
+    """What the planner `name` decides. Raises PartoptError for an unknown name, or where the planner has no plan."""
+    if name not in PLANNERS:
+        raise PartoptError(f"--planner {name}: no such planner", did_you_mean(name, PLANNERS))
+    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(problem)
+    return decided
+
+
+def plan(name: str, problem: Problem) -> Plan:
+    """The priced plan of the planner `name`."""
+    return price(partition(name, problem), problem, name)

@@ -1,0 +1,58 @@
+"""GPipe's partition: K stages with the least variance of their costs (Huang et al., NeurIPS 2019, section 2.2), exactly.
+
+The mean of K stage costs is fixed, so the least variance is the least sum of squares:
+    V(q, j) = min over i < j of V(q-1, i) + cost(i, j)^2
+Squares of range sums satisfy the quadrangle inequality, so the best i rises with j, and each row is filled by divide and conquer in
+N log N. Ties: the earlier cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+
+# N   layers
+# K   stages; row q holds the best of q stages
+# V   least sum of squared stage costs of the first j layers
+
+
+def plan(problem: Problem) -> Partition:
+    """The contiguous partition into K stages of least variance, one device each."""
+    prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
+    return Partition(CONTIGUOUS, consecutive(_boundaries(prefix, problem.stage_count()).tolist()))
+
+
+@njit(cache=True)
+def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
+    """The K+1 boundaries of the partition, from prefix sums of the costs, shape (N+1,)."""
+    N = len(prefix) - 1
+    V = np.full((K + 1, N + 1), np.inf)
+    best = np.zeros((K + 1, N + 1), np.int32)
+    V[0, 0] = 0.0
+    for q in range(1, K + 1):
+        _fill_row(prefix, V[q - 1], V[q], best[q], q)
+    boundaries = np.empty(K + 1, np.int32)
+    boundaries[K] = N
+    for q in range(K, 0, -1):
+        boundaries[q - 1] = best[q, boundaries[q]]
+    return boundaries
+
+
+@njit(cache=True)
+def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
+    """Row q from row q-1: the middle j of a range of j's first, whose best i bounds those of both halves."""
+    pending = [(q, len(prefix) - 1, q - 1, len(prefix) - 2)]
+    while len(pending) > 0:
+        low, high, first, last = pending.pop()
+        if low > high:
+            continue
+        j = (low + high) // 2
+        for i in range(first, min(last, j - 1) + 1):
+            cost = prefix[j] - prefix[i]
+            squares = before[i] + cost * cost
+            if squares < row[j]:
+                row[j], best[j] = squares, i
+        pending.append((low, j - 1, first, best[j]))
+        pending.append((j + 1, high, best[j], last))

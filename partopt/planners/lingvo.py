@@ -1,0 +1,26 @@
+"""The partition of GPipe's published program in Lingvo: layer l goes to stage min(int(prefix_l / total * K), K-1).
+
+`prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one stage's share leaves stages empty;
+partopt leaves those out of the plan and says how many there were.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.errors import PartoptWarning
+
+
+def plan(problem: Problem) -> Partition:
+    """The partition by cumulative cost into at most K stages, one device each."""
+    K = problem.stage_count()
+    prefix = np.cumsum(problem.cell_costs())
+    stage = np.minimum((prefix / prefix[-1] * K).astype(int), K - 1)
+    begins = np.flatnonzero(np.diff(stage)) + 1
+    empty = K - 1 - len(begins)
+    if empty:
+        warnings.warn(f"lingvo: {empty} of {K} stages are empty: their devices stay idle", PartoptWarning, stacklevel=2)
+    return Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)]))

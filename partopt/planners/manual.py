@@ -1,0 +1,27 @@
+"""A person's own split, priced like every other plan."""
+
+from __future__ import annotations
+
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.errors import PartoptError
+
+
+def plan(problem: Problem) -> Partition:
+    """Stages between `problem.cuts`, with `problem.replicas` each (default one). Raises PartoptError where they make no partition."""
+    layers, devices = problem.chain.layers, problem.topology.devices
+    cuts = list(problem.cuts)
+    replicas = list(problem.replicas) or [1] * (len(cuts) + 1)
+    wrong = next((cut for before, cut in zip([0, *cuts], cuts, strict=False) if not before < cut < layers), None)
+    if wrong is not None:
+        raise PartoptError(
+            f"--cuts {','.join(map(str, cuts))}: {wrong} is out of place", f"give ascending layer numbers from 1 to {layers - 1}"
+        )
+    if len(replicas) != len(cuts) + 1:
+        raise PartoptError(
+            f"--replicas: {len(replicas)} counts for {len(cuts) + 1} stages", f"{len(cuts)} cuts make {len(cuts) + 1} stages"
+        )
+    if min(replicas) < 1:
+        raise PartoptError(f"--replicas: {min(replicas)} is not a number of devices", "give each stage at least one")
+    if sum(replicas) > devices:
+        raise PartoptError(f"--replicas: {sum(replicas)} devices needed, {devices} there", "give fewer replicas, or a larger topology")
+    return Partition(CONTIGUOUS, consecutive([0, *cuts, layers], replicas))

@@ -1,0 +1,157 @@
+"""The partitioning recurrence of PipeDream (Narayanan et al., SOSP 2019, section 3.1), over any number of levels, exactly.
+
+    A^0(i..j, 1) = C(i, j)
+    T^k(i..j, m) = max( A^{k-1}(i..j, n_{k-1}), 2(m-1) W(i, j) / B_k ) / m
+    A^k(i..j, m) = min( T^k(i..j, m), min over i < s < j, m' < m of max( A^k(i..s, m-m'), 2 a_s / B_k, T^k(s..j, m') ) )
+
+The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not looked at. Ties:
+fewer stages, then the later cut.
+
+Only the rows that are needed are filled: at the outermost level those with i = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from partopt.cost.problem import NESTED, Assignment, Partition, Problem
+from partopt.cost.recurrence import cut_s, stage_s
+from partopt.errors import PartoptError
+from partopt.planners.split import jumps, split_off
+
+# N    layers; tables over ranges are indexed [s, j]: the search moves s slowly while j runs
+# n    members of a component of the level
+# m    members of the level given to layers [i, j)
+# m'   of these, the members of the last stage (`last`)
+# A    best bottleneck seconds of any pipeline over [i, j) with m members
+# T    seconds when [i, j) is one stage replicated m times
+
+LAYER_LIMIT = 5000  # five tables of N^2 numbers; 1 GB there
+
+
+@dataclass(frozen=True)
+class _Level:
+    """What level k is filled from: the tables of level k-1, and its own costs."""
+
+    n: int
+    inner: NDArray[np.float64]  # A^{k-1}(s..j, n_{k-1}), shape (N+1, N+1)
+    inner_floor: NDArray[np.float64]  # its minimum over all s' <= s
+    inner_stages: NDArray[np.int32]  # stages of that pipeline
+    cuts: NDArray[np.float64]  # seconds of each cut at this level, shape (N+1,)
+    jump: NDArray[np.int32]  # the next s in either direction whose cut is not above that of s, shape (2, N+1)
+    B: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A^k(i..j, m) for one i, every j and m, with the choices that gave it; all of shape (n+1, N+1)."""
+
+    A: NDArray[np.float64]
+    stages: NDArray[np.int32]
+    split: NDArray[np.int32]  # s, where the last stage begins
+    last: NDArray[np.int32]  # m', its members; 0 where [i, j) is one stage
+
+
+def plan(problem: Problem) -> Partition:
+    """The partition that minimises the published recurrence. Raises PartoptError above 5,000 layers, where its tables outgrow memory."""
+    chain, topology = problem.chain, problem.topology
+    if chain.layers > LAYER_LIMIT:
+        raise PartoptError(
+            f"pipedream: {chain.layers} layers; its tables fit up to {LAYER_LIMIT}", "profile coarser layers: --granularity block"
+        )
+    weights = np.ascontiguousarray(chain.parameter_bytes.table())
+    levels = _fill_levels(problem, weights)
+    top = _fill_row(levels[-1], weights, 0)
+    stages = _backtrack(levels, weights, len(levels), 0, chain.layers, levels[-1].n)
+    sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
+    assignments = [Assignment(start, stop, ranks) for start, stop, ranks in _place(stages, sizes, len(levels))]
+    objective = float(top.A[levels[-1].n, chain.layers])
+    return Partition(NESTED, assignments, objective, "optimal for the published recurrence")
+
+
+def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:
+    """The tables of every level, innermost first; each is filled from the one before."""
+    chain = problem.chain
+    levels: list[_Level] = []
+    prefix = chain.compute_prefix
+    inner = np.ascontiguousarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+    stages = np.ones(inner.shape, dtype=np.int32)
+    for level in problem.topology.levels:
+        B = level.bandwidth_bytes_per_s * level.links
+        if levels:
+            inner, stages = _fill_table(levels[-1].n, *_tables(levels[-1], weights))
+        cuts = np.array([cut_s(size, B) for size in chain.a])
+        levels.append(_Level(level.size, inner, np.minimum.accumulate(inner, axis=0), stages, cuts, jumps(cuts), B))
+    return levels
+
+
+def _tables(level: _Level, weights: NDArray[np.float64]) -> tuple[object, ...]:
+    return level.inner, level.inner_floor, level.inner_stages, weights, level.cuts, level.jump, level.B
+
+
+def _fill_row(level: _Level, weights: NDArray[np.float64], i: int) -> _Row:
+    layers = len(level.cuts) - 1
+    shape = (level.n + 1, layers + 1)
+    row = _Row(np.empty(shape), np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32))
+    _row(i, level.n, *_tables(level, weights), row.A, np.empty(shape), row.stages, row.split, row.last)  # type: ignore[call-arg]
+    return row
+
+
+# A stage at level k: layers [start, stop), its first member and their count, and its pipeline inside each member (none at level 1).
+_Block = tuple[int, int, int, int, list["_Block"]]
+
+
+def _backtrack(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int, m: int) -> list[_Block]:
+    """The stages behind A^k(i..j, m), by filling again the one row that they lie in."""
+    row = _fill_row(levels[k - 1], weights, i)
+    blocks: list[_Block] = []
+    while True:
+        last, split = int(row.last[m, j]), int(row.split[m, j])
+        start, members = (split, last) if last else (i, m)
+        inside = _backtrack(levels, weights, k - 1, start, j, levels[k - 2].n) if k > 1 else []
+        blocks.insert(0, (start, j, m - members, members, inside))
+        if not last:
+            return blocks
+        j, m = split, m - last
+
+
+def _place(blocks: list[_Block], sizes: list[int], k: int) -> list[tuple[int, int, list[int]]]:
+    """Layers and ranks of every stage. Copies take turns first: replica q of a pipeline inside m members is q*m + c on member c."""
+    placed = []
+    for start, stop, first, members, inside in blocks:
+        for lower, upper, ranks in _place(inside, sizes, k - 1) if inside else [(start, stop, [0])]:
+            placed.append((lower, upper, [(first + copy) * sizes[k - 1] + rank for rank in ranks for copy in range(members)]))
+    return placed
+
+
+@njit(cache=True)
+def _fill_table(n, inner, inner_floor, inner_stages, weights, cuts, jump, B):  # type: ignore[no-untyped-def]
+    """A^k(i..j, n) and the stages of it for all i and j, both [i, j]."""
+    layers = len(cuts) - 1
+    table, count = np.zeros(inner.shape), np.zeros(inner.shape, np.int32)
+    shape = (n + 1, layers + 1)
+    A, floor, stages = np.empty(shape), np.empty(shape), np.empty(shape, np.int32)
+    split, last = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    for i in range(layers):
+        _row(i, n, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
+        table[i, i + 1 :], count[i, i + 1 :] = A[n, i + 1 :], stages[n, i + 1 :]
+    return table, count
+
+
+@njit(cache=True)
+def _row(i, n, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
+    """Fill A[m, j] = A^k(i..j, m), its choices, and floor[m, j] = the minimum of A[m, j'] over j' >= j."""
+    layers = len(cuts) - 1
+    for m in range(1, n + 1):
+        for j in range(i + 1, layers + 1):
+            A[m, j] = stage_s(inner[i, j], weights[i, j], m, B)
+            stages[m, j], split[m, j], last[m, j] = inner_stages[i, j], i, 0
+        for members in range(1, m):
+            split_off(members, i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
+        floor[m, layers] = A[m, layers]
+        for j in range(layers - 1, i, -1):
+            floor[m, j] = min(A[m, j], floor[m, j + 1])

@@ -1,0 +1,80 @@
+"""Several plans of one problem side by side."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console
+
+from partopt import documents
+from partopt.plan import Plan
+from partopt.report.plan import fits, spread
+from partopt.report.table import shorten, table
+from partopt.units import format_bytes, format_seconds
+
+
+class Row(documents.Part, frozen=True, kw_only=True):
+    """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r."""
+
+    planner: str
+    shape: str
+    stages: int
+    period_s: float
+    samples_per_s: float
+    speedup_over_one_device: float
+    speedup_over_data_parallel: float
+    peak_memory_bytes: int
+    fits: bool
+    stage_variance_s2: float
+
+
+class Comparison(documents.Part, frozen=True, kw_only=True):
+    """Plans for the same model and cluster, fastest first."""
+
+    schema: str = "partopt.comparison/1"
+    rows: list[Row]
+
+
+def compare(plans: dict[str, Plan], data_parallel: Plan, memory_bytes: int | None) -> Comparison:
+    """The comparison of `plans` by name; ties keep their order."""
+    rows = [
+        Row(
+            planner=name,
+            shape=plan.shape,
+            stages=len(plan.stages),
+            period_s=plan.predicted.period_s,
+            samples_per_s=plan.predicted.samples_per_s,
+            speedup_over_one_device=plan.predicted.speedup_over_one_device,
+            speedup_over_data_parallel=data_parallel.predicted.period_s / plan.predicted.period_s,
+            peak_memory_bytes=plan.peak_memory_bytes,
+            fits=fits(plan, memory_bytes),
+            stage_variance_s2=spread(plan),
+        )
+        for name, plan in plans.items()
+    ]
+    return Comparison(rows=sorted(rows, key=lambda row: row.period_s))
+
+
+def show(comparison: Comparison, out: Console) -> None:
+    """Print the comparison as a table of 80 columns."""
+    headings = ["PLANNER", "SHAPE", "STAGES", "PERIOD", "SAMPLES/S", "x ONE", "x DP", "MEMORY", "FITS", "VARIANCE"]
+    out.print(table(headings, [_cells(row) for row in comparison.rows], left=(0, 1, 8)))
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        shorten(row.planner, 13),
+        shorten(row.shape, 10),
+        str(row.stages),
+        format_seconds(row.period_s),
+        f"{row.samples_per_s:.4g}",
+        f"{row.speedup_over_one_device:.2f}",
+        f"{row.speedup_over_data_parallel:.2f}",
+        format_bytes(row.peak_memory_bytes),
+        "yes" if row.fits else "no",
+        f"{row.stage_variance_s2 * 1e6:.3g} ms²",
+    ]
+
+
+def to_json(comparison: Comparison) -> bytes:
+    """The comparison as one JSON document."""
+    return msgspec.json.format(msgspec.json.encode(comparison), indent=1) + b"\n"

@@ -1,0 +1,103 @@
+"""A plan as people read it: the model and the cluster, the stages, and what to expect of them."""
+
+from __future__ import annotations
+
+
+from rich.console import Console
+
+from partopt.plan import Plan, Stage
+from partopt.report.table import bar, encodes_bars, shorten, table
+from partopt.report.topology import describe
+from partopt.units import format_bytes, format_rate, format_seconds
+
+_LAYERS_WIDTH = 23
+_RANKS_WIDTH = 13
+
+
+def show(plan: Plan, out: Console, memory_bytes: int | None = None) -> None:
+    """Print the plan; `memory_bytes` is the limit of a device, by default what the topology says."""
+    limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
+    layers, weights = plan.stages[-1].stop, sum(stage.parameter_bytes for stage in plan.stages)
+    out.print(f"{'model':9}{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}")
+    out.print(f"{'cluster':9}{describe(plan.topology)}")
+    out.print(f"{'plan':9}{plan.planner}: {_count(len(plan.stages), 'stage')}, {shorten(plan.shape, 40)}, schedule {plan.schedule}\n")
+    headings = ["STAGE", "LAYERS", "RANKS", "COMPUTE", "SYNC", "HELD", "MEMORY", "BUSY"]
+    out.print(table(headings, [_row(s, stage, plan, out) for s, stage in enumerate(plan.stages)], left=(1, 2, 7)))
+    out.print()
+    for label, text in _outcome(plan, limit):
+        out.print(f"{label:9}{text}")
+
+
+def fits(plan: Plan, memory_bytes: int | None) -> bool:
+    """Whether every device of the plan has room, where there is a limit."""
+    return memory_bytes is None or plan.peak_memory_bytes <= memory_bytes
+
+
+def format_ranks(ranks: list[int]) -> str:
+    """`0-14 (x15)`: runs of consecutive ranks, ascending, and how many there are."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"{text} (x{len(ranks)})" if len(ranks) > 1 else text
+
+
+def _row(s: int, stage: Stage, plan: Plan, out: Console) -> list[str]:
+    names = f"{stage.start}-{stage.stop - 1} " if stage.stop - stage.start > 1 else f"{stage.start} "
+    names += " .. ".join(dict.fromkeys([stage.modules[0], stage.modules[-1]]))
+    busy = max(stage.compute_s, stage.allreduce_s) / stage.replicas
+    steady = max(max(stage.compute_s, stage.allreduce_s) / stage.replicas for stage in plan.stages)
+    share = busy / max(steady, plan.predicted.period_s if plan.microbatches is None else steady)
+    return [
+        str(s),
+        shorten(names, _LAYERS_WIDTH),
+        shorten(format_ranks(stage.ranks), _RANKS_WIDTH),
+        format_seconds(stage.compute_s / stage.replicas),
+        format_seconds(stage.allreduce_s / stage.replicas) if stage.replicas > 1 else "-",
+        str(stage.in_flight),
+        format_bytes(stage.memory.total_bytes),
+        bar(share, 5, ascii_only=not encodes_bars(out.file)),
+    ]
+
+
+def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
+    predicted = plan.predicted
+    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch, bound by the {predicted.bound_by}")]
+    if predicted.iteration_s is not None:
+        lines.append(("iteration", f"{format_seconds(predicted.iteration_s)} for {plan.microbatches} microbatches"))
+    rate = format_rate(predicted.samples_per_s, "samples")
+    lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
+    lines.append(("flight", f"NOAM {plan.noam}: microbatches in flight for each replica of the first stage"))
+    lines.append(("memory", _memory(plan, limit)))
+    if plan.idle_ranks:
+        lines.append(
+            ("idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}")
+        )
+    if plan.certificate is not None:
+        lines.append(("proof", f"objective {format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
+    return lines
+
+
+def _memory(plan: Plan, limit: int | None) -> str:
+    peak = plan.peak_memory_bytes
+    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == peak)
+    text = f"{format_bytes(peak)} on each device of stage {fullest}"
+    if limit is None:
+        return f"{text}; no limit is known"
+    if peak > limit:
+        return f"{text}: DOES NOT FIT {format_bytes(limit)}, over by {format_bytes(peak - limit)}"
+    return f"{text}, {peak / limit:.0%} of {format_bytes(limit)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def spread(plan: Plan) -> float:
+    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic minimises."""
+    costs = [stage.compute_s / stage.replicas for stage in plan.stages]
+    mean = sum(costs) / len(costs)
+    return sum((cost - mean) ** 2 for cost in costs) / len(costs)
