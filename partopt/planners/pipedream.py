@@ -70,7 +70,7 @@ def plan(problem: Problem) -> Partition:
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
     assignments = [Assignment(start, stop, ranks) for start, stop, ranks in _place(stages, sizes, len(levels))]
     objective = float(top.A[levels[-1].n, chain.layers])
-    return Partition(NESTED, assignments, objective, "optimal for the published recurrence")
+    return Partition(NESTED, assignments, objective, "the least of the published recurrence")
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-
-from rich.console import Console
+import os
 
 from partopt.plan import Plan, Stage
-from partopt.report.table import bar, encodes_bars, shorten, table
+from partopt.report.table import bar, labelled, shorten, table
 from partopt.report.topology import describe
 from partopt.units import format_bytes, format_rate, format_seconds
 
-_LAYERS_WIDTH = 23
-_RANKS_WIDTH = 13
+_LAYERS_WIDTH = 20
+_RANKS_WIDTH = 11
+_BUSY_WIDTH = 4
+_HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
-def show(plan: Plan, out: Console, memory_bytes: int | None = None) -> None:
-    """Print the plan; `memory_bytes` is the limit of a device, by default what the topology says."""
+def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False) -> str:
+    """The plan as text; `memory_bytes` is the limit of a device, by default what the topology says."""
     limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
     layers, weights = plan.stages[-1].stop, sum(stage.parameter_bytes for stage in plan.stages)
-    out.print(f"{'model':9}{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}")
-    out.print(f"{'cluster':9}{describe(plan.topology)}")
-    out.print(f"{'plan':9}{plan.planner}: {_count(len(plan.stages), 'stage')}, {shorten(plan.shape, 40)}, schedule {plan.schedule}\n")
-    headings = ["STAGE", "LAYERS", "RANKS", "COMPUTE", "SYNC", "HELD", "MEMORY", "BUSY"]
-    out.print(table(headings, [_row(s, stage, plan, out) for s, stage in enumerate(plan.stages)], left=(1, 2, 7)))
-    out.print()
-    for label, text in _outcome(plan, limit):
-        out.print(f"{label:9}{text}")
+    head = [
+        ("model", f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}"),
+        ("cluster", describe(plan.topology)),
+        ("plan", f"{plan.planner}: {_count(len(plan.stages), 'stage')}, {shorten(plan.shape, 40)}, schedule {plan.schedule}"),
+    ]
+    rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
+    return "\n\n".join([labelled(head), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))])
 
 
 def fits(plan: Plan, memory_bytes: int | None) -> bool:
@@ -45,22 +45,29 @@ def format_ranks(ranks: list[int]) -> str:
     return f"{text} (x{len(ranks)})" if len(ranks) > 1 else text
 
 
-def _row(s: int, stage: Stage, plan: Plan, out: Console) -> list[str]:
-    names = f"{stage.start}-{stage.stop - 1} " if stage.stop - stage.start > 1 else f"{stage.start} "
-    names += " .. ".join(dict.fromkeys([stage.modules[0], stage.modules[-1]]))
-    busy = max(stage.compute_s, stage.allreduce_s) / stage.replicas
-    steady = max(max(stage.compute_s, stage.allreduce_s) / stage.replicas for stage in plan.stages)
-    share = busy / max(steady, plan.predicted.period_s if plan.microbatches is None else steady)
+def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
+    busy = [max(each.compute_s, each.allreduce_s) / each.replicas for each in plan.stages]
+    whole = max(busy) if plan.microbatches else plan.predicted.period_s
     return [
         str(s),
-        shorten(names, _LAYERS_WIDTH),
+        shorten(_layers(stage), _LAYERS_WIDTH),
         shorten(format_ranks(stage.ranks), _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
         format_seconds(stage.allreduce_s / stage.replicas) if stage.replicas > 1 else "-",
         str(stage.in_flight),
         format_bytes(stage.memory.total_bytes),
-        bar(share, 5, ascii_only=not encodes_bars(out.file)),
+        bar(busy[s] / whole, _BUSY_WIDTH, ascii_only),
     ]
+
+
+def _layers(stage: Stage) -> str:
+    """`3-8 h.1..h.6`: numbers, and the names of the first and the last layer without the dotted prefix that they share."""
+    first, last = stage.modules[0], stage.modules[-1]
+    if stage.stop - stage.start == 1:
+        return f"{stage.start} {first}"
+    shared = os.path.commonprefix([first.rpartition(".")[0] + ".", last.rpartition(".")[0] + "."]).rpartition(".")[0]
+    skip = len(shared) + 1 if shared else 0
+    return f"{stage.start}-{stage.stop - 1} {first[skip:]}..{last[skip:]}"
 
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from collections.abc import Callable
+from typing import TypeVar
 
 from partopt.profile import Measurement, Profile
-from partopt.report.table import bar, encodes_bars, shorten, table
+from partopt.report.table import bar, labelled, shorten, table
 from partopt.units import format_bytes, format_seconds
 
+Number = TypeVar("Number", int, float)
 
-def show(profile: Profile, out: Console) -> None:
-    """Print the measured microbatch sizes, then every layer at the largest of them with its share of the time drawn."""
-    environment = ", ".join(f"{name} {version}" for name, version in _versions(profile))
-    out.print(f"{'model':9}{profile.model.name}: {len(profile.layers)} layers, {profile.dtype}")
-    out.print(f"{'device':9}{profile.device.name}{f' ({environment})' if environment else ''}\n")
-    headings = ["MICROBATCH", "STEP", "LAYERS", "COVERAGE", "OVERHEAD", "SAMPLES/S", "OPTIMIZER", "PEAK"]
-    out.print(table(headings, [_size_row(measurement) for measurement in profile.measurements], left=()))
+_SIZE_HEADINGS = ["MICROBATCH", "STEP", "LAYERS", "COVERAGE", "OVERHEAD", "SAMPLES/S", "OPTIMIZER", "PEAK"]
+_LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
+
+
+def render(profile: Profile, ascii_only: bool = False) -> str:
+    """The measured microbatch sizes, then every layer at the largest of them, its share of the time drawn."""
     measurement = profile.measured()[-1]
-    out.print(f"\nmicrobatch {measurement.microbatch_size}:")
-    out.print(
-        table(
-            ["", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"],
-            _layer_rows(profile, measurement, out),
-            left=(1, 2, 7),
-        )
-    )
+    layers = table(_LAYER_HEADINGS, _layer_rows(profile, measurement, ascii_only), left=(1, 2, 7))
+    return f"{render_sizes(profile)}\n\nmicrobatch {measurement.microbatch_size}:\n{layers}"
+
+
+def render_sizes(profile: Profile) -> str:
+    """What was measured on what, and a row for each microbatch size."""
+    environment = ", ".join(f"{name} {version}" for name, version in _versions(profile))
+    head = [
+        ("model", f"{profile.model.name}: {len(profile.layers)} layers, {profile.dtype}"),
+        ("device", profile.device.name + (f" ({environment})" if environment else "")),
+    ]
+    return f"{labelled(head)}\n\n{table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)}"
 
 
 def _versions(profile: Profile) -> list[tuple[str, str]]:
@@ -49,11 +54,11 @@ def _size_row(measurement: Measurement) -> list[str]:
     ]
 
 
-def _or_dash(value: float | None, form: object) -> str:
-    return "-" if value is None else form(value)  # type: ignore[operator,no-any-return]
+def _or_dash(value: Number | None, form: Callable[[Number], str]) -> str:
+    return "-" if value is None else form(value)
 
 
-def _layer_rows(profile: Profile, measurement: Measurement, out: Console) -> list[list[str]]:
+def _layer_rows(profile: Profile, measurement: Measurement, ascii_only: bool) -> list[list[str]]:
     slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
     return [
         [
@@ -64,7 +69,7 @@ def _layer_rows(profile: Profile, measurement: Measurement, out: Console) -> lis
             format_seconds(measured.backward_s),
             format_bytes(measured.output_bytes),
             format_bytes(layer.parameter_bytes),
-            bar((measured.forward_s + measured.backward_s) / slowest, 6, ascii_only=not encodes_bars(out.file)),
+            bar((measured.forward_s + measured.backward_s) / slowest, 6, ascii_only),
         ]
         for index, (layer, measured) in enumerate(zip(profile.layers, measurement.layers, strict=True))
     ]

@@ -1,41 +1,33 @@
-"""Tables and bars for the terminal: 80 columns, never cut when piped, colour only where it is wanted."""
+"""Tables and bars as plain text: 80 columns, never cut, no trailing blanks."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import IO
+from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
-WIDTH = 80
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def console(stream: IO[str] | None = None) -> Console:
-    """A console on `stream` (default standard output) that never cuts or wraps what it is given."""
-    file = stream or sys.stdout
-    return Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if file.isatty() else 10_000)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Sequence[int] = (0,)) -> Table:
-    """A table without lines; the columns named in `left` are aligned to the left, the others, numbers, to the right."""
-    grid = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for position, heading in enumerate(headings):
-        grid.add_column(heading, justify="left" if position in left else "right", no_wrap=True, overflow="ignore")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,), gap: int = 2) -> str:
+    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the others, numbers, to the right."""
+    cells = [list(headings), *map(list, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    lines = [
+        (" " * gap).join(
+            text.ljust(width) if column in left else text.rjust(width) for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([click.style(lines[0].rstrip(), bold=True), *(line.rstrip() for line in lines[1:])])
 
 
 def bar(share: float, cells: int, ascii_only: bool = False) -> str:
     """`share` of 1 as a bar of at most `cells` characters."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
     if ascii_only:
-        return ("#" * round(eighths / 8)).ljust(cells)
-    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()).ljust(cells)
+        return "#" * round(eighths / 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def shorten(text: str, width: int) -> str:
@@ -46,7 +38,6 @@ def shorten(text: str, width: int) -> str:
     return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
 
 
-def encodes_bars(stream: IO[str] | None = None) -> bool:
-    """Whether the stream can show block characters."""
-    encoding = getattr(stream or sys.stdout, "encoding", None) or "ascii"
-    return encoding.lower().replace("-", "").startswith("utf")
+def labelled(lines: Iterable[tuple[str, str]]) -> str:
+    """Lines of a label and a text, the texts one under the other."""
+    return "\n".join(f"{label:9}{text}" for label, text in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from partopt.report.table import table
 from partopt.topology import Level, Topology
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -15,30 +16,33 @@ def describe(topology: Topology, width: int = 71) -> str:
     return "\n         ".join(lines)
 
 
-def rows(topology: Topology) -> list[list[str]]:
-    """One row a level: name, link, size, bandwidth of a link, links, latency, kind."""
-    return [
-        [
-            level.name,
-            level.link or "-",
-            str(level.size),
-            format_bandwidth(level.bandwidth_bytes_per_s),
-            str(level.links),
-            format_seconds(level.latency_s),
-            "bus" if level.bus else "switched",
-        ]
-        for level in topology.levels
-    ]
-
-
-HEADINGS = ["LEVEL", "LINK", "SIZE", "BANDWIDTH", "LINKS", "LATENCY", "KIND"]
-
-
-def headline(topology: Topology) -> str:
-    """`v100-pcie: 16 x V100-16GB, 16 GB each`."""
+def summary(name: str, topology: Topology) -> list[str]:
+    """Name, devices, their kind, their memory, and the levels, as the row of a list."""
     memory = topology.device.memory_bytes
-    each = f", {format_bytes(memory)} each" if memory is not None else ""
-    return f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
+    levels = " > ".join(f"{level.size} {level.link or level.name}" for level in topology.levels)
+    return [name, str(topology.devices), topology.device.name, "-" if memory is None else format_bytes(memory), levels]
+
+
+def render(topology: Topology) -> str:
+    """The devices, and a row for each level, innermost first."""
+    memory = topology.device.memory_bytes
+    each = "" if memory is None else f", {format_bytes(memory)} each"
+    headings = ["LEVEL", "LINK", "SIZE", "BANDWIDTH", "LINKS", "LATENCY", "KIND"]
+    rows = table(headings, [_row(level) for level in topology.levels], left=(0, 1, 6))
+    head = f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
+    return f"{head}\n\n{rows}\n\nBandwidth is of one link of one member, in one direction."
+
+
+def _row(level: Level) -> list[str]:
+    return [
+        level.name,
+        level.link or "-",
+        str(level.size),
+        format_bandwidth(level.bandwidth_bytes_per_s),
+        str(level.links),
+        format_seconds(level.latency_s),
+        "bus" if level.bus else "switched",
+    ]
 
 
 def _link(level: Level) -> str:

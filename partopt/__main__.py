@@ -1,0 +1,5 @@
+"""`python -m partopt`."""
+
+from partopt.cli import main
+
+main()

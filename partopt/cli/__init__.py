@@ -1,0 +1,118 @@
+"""The command line: one file a verb; each parses, calls and prints. Here: which verbs there are, and how errors leave."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import click
+
+from partopt import __version__
+from partopt.errors import PartoptError, PartoptWarning, did_you_mean
+
+# Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
+VERBS = {
+    "profile": ("partopt.cli.profile", "measure the layers of a PyTorch model on one device"),
+    "plan": ("partopt.cli.plan", "stages, replicas and microbatches in flight for a cluster"),
+    "compare": ("partopt.cli.compare", "every planner side by side"),
+    "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
+    "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
+    "topology": ("partopt.cli.topology", "list and show the topologies that come with partopt"),
+    "schema": ("partopt.cli.schema", "the JSON Schema of a file format"),
+}
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+INTERNAL = 70
+
+
+class Verbs(click.Group):
+    """The verbs, imported when they are used, so that `partopt --help` is quick and planning never imports torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs in the order in which a newcomer needs them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a verb; PartoptError for an unknown one."""
+        if cmd_name not in VERBS:
+            raise PartoptError(f"partopt {cmd_name}: no such command", did_you_mean(cmd_name, VERBS))
+        command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line a verb, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, summary) for verb, (_, summary) in VERBS.items()])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="partopt")
+def partopt() -> None:
+    """Plan pipeline-parallel training from measurements.
+
+    Three steps: profile a model on one device, plan it on a cluster, compare the planners.
+
+    \b
+      partopt profile examples/gpt.py -o gpt.json
+      partopt plan gpt.json --topology dgx-a100 -o plan.json
+      partopt compare gpt.json --topology dgx-a100
+
+    --debug after any command prints the traceback of an error.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 70 a fault of partopt's own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("always", PartoptWarning)
+    try:
+        words = [word for word in given if word != "--debug"]
+        code = partopt.main(words, prog_name="partopt", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's own flush at exit finds no pipe
+        code = BROKEN_PIPE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        code = INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        code = _report(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception) -> int:
+    """Print `error: ...` and `hint: ...` for every part of the error; the exit code."""
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx else "partopt"
+        error = PartoptError(f"{path}: {error.format_message()[:1].lower()}{error.format_message()[1:].rstrip('.')}", f"see {path} --help")
+    elif isinstance(error, click.ClickException):
+        error = PartoptError(error.format_message())
+    if not isinstance(error, PartoptError):
+        click.echo(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
+        click.echo("hint:  run it again with --debug, and report what it prints", err=True)
+        return INTERNAL
+    for part in error.parts:
+        click.echo(f"error: {part.message}", err=True)
+        if part.hint:
+            click.echo(f"hint:  {part.hint}", err=True)
+    return error.exit_code
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: object = None
+) -> None:
+    """partopt's own warnings as one line; those of libraries are not for its users."""
+    if issubclass(category, PartoptWarning):
+        click.echo(f"warning: {message}", err=True)

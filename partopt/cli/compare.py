@@ -1,0 +1,74 @@
+"""`partopt compare`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt.cli import options
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.plan import Plan
+
+
+@click.command(short_help="every planner side by side")
+@click.argument("profile")
+@click.option("--planner", "chosen", multiple=True, metavar="NAME", help="A planner to compare (repeat; default: all).")
+@click.option("--plan", "files", multiple=True, metavar="FILE", help="A plan of yours to set beside them (repeat).")
+@options.problem_options
+@options.json_option
+def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Compare the planners on PROFILE, fastest first, all judged by the same cost model.
+
+    \b
+    Example:
+      partopt compare gpt.cpu.float32 --topology v100-pcie
+      partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
+    """
+    from partopt import documents, planners
+    from partopt.report import comparison
+    from partopt.report.table import labelled
+    from partopt.report.topology import describe
+
+    loaded = options.load_profile(profile)
+    topology = options.load_topology(given["topology"], given["servers"])
+    problem = options.problem(loaded, topology, given)
+    names = chosen or [name for name in planners.PLANNERS if name != "manual"]
+    plans = {name: planners.plan(name, problem) for name in names}
+    plans |= {path: _again(path, problem) for path in files}
+    base = plans["data_parallel"] if "data_parallel" in plans else planners.plan("data_parallel", problem)
+    result = comparison.compare(plans, base, problem.memory_bytes)
+    if as_json:
+        documents.write_bytes("-", documents.encode(result))
+        return
+    sizes = f"{len(loaded.layers)} layers, microbatch {problem.chain.microbatch_size}, schedule {problem.schedule}"
+    click.echo(labelled([("model", f"{loaded.model.name}: {sizes}"), ("cluster", describe(topology))]))
+    click.echo(f"\n{comparison.render(result)}")
+    click.echo("\nx ONE and x DP: times one device and data parallelism. VAR: variance of the stages, ms^2.")
+    best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
+    follow = (
+        f"partopt show {best}" if best in files else f"partopt plan {profile} --topology {given['topology']} --planner {best} -o plan.json"
+    )
+    click.echo(f"\nnext:    {follow}", err=True)
+
+
+def _again(path: str, problem: Problem) -> Plan:
+    """The plan in a file, priced anew for this problem. PartoptError where it was made for another model or another number of devices."""
+    from partopt import plan as documents
+    from partopt.cost.price import price
+    from partopt.cost.problem import Assignment, Partition
+
+    plan = documents.load(path)
+    layers, devices = problem.chain.layers, problem.topology.devices
+    if [name for stage in plan.stages for name in stage.modules] != problem.chain.names:
+        raise PartoptError(
+            f"{path}: a plan of {plan.profile.name}, whose layers are not those of {problem.profile.model.name}", "plan it again"
+        )
+    if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
+        raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
+    stages = [Assignment(stage.start, stage.stop, stage.ranks) for stage in plan.stages]
+    assert stages[-1].stop == layers
+    return price(Partition(plan.family, stages), problem, plan.planner)

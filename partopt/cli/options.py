@@ -1,0 +1,174 @@
+"""The options that planning verbs share, and the problem that they state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt import shipped, units
+from partopt.errors import PartoptError, did_you_mean
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.profile import Profile
+    from partopt.topology import Topology
+
+Command = Callable[..., None]
+
+
+def problem_options(command: Command) -> Command:
+    """Add the options that state a planning problem; `problem` turns their values into one."""
+    for option in reversed(_PROBLEM_OPTIONS):
+        command = option(command)
+    return command
+
+
+def output_options(what: str) -> Callable[[Command], Command]:
+    """`-o FILE` and `--force`, for a command that writes `what`."""
+
+    def add(command: Command) -> Command:
+        command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(command)
+        return click.option("-o", "--output", metavar="FILE", help=f"Write {what} to FILE; - is standard output.")(command)
+
+    return add
+
+
+def json_option(command: Command) -> Command:
+    """`--json`: one document on standard output and nothing more."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing more.")(command)
+
+
+_PROBLEM_OPTIONS = [
+    click.option("--topology", required=True, metavar="FILE|NAME", help="The cluster: a YAML file, - or the name of a shipped one."),
+    click.option("--servers", type=click.IntRange(min=1), help="Size of the topology's outermost level."),
+    click.option(
+        "--schedule", default="pipedream", show_default=True, metavar="NAME", help="pipedream, pipedream-2bw, 1f1b, gpipe or naive."
+    ),
+    click.option("--stages", type=click.IntRange(min=1), help="Stages for the planners that take a number (default: one a device)."),
+    click.option("--microbatch-size", type=click.IntRange(min=1), metavar="B", help="Samples (default: the fastest size per sample)."),
+    click.option("--microbatches", type=click.IntRange(min=1), metavar="M", help="Microbatches per iteration of a synchronous schedule."),
+    click.option("--global-batch", type=click.IntRange(min=1), metavar="G", help="Samples per iteration, instead of --microbatches."),
+    click.option(
+        "--recompute", type=click.Choice(["never", "always"]), default="never", show_default=True, help="Re-materialise activations."
+    ),
+    click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="For its memory."),
+    click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
+    click.option("--comm", type=click.Choice(["overlap", "serial"]), default="overlap", show_default=True, help="Whether transfers hide."),
+    click.option("--cost", default="time", show_default=True, metavar="KIND", help="For GPipe's heuristics: time, parameters or a FILE."),
+]
+
+
+def ascii_only() -> bool:
+    """Whether standard output cannot show block characters."""
+    return not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+
+
+def load_profile(given: str) -> Profile:
+    """The profile in a file, on standard input, or of a shipped name."""
+    from partopt import profile
+
+    return profile.load(shipped.find(given, "profiles"))
+
+
+def load_topology(given: str, servers: int | None = None) -> Topology:
+    """The topology in a file, on standard input, or of a shipped name."""
+    from partopt import topology
+
+    return topology.load(shipped.find(given, "topologies"), servers)
+
+
+def problem(
+    profile: Profile, topology: Topology, options: dict[str, Any], cuts: Sequence[int] = (), replicas: Sequence[int] = ()
+) -> Problem:
+    """The problem that the values of `problem_options` state. Raises PartoptError where they contradict each other."""
+    from partopt.cost.problem import problem_of
+
+    limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
+    stated = problem_of(
+        profile,
+        topology,
+        options["microbatch_size"],
+        schedule=options["schedule"],
+        optimizer=options["optimizer"],
+        recompute=options["recompute"] == "always",
+        serial_transfers=options["comm"] == "serial",
+        stages=options["stages"],
+        cuts=tuple(cuts),
+        replicas=tuple(replicas),
+        **limit,
+    )
+    return _with_costs(_with_microbatches(stated, options), options["cost"])
+
+
+def integers(text: str | None, flag: str) -> list[int]:
+    """The numbers in `5,9,12`. Raises PartoptError where one is none."""
+    try:
+        return [int(word) for word in text.split(",")] if text else []
+    except ValueError:
+        raise PartoptError(f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12") from None
+
+
+def _memory(text: str) -> int:
+    try:
+        limit = units.parse_bytes(text)
+    except PartoptError as error:
+        raise error.at("--memory") from None
+    if limit == 0:
+        raise PartoptError("--memory: 0 bytes is no device", 'write "40 GB"')
+    return limit
+
+
+def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
+    """M, from --microbatches or --global-batch, for a synchronous schedule, which needs one of them; asynchronous ones take neither."""
+    from dataclasses import replace
+
+    from partopt.cost.flight import SCHEDULES, SYNCHRONOUS
+
+    schedule, count, batch = stated.schedule, options["microbatches"], options["global_batch"]
+    if schedule not in SCHEDULES:
+        raise PartoptError(f"--schedule {schedule}: no such schedule", did_you_mean(schedule, SCHEDULES))
+    if schedule not in SYNCHRONOUS:
+        if count or batch:
+            flag = "--microbatches" if count else "--global-batch"
+            raise PartoptError(f"{flag}: {schedule} is asynchronous and has no iterations", f"drop {flag}, or choose --schedule 1f1b")
+        return stated
+    if (count is None) == (batch is None):
+        raise PartoptError(f"--schedule {schedule}: needs either --microbatches or --global-batch", "for example --microbatches 64")
+    size = stated.chain.microbatch_size
+    if batch is not None and batch % size:
+        raise PartoptError(
+            f"--global-batch {batch}: not a multiple of the microbatch size {size}", f"choose {batch // size * size or size}"
+        )
+    return replace(stated, microbatches=count or batch // size)
+
+
+def _with_costs(stated: Problem, kind: str) -> Problem:
+    """The costs that GPipe's heuristics balance: measured time, parameters, or one number a line of a file."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    layers = stated.chain.layers
+    if kind == "time":
+        return stated
+    if kind == "parameters":
+        return replace(stated, costs=np.array([stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]))
+    return replace(stated, costs=np.array(_costs_in(kind, layers)))
+
+
+def _costs_in(path: str, layers: int) -> list[float]:
+    from partopt.documents import read_bytes
+
+    hint = f"give one number a line, one for each of the {layers} layers, or --cost time or parameters"
+    try:
+        costs = [float(line) for line in read_bytes(path).decode().split()]
+    except ValueError:
+        raise PartoptError(f"{path}: not a list of numbers", hint) from None
+    if len(costs) != layers:
+        raise PartoptError(f"{path}: {len(costs)} costs for {layers} layers", hint)
+    if not (all(0 <= cost < float("inf") for cost in costs) and sum(costs) > 0):
+        raise PartoptError(f"{path}: costs are finite and not negative, and not all zero", hint)
+    return costs

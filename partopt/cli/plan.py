@@ -1,0 +1,134 @@
+"""`partopt plan`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt.cli import options
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.plan import Plan
+
+_BESIDE = ("gpipe", "data_parallel")  # printed under every plan, on the same cluster
+
+
+@click.command(short_help="stages, replicas and microbatches in flight for a cluster")
+@click.argument("profile")
+@click.option("--planner", metavar="NAME", help="Which planner (default: pipedream, or manual where --cuts is given).")
+@click.option("--cuts", metavar="5,9", help="Your own split: the first layer of every stage but the first.")
+@click.option("--replicas", metavar="1,2,1", help="Replicas of each stage of your own split (default: one each).")
+@options.problem_options
+@options.output_options("the plan")
+@options.json_option
+def command(
+    profile: str, planner: str | None, cuts: str | None, replicas: str | None, output: str | None, force: bool, as_json: bool, **given: Any
+) -> None:
+    """Plan PROFILE, a file, - or the name of a shipped one, on a cluster.
+
+    Prints the stages with their ranks, load and memory, what to expect, and beside it GPipe's heuristic and data parallelism. Exits
+    with 1, and writes no plan, where the plan does not fit the devices' memory.
+
+    \b
+    Example:
+      partopt plan gpt.cpu.float32 --topology v100-pcie -o plan.json
+      partopt plan gpt.json --topology dgx-h100 --servers 4 --schedule 1f1b --microbatches 64
+      partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
+    """
+    from partopt import documents, planners
+    from partopt import plan as plans
+    from partopt.report.plan import fits
+
+    if output:
+        documents.check_writable(output, force)
+    loaded = options.load_profile(profile)
+    topology = options.load_topology(given["topology"], given["servers"])
+    problem = options.problem(loaded, topology, given, options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas"))
+    name = _planner(planner, cuts, replicas)
+    plan = planners.plan(name, problem)
+    if as_json or output == "-":
+        documents.write_bytes("-", documents.encode(plan))
+    else:
+        _show(plan, problem, profile)
+    if not fits(plan, problem.memory_bytes):
+        raise _does_not_fit(plan, name, problem)
+    if output and output != "-":
+        plans.save(plan, output, force)
+        click.echo(f"Wrote {output}", err=True)
+    if not as_json and output != "-":
+        click.echo(f"next:    partopt compare {profile} --topology {given['topology']}", err=True)
+
+
+def _planner(planner: str | None, cuts: str | None, replicas: str | None) -> str:
+    """The planner to use; a split of one's own goes with `manual` alone."""
+    from partopt.planners import DEFAULT
+
+    if cuts is None and replicas is None:
+        return planner or DEFAULT
+    if planner not in (None, "manual"):
+        raise PartoptError(f"--planner {planner}: --cuts and --replicas go with the planner manual", "drop one or the other")
+    return "manual"
+
+
+def _show(plan: Plan, problem: Problem, profile: str) -> None:
+    from partopt import planners
+    from partopt.report import plan as report
+    from partopt.report.table import shorten, table
+    from partopt.units import format_bytes, format_seconds
+
+    click.echo(report.render(plan, problem.memory_bytes, options.ascii_only()))
+    others = [planners.plan(name, problem) for name in _BESIDE if name != plan.planner]
+    rows = []
+    for other in others:
+        predicted = other.predicted
+        verdict = "" if report.fits(other, problem.memory_bytes) else "does not fit"
+        times = f"{predicted.speedup_over_one_device:.2f} times one device"
+        rows.append(
+            [
+                other.planner,
+                shorten(other.shape, 12),
+                format_seconds(predicted.period_s),
+                times,
+                format_bytes(other.peak_memory_bytes),
+                verdict,
+            ]
+        )
+    click.echo(f"\n{table(['BESIDE IT', 'SHAPE', 'PERIOD', 'SPEED', 'MEMORY', ''], rows, left=(0, 1, 5))}")
+
+
+def _does_not_fit(plan: Plan, planner: str, problem: Problem) -> PartoptError:
+    """By how much, and what was tried that would help."""
+    from partopt.units import format_bytes
+
+    assert problem.memory_bytes is not None
+    over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
+    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
+    message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
+    return PartoptError(message, _what_would_fit(planner, problem), ANSWER_IS_NO)
+
+
+def _what_would_fit(planner: str, problem: Problem) -> str:
+    """The first change to the problem, of those that keep the most speed, with which the same planner's plan fits."""
+    from dataclasses import replace
+
+    from partopt import planners
+    from partopt.cost.chain import chain_of
+    from partopt.report.plan import fits
+    from partopt.units import format_rate
+
+    sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < problem.chain.microbatch_size]
+    chains = [(problem.chain, "")] + [(chain_of(problem.profile, size), f" --microbatch-size {size}") for size in reversed(sizes)]
+    found = []
+    for chain, flag in chains:
+        for recompute in (False, True):
+            changed = replace(problem, chain=chain, recompute=recompute, costs=None)
+            plan = planners.plan(planner, changed)
+            if fits(plan, problem.memory_bytes):
+                found.append((plan.predicted.samples_per_s, flag + (" --recompute always" if recompute else "")))
+    if not found:
+        return "no measured microbatch size fits, with or without --recompute always: more or larger devices are needed, or --optimizer sgd"
+    speed, flags = max(found)
+    return f"this fits:{flags} ({format_rate(speed, 'samples')})"

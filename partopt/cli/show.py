@@ -1,0 +1,58 @@
+"""`partopt show`."""
+
+from __future__ import annotations
+
+import click
+
+from partopt import shipped
+from partopt.cli import options
+from partopt.errors import PartoptError
+
+
+@click.command(short_help="a profile, a plan or a topology, for people to read")
+@click.argument("file")
+def command(file: str) -> None:
+    """Print FILE, a profile, a plan, a topology, or the name of a shipped one, for people to read.
+
+    \b
+    Example:
+      partopt show plan.json
+      partopt show gpt.cpu.float32
+    """
+    from partopt import documents, plan, profile, topology
+    from partopt.report import plan as plan_report
+    from partopt.report import profile as profile_report
+    from partopt.report import topology as topology_report
+
+    content = documents.read_bytes(_find(file))
+    kind = _kind(content)
+    if kind == "profile":
+        click.echo(profile_report.render(profile.parse(content, file), options.ascii_only()))
+        click.echo(f"next:    partopt plan {file} --topology dgx-a100", err=True)
+    elif kind == "plan":
+        click.echo(plan_report.render(plan.parse(content, file), ascii_only=options.ascii_only()))
+        click.echo(f"next:    partopt compare PROFILE --topology FILE --plan {file}", err=True)
+    else:
+        click.echo(topology_report.render(topology.parse(content, file)))
+        click.echo(f"next:    partopt plan PROFILE --topology {file}", err=True)
+
+
+def _find(file: str) -> str:
+    """The path of a file or of whatever is shipped under that name."""
+    kind = "profiles" if file in shipped.names("profiles") else "topologies" if file in shipped.names("topologies") else None
+    if kind is not None:
+        return shipped.find(file, kind)
+    return file
+
+
+def _kind(content: bytes) -> str:
+    """What kind of file this is, by its schema; a topology has none."""
+    head = content.lstrip()[:200]
+    for kind in ("profile", "plan"):
+        if b'"partopt.' + kind.encode() + b"/" in head:
+            return kind
+    if head.startswith(b"{"):
+        raise PartoptError(
+            "not a profile and not a plan: no schema that partopt knows", 'its first field should be "schema": "partopt.plan/1"'
+        )
+    return "topology"

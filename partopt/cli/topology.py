@@ -1,0 +1,46 @@
+"""`partopt topology`."""
+
+from __future__ import annotations
+
+import click
+
+from partopt import shipped
+from partopt.cli import options
+
+
+@click.group(short_help="list and show the topologies that come with partopt")
+def command() -> None:
+    """List and show topologies.
+
+    \b
+    Example:
+      partopt topology list
+      partopt topology show dgx-h100 --servers 4
+    """
+
+
+@command.command("list")
+def list_() -> None:
+    """List the shipped topologies."""
+    from partopt.report.table import table
+    from partopt.report.topology import summary
+
+    rows = [summary(name, options.load_topology(name)) for name in shipped.names("topologies")]
+    click.echo(table(["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)))
+    click.echo("next:    partopt topology show NAME", err=True)
+
+
+@command.command()
+@click.argument("topology")
+@click.option("--servers", type=click.IntRange(min=1), help="Size of the outermost level.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
+def show(topology: str, servers: int | None, as_yaml: bool) -> None:
+    """Show TOPOLOGY: a file, - or a shipped name."""
+    from partopt.report.topology import render
+    from partopt.topology import dump
+
+    loaded = options.load_topology(topology, servers)
+    if as_yaml:
+        click.echo(dump(loaded), nl=False)
+    else:
+        click.echo(render(loaded))
