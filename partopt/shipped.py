@@ -23,7 +23,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(given: str, kind: str) -> str:
-    """The path of `given`: a file, `-`, or a shipped name. Raises PartoptError, with the nearest shipped name, where it is none of these."""
+    """The path of `given`: a file, `-`, or a shipped name. Raises PartoptError, with the nearest shipped name, where it is neither."""
     if given == "-" or Path(given).exists():
         return given
     if given in names(kind):

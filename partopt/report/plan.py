@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 
 from partopt.plan import Plan, Stage
 from partopt.report.table import bar, labelled, shorten, table
@@ -65,8 +65,8 @@ def _layers(stage: Stage) -> str:
     first, last = stage.modules[0], stage.modules[-1]
     if stage.stop - stage.start == 1:
         return f"{stage.start} {first}"
-    shared = os.path.commonprefix([first.rpartition(".")[0] + ".", last.rpartition(".")[0] + "."]).rpartition(".")[0]
-    skip = len(shared) + 1 if shared else 0
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first.split(".")[:-1], last.split(".")[:-1], strict=False))
+    skip = sum(len(shared) + 1 for shared, _ in pairs)
     return f"{stage.start}-{stage.stop - 1} {first[skip:]}..{last[skip:]}"
 
 
