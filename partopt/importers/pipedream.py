@@ -123,7 +123,7 @@ def _node(line: str) -> _Node:
     match = _NODE.fullmatch(line.strip())
     if match is None:
         raise PartoptError("not a node and not an edge of a PipeDream graph", _EXAMPLE)
-    fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,]+)", match["fields"]))
+    fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", match["fields"]))
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
         raise PartoptError(f"node{match['number']}: no {missing[0]}", _EXAMPLE)

@@ -60,9 +60,8 @@ def plan(problem: Problem) -> Partition:
     """The partition that minimises the published recurrence. Raises PartoptError above 5,000 layers, where its tables outgrow memory."""
     chain, topology = problem.chain, problem.topology
     if chain.layers > LAYER_LIMIT:
-        raise PartoptError(
-            f"pipedream: {chain.layers} layers; its tables fit up to {LAYER_LIMIT}", "profile coarser layers: --granularity block"
-        )
+        hint = "profile coarser layers (partopt profile --granularity block), or choose another planner"
+        raise PartoptError(f"pipedream: {chain.layers} layers; its tables outgrow memory above {LAYER_LIMIT}", hint)
     weights = np.ascontiguousarray(chain.parameter_bytes.table())
     levels = _fill_levels(problem, weights)
     top = _fill_row(levels[-1], weights, 0)

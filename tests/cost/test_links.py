@@ -1,0 +1,75 @@
+"""Cases worked by hand: bytes over bytes per second, the arithmetic in the assertion."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.links import allreduce_s, levels_crossed, members_spanned, side_s, transfer_s
+from partopt.cost.recurrence import cut_s, stage_s
+from partopt.topology import Device, Level, Topology
+
+
+def cluster(*levels: Level) -> Topology:
+    return Topology(name="cluster", device=Device(name="device"), levels=list(levels))
+
+
+def level(size: int, bandwidth: float, links: int = 1, latency_s: float = 0.0, bus: bool = False) -> Level:
+    return Level(name=f"of {size}", size=size, bandwidth_bytes_per_s=bandwidth, links=links, latency_s=latency_s, bus=bus)
+
+
+SERVERS = cluster(level(4, 100.0, latency_s=0.5), level(4, 10.0, links=2, latency_s=3.0))
+
+
+def test_a_transfer_takes_one_link_of_the_lowest_common_level_and_its_latency():
+    assert transfer_s(400, 1, SERVERS) == 0.5 + 400 / 100
+    assert transfer_s(400, 2, SERVERS) == 3.0 + 400 / 10
+
+
+def test_an_allreduce_inside_a_server_is_a_ring_on_its_links():
+    """Four members move 2 * 3/4 of 400 bytes at 100 bytes/s, in 2 * 3 steps of 0.5 s."""
+    assert allreduce_s(400, range(4), SERVERS) == 2 * 3 / 4 * 400 / 100 + 2 * 3 * 0.5
+
+
+def test_an_allreduce_across_servers_goes_at_the_pace_of_the_narrowest_level_on_all_its_links():
+    """Eight members: the outer level moves 10 * 2 bytes/s, less than the inner 100; 14 steps of the larger latency."""
+    assert allreduce_s(400, range(8), SERVERS) == 2 * 7 / 8 * 400 / 20 + 14 * 3.0
+
+
+def test_an_allreduce_of_one_device_a_server_does_not_cross_the_inner_level():
+    narrow_inside = cluster(level(4, 1.0), level(4, 10.0))
+    assert allreduce_s(400, [0, 4, 8, 12], narrow_inside) == 2 * 3 / 4 * 400 / 10
+
+
+def test_an_allreduce_of_one_device_takes_no_time():
+    assert allreduce_s(400, range(1), SERVERS) == 0
+
+
+def test_on_a_bus_all_members_and_both_directions_share():
+    bus = cluster(level(4, 100.0, bus=True))
+    assert allreduce_s(400, range(4), bus) == 2 * 3 * 400 / 100
+    assert side_s(400, range(2), 1, bus) == 2 * 400 / 100
+
+
+def test_a_side_of_a_cut_is_spread_over_the_members_that_the_stage_spans():
+    """Ranks 0-5 span two servers at level 2; ranks 0-2 are three devices at level 1."""
+    assert side_s(400, range(6), 2, SERVERS) == 400 / (10 * 2)
+    assert side_s(400, range(3), 1, SERVERS) == 400 / (100 * 3)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.integers(0, 10**6), st.integers(2, 16), st.integers(1, 10**6))
+def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m, bandwidth):
+    bus = cluster(level(m, float(bandwidth), bus=True))
+    assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(allreduce_s(size, range(m), bus))
+    assert cut_s(size, float(bandwidth)) == pytest.approx(side_s(size, range(1), 1, bus))
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_runs_of_ranks_cross_and_span_what_their_ranks_one_by_one_do(sizes, data):
+    topology = cluster(*[level(size, 1.0) for size in sizes])
+    start = data.draw(st.integers(0, topology.devices - 1))
+    ranks = range(start, data.draw(st.integers(start, topology.devices - 1)) + 1)
+    pairs = {topology.common_level(first, second) for first in ranks for second in ranks} - {0}
+    assert levels_crossed(ranks, topology) == levels_crossed(list(ranks), topology) == sorted(pairs)
+    for k in range(len(sizes) + 1):
+        assert members_spanned(ranks, k, topology) == len({rank // topology.group_size(k) for rank in ranks})

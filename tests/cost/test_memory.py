@@ -1,0 +1,55 @@
+from dataclasses import replace
+
+import pytest
+
+from partopt.cost.chain import chain_of
+from partopt.cost.memory import optimizer_bytes, stage_memory
+from tests.helpers import measurement, profile_of
+
+
+@pytest.mark.parametrize(
+    "optimizer, sixteen_bit, expected",
+    [
+        ("sgd", False, 0),
+        ("momentum", False, 100),
+        ("adam", False, 200),
+        ("sgd", True, 200),  # 50 parameters of 2 bytes: an fp32 master copy of 4 bytes each
+        ("momentum", True, 400),  # and one fp32 moment
+        ("adam", True, 600),  # and two
+    ],
+)
+def test_optimizer_state_of_100_bytes_of_parameters(optimizer, sixteen_bit, expected):
+    assert optimizer_bytes(100, optimizer, sixteen_bit) == expected
+
+
+CHAIN = chain_of(
+    profile_of(
+        [measurement([1.0] * 3, output_bytes=[10, 20, 0], stash_groups=[([0], 7), ([1, 2], 30), ([2], 4)])],
+        parameter_bytes=[100, 200, 300],
+    )
+)
+
+
+def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
+    """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
+    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", recompute=False)
+    assert memory.parameters_bytes == 3 * 500
+    assert memory.gradients_bytes == 500
+    assert memory.optimizer_bytes == 2 * 500
+    assert memory.activations_bytes == 3 * 34
+    assert memory.buffers_bytes == 3 * (10 + 0)
+    assert memory.total_bytes == 1500 + 500 + 1000 + 102 + 30
+
+
+def test_recomputation_keeps_the_inputs_and_one_microbatch_of_stash():
+    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", recompute=True)
+    assert memory.activations_bytes == 3 * 10 + 34
+
+
+def test_a_stage_in_the_middle_receives_from_both_sides():
+    assert stage_memory(CHAIN, 1, 2, 2, 1, "sgd", False).buffers_bytes == 2 * (10 + 20)
+
+
+def test_sixteen_bit_weights_bring_a_master_copy():
+    memory = stage_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", False)
+    assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2

@@ -1,0 +1,97 @@
+"""Steady states and iterations worked by hand. Layers take 1 s forward and 2 s backward unless said otherwise."""
+
+import pytest
+
+from partopt.cost.period import binding, cut_sides, iteration_s, stage_loads
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
+from tests.helpers import measurement, profile_of
+from tests.planners.problems import chain, problem, topology
+
+
+def layers(count: int, cut: int = 0, weight: int = 0):
+    return chain([1] * count, [2] * count, [cut] * (count - 1), [weight] * count)
+
+
+def test_the_period_is_the_slowest_stage_over_its_replicas():
+    given = problem(layers(4), topology((4, 1.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 3, 4], [3, 1]))
+    assert binding(partition, given).seconds == max(9 / 3, 3 / 1)
+
+
+def test_an_allreduce_longer_than_the_compute_binds():
+    """Two replicas exchange 2 * 1/2 * 30 bytes at 1 byte/s in 30 s, for every two microbatches of 3 s each."""
+    given = problem(layers(1, weight=30), topology((2, 1.0)))
+    load = binding(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given)
+    assert (load.seconds, str(load)) == (30 / 2, "all-reduce of stage 0")
+
+
+def test_a_narrow_cut_binds_and_each_side_pays_for_its_own_ports():
+    """Servers of 2: ranks 0-1 and 2. The stage of ranks 0-1 leaves its server by one port; rank 2 sees its neighbour across servers."""
+    given = problem(layers(2, cut=40), topology((2, 100.0), (2, 10.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1]))
+    assert [side.seconds for s in (0, 1) for side in cut_sides(partition, s, given)] == [40 / 10, 40 / 10]
+    assert str(binding(partition, given)) == "cut before stage 1"
+
+
+def test_a_fifteen_one_split_pays_for_ethernet_on_the_wide_side_only():
+    """Four servers of 4, ranks 0-14 and 15: the wide side spans four servers, the narrow one has its neighbour in its own server."""
+    given = problem(layers(2, cut=120), topology((4, 100.0), (4, 10.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [15, 1]))
+    assert [side.seconds for s in (0, 1) for side in cut_sides(partition, s, given)] == [120 / (10 * 4), 120 / 100]
+
+
+def test_a_nested_pipeline_sends_inside_its_servers():
+    given = problem(layers(2, cut=40), topology((2, 100.0), (2, 10.0)))
+    partition = Partition(NESTED, [Assignment(0, 1, [0, 2]), Assignment(1, 2, [1, 3])])
+    assert [side.seconds for side in cut_sides(partition, 0, given)] == [40 / (100 * 2)]
+
+
+def test_serial_transfers_make_the_devices_wait():
+    """3 s of compute, and an activation and a gradient of 0.5 s each."""
+    given = problem(layers(2, cut=5), topology((2, 10.0)), serial_transfers=True)
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
+    assert stage_loads(partition, 0, given)[0].seconds == 3 + 2 * 0.5
+
+
+def test_recomputation_adds_a_forward():
+    given = problem(layers(2), topology((2, 1.0)), recompute=True)
+    assert binding(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given).seconds == 4
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("P, M", [(1, 1), (4, 1), (4, 8), (3, 16)])
+def test_equal_stages_take_three_times_microbatches_and_stages_less_one(schedule, P, M):
+    given = problem(layers(P), topology((P, 1.0)), schedule=schedule, microbatches=M)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive(list(range(P + 1)))), given) == 3 * (M + P - 1)
+
+
+def test_without_overlap_an_iteration_is_every_microbatch_through_every_stage():
+    given = problem(layers(4), topology((4, 1.0)), schedule="naive", microbatches=8)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2, 3, 4])), given) == 3 * 4 * 8
+
+
+def test_data_parallel_replicas_share_the_microbatches_and_then_exchange_gradients():
+    """Eight microbatches of 3 s on two replicas, then 2 * 1/2 * 10 bytes at 1 byte/s."""
+    given = problem(layers(1, weight=10), topology((2, 1.0)), schedule="1f1b", microbatches=8)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given) == 8 / 2 * 3 + 10
+
+
+def test_a_plan_says_what_the_formulas_say():
+    """Layers of 6, 3 and 3 s on a 2-1 split of three devices: 9 / 2 against 3; 12 s on one device."""
+    profile = profile_of(
+        [measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8, 8, 0], microbatch_size=4)], parameter_bytes=[4, 4, 8]
+    )
+    given = problem_of(profile, topology((3, 1e6)))
+    plan = price(Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1])), given, "manual")
+    assert (plan.shape, plan.noam, plan.idle_ranks) == ("2-1", 2, [])
+    assert plan.predicted.period_s == 9 / 2
+    assert plan.predicted.samples_per_s == 4 / 4.5
+    assert plan.predicted.speedup_over_one_device == 12 / 4.5
+    assert plan.predicted.bubble == pytest.approx(1 - 12 / (3 * 4.5))
+    assert plan.predicted.bound_by == "compute of stage 0"
+    assert [(flow.kind, flow.source, flow.destination, flow.stage, flow.bytes, flow.per) for flow in plan.communication] == [
+        ("allreduce", None, None, 0, 8, "round"),
+        ("send", 0, 1, None, 8, "microbatch"),
+        ("send", 1, 0, None, 8, "microbatch"),
+    ]

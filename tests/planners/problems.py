@@ -1,0 +1,62 @@
+"""Small random problems whose costs are whole numbers, so that every way of adding them up gives the same floating-point number."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from partopt.cost.chain import Chain
+from partopt.cost.problem import Problem
+from partopt.cost.ranges import Group, RangeSum
+from partopt.topology import Device, Level, Topology
+
+numbers = st.integers(0, 12)
+
+
+def topology(*levels: tuple[int, float], bus: bool = False, latency_s: float = 0.0) -> Topology:
+    """Levels as (size, bandwidth in bytes/s), innermost first."""
+    return Topology(
+        name="test",
+        device=Device(name="device"),
+        levels=[
+            Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=bandwidth, bus=bus, latency_s=latency_s)
+            for k, (size, bandwidth) in enumerate(levels, start=1)
+        ],
+    )
+
+
+def chain(forward: list[int], backward: list[int], cuts: list[int], weights: list[int], tied: tuple[Group, ...] = ()) -> Chain:
+    """A chain of N layers; `cuts` are the N-1 inner ones."""
+    return Chain(
+        names=[f"layer{index}" for index in range(len(forward))],
+        microbatch_size=1,
+        f=np.array(forward, dtype=float),
+        g=np.array(backward, dtype=float),
+        a=np.array([0, *cuts, 0], dtype=float),
+        parameter_bytes=RangeSum([float(weight) for weight in weights], tied),
+        stash_bytes=RangeSum([1.0] * len(forward)),
+    )
+
+
+def problem(of: Chain, on: Topology, **options: object) -> Problem:
+    """A problem without a profile: enough for a planner's decision."""
+    return Problem(profile=None, topology=on, chain=of, **options)  # type: ignore[arg-type]
+
+
+@st.composite
+def chains(draw: st.DrawFn, layers: int = 7) -> Chain:
+    """Chains of up to `layers` layers, with zeros, ties and now and then a tied parameter."""
+    count = draw(st.integers(1, layers))
+    columns = [draw(st.lists(numbers, min_size=size, max_size=size)) for size in (count, count, count - 1, count)]
+    columns[0][draw(st.integers(0, count - 1))] += 1
+    members = draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=3, unique=True)) if count > 2 else []
+    return chain(*columns, tied=(Group(members, 6.0),) if members and draw(st.booleans()) else ())
+
+
+@st.composite
+def topologies(draw: st.DrawFn, levels: int = 3, devices: int = 12) -> Topology:
+    """Up to `levels` levels, at most `devices` devices in all."""
+    sizes: list[int] = []
+    for _ in range(draw(st.integers(1, levels))):
+        sizes.append(draw(st.integers(1, min(4, devices // int(np.prod(sizes, dtype=int))))))
+    return topology(*[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes])

@@ -1,0 +1,65 @@
+"""What every planner in the registry keeps to."""
+
+import itertools
+
+import pytest
+
+from partopt import plan as plans
+from partopt import planners
+from partopt.cost.problem import problem_of
+from partopt.errors import PartoptError
+from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile
+from tests.planners.problems import topology
+
+AUTOMATIC = [name for name in planners.PLANNERS if name != "manual"]
+
+
+def profile(layers: int) -> Profile:
+    costs = list(itertools.islice(itertools.cycle([3, 1, 4, 1, 5, 9, 2, 6]), layers))
+    return Profile(
+        model=Model(name="model"),
+        device=Device(name="device"),
+        dtype="float32",
+        layers=[Layer(name=f"layer{index}", parameter_bytes=1000 * cost) for index, cost in enumerate(costs)],
+        measurements=[
+            Measurement(
+                microbatch_size=2,
+                layers=[LayerMeasurement(forward_s=cost / 1e3, backward_s=cost / 5e2, output_bytes=100 * cost) for cost in costs],
+            )
+        ],
+    )
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@pytest.mark.parametrize("name", AUTOMATIC)
+@pytest.mark.parametrize("schedule, microbatches", [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("gpipe", 8), ("naive", 8)])
+@pytest.mark.parametrize("layers, cluster", [(1, [(1, 1e6)]), (1, [(4, 1e6)]), (7, [(4, 1e6)]), (20, [(4, 1e6), (2, 1e5)])])
+def test_plans_are_valid_whatever_the_model_and_the_cluster(name, schedule, microbatches, layers, cluster):
+    problem = problem_of(profile(layers), topology(*cluster), schedule=schedule, microbatches=microbatches)
+    plan = planners.plan(name, problem)
+    assert list(plans.find_faults(plan)) == []
+    assert [module for stage in plan.stages for module in stage.modules] == problem.chain.names
+    assert sum(len(stage.ranks) for stage in plan.stages) + len(plan.idle_ranks) == problem.topology.devices
+    assert plan.planner == name
+    assert 0 <= plan.predicted.bubble < 1
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_the_same_problem_gives_the_same_plan(name):
+    first, second = (planners.plan(name, problem_of(profile(20), topology((4, 1e6), (2, 1e5)))) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight"])
+@pytest.mark.parametrize("stages, what", [(8, "7 layers"), (7, "4 devices")])
+def test_more_stages_than_layers_or_devices_are_refused(name, stages, what):
+    problem = problem_of(profile(7), topology((4, 1e6)), stages=stages)
+    with pytest.raises(PartoptError, match=f"{stages} stages for {what}"):
+        planners.plan(name, problem)
+
+
+def test_an_unknown_planner_is_answered_with_the_nearest_known():
+    with pytest.raises(PartoptError, match="no such planner") as raised:
+        planners.plan("pipedreams", problem_of(profile(2), topology((2, 1e6))))
+    assert raised.value.hint == 'did you mean "pipedream"?'

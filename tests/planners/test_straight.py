@@ -1,0 +1,39 @@
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.period import binding
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.planners import straight
+from tests.planners.problems import chains, problem, topologies, topology
+
+
+def least_period(given: Problem, counts: range) -> float:
+    """The least steady-state period over every partition into one-device stages, by the common cost."""
+    layers = given.chain.layers
+    partitions = (
+        Partition(CONTIGUOUS, consecutive([0, *cuts, layers])) for count in counts for cuts in combinations(range(1, layers), count - 1)
+    )
+    return min(binding(partition, given).seconds for partition in partitions)
+
+
+@settings(max_examples=200, deadline=None)
+@given(chains(), topologies(), st.booleans(), st.booleans(), st.booleans())
+def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recompute, serial, bus):
+    cluster = topology(*[(level.size, level.bandwidth_bytes_per_s) for level in cluster.levels], bus=bus)
+    given = problem(model, cluster, recompute=recompute, serial_transfers=serial)
+    partition = straight.plan(given)
+    assert partition.objective_s == pytest.approx(least_period(given, range(1, given.stage_count() + 1)), rel=1e-12)
+    assert binding(partition, given).seconds == pytest.approx(partition.objective_s, rel=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(chains(), st.data())
+def test_takes_exactly_the_stages_asked_for(model, data):
+    K = data.draw(st.integers(1, model.layers))
+    given = problem(model, topology((8, 2.0)), stages=K)
+    partition = straight.plan(given)
+    assert len(partition.stages) == K
+    assert partition.objective_s == pytest.approx(least_period(given, range(K, K + 1)), rel=1e-12)
