@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
 import tempfile
 import types
@@ -28,6 +29,12 @@ Check = Callable[[Document], Iterable[PartoptError]]  # what types cannot say of
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every struct in a file: immutable, and strict about its keys."""
+
+
+class _Head(msgspec.Struct):
+    """What every document begins with."""
+
+    schema: str | None = None
 
 
 _FORMATS = "docs/formats.md describes the format, partopt schema prints it"
@@ -55,8 +62,45 @@ def write_bytes(path: str, content: bytes, force: bool = False) -> None:
         sys.stdout.buffer.flush()
         return
     check_writable(path, force)
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        if stat.S_ISREG(_mode(path) or stat.S_IFREG):
+            _replace(Path(path).resolve(), content)
+        else:
+            Path(path).write_bytes(content)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise PartoptError(f"{path}: cannot be written: {error.strerror}", "choose another place") from None
+
+
+def check_writable(path: str, force: bool = False) -> None:
+    """Refuse, before any work is done, an output path that could not be written at the end. Pipes and devices are written as they are."""
+    if path == "-":
+        return
+    folder, mode = Path(path).parent, _mode(path)
+    if stat.S_ISDIR(mode):
+        raise PartoptError(f"{path}: is a directory", "name a file in it")
+    if stat.S_ISREG(mode) and not force:
+        raise PartoptError(f"{path}: already exists", "add --force to replace it")
+    if not folder.is_dir():
+        raise PartoptError(f"{path}: the folder {folder} does not exist", f"make it first: mkdir -p {folder}")
+    if not mode and not os.access(folder, os.W_OK):
+        raise PartoptError(f"{path}: the folder {folder} cannot be written to", "choose another folder")
+
+
+def _mode(path: str) -> int:
+    """Kind and permissions of the file at `path`; 0 where there is none."""
+    try:
+        return Path(path).stat().st_mode
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise PartoptError(f"{path}: cannot be written: {error.strerror}", "choose another place") from None
+
+
+def _replace(target: Path, content: bytes) -> None:
+    """Write `content` beside `target` and put it in its place at once; where that fails, leave nothing behind."""
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".partopt.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -65,21 +109,6 @@ def write_bytes(path: str, content: bytes, force: bool = False) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def check_writable(path: str, force: bool = False) -> None:
-    """Refuse, before any work is done, an output path that could not be written at its end."""
-    target = Path(path)
-    if path == "-":
-        return
-    if target.is_dir():
-        raise PartoptError(f"{path}: is a directory", "name a file in it")
-    if target.exists() and not force:
-        raise PartoptError(f"{path}: already exists", "add --force to replace it")
-    if not target.parent.is_dir():
-        raise PartoptError(f"{path}: the folder {target.parent} does not exist", f"make it first: mkdir -p {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise PartoptError(f"{path}: the folder {target.parent} cannot be written to", "choose another folder")
 
 
 def load(path: str, expected: type[Document], check: Check[Document]) -> Document:
@@ -115,11 +144,10 @@ def decode(content: bytes, expected: type[Document], where: str) -> Document:
     """The document in `content`, or a PartoptError that names `where` and the path of every fault found."""
     name = _schema_name(expected)
     try:
-        document = msgspec.json.decode(content, type=expected)
+        if msgspec.json.decode(content, type=_Head).schema == name:
+            return msgspec.json.decode(content, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        document = _decode_or_explain(content, expected, name, where)
-    if getattr(document, "schema", name) == name:
-        return document
+        pass
     return _decode_or_explain(content, expected, name, where)
 
 
@@ -139,16 +167,22 @@ def find_faults(raw: object, expected: Any, path: str, ignore_unknown: bool = Fa
     bare = _without_constraints(expected)
     item = typing.get_args(bare)[0] if typing.get_origin(bare) is list else None
     if _is_struct(bare) and isinstance(raw, dict):
-        yield from _struct_faults(raw, bare, path, ignore_unknown)
+        inside = list(_struct_faults(raw, bare, path, ignore_unknown))
+        yield from inside or _value_faults(_known_part(raw, bare), bare, path)
     elif _is_struct(item) and isinstance(raw, list) and raw:
         for index, element in enumerate(raw):
             yield from find_faults(element, item, f"{path}[{index}]", ignore_unknown)
     else:
-        try:
-            msgspec.convert(raw, expected)
-        except msgspec.ValidationError as error:
-            what, _, inner = str(error).partition(" - at `$")
-            yield PartoptError(f"{path}{inner.rstrip('`')}: {_plain(what)}".removeprefix(": "), _FORMATS)
+        yield from _value_faults(raw, expected, path)
+
+
+def _value_faults(raw: object, expected: Any, path: str) -> Iterator[PartoptError]:
+    """The first way in which `raw` as a whole differs from `expected`: what the types of its parts cannot say is said here."""
+    try:
+        msgspec.convert(raw, expected)
+    except msgspec.ValidationError as error:
+        what, _, inner = str(error).partition(" - at `$")
+        yield PartoptError(f"{path}{inner.rstrip('`')}: {_plain(what)}".removeprefix(": "), _FORMATS)
 
 
 def _known_part(raw: Any, expected: Any) -> Any:
@@ -217,7 +251,7 @@ def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
         return PartoptError("the file is empty", f"a partopt {kind} is expected here")
     offset = re.search(r"byte (\d+)", reason)
     if offset is None:
-        return PartoptError(f"not JSON: {_plain(reason)}", "is the file whole? write it anew")
+        return PartoptError(f"not JSON: {_plain(reason.partition(' - at `$')[0])}", "is the file whole? write it anew")
     before = content[: int(offset[1])]
     line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
     what = reason.split(" (byte")[0].removeprefix("JSON is malformed: ")

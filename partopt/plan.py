@@ -73,7 +73,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
     """
 
-    period_s: Seconds
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
     iteration_s: Seconds | None
     samples_per_s: Seconds
     bubble: float
