@@ -18,6 +18,7 @@ from partopt.errors import PartoptError, PartoptWarning
 
 Quantity = str | int | float  # as written; a bare number is refused by partopt.units, which says why
 Size = Annotated[int, msgspec.Meta(ge=1)]
+DEVICE_LIMIT = 2**20
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
@@ -49,6 +50,8 @@ class Topology(documents.Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         product = math.prod(level.size for level in self.levels)
+        if product > DEVICE_LIMIT:
+            raise ValueError(f"{product} devices; partopt plans for up to {DEVICE_LIMIT}")
         if self.devices not in (0, product):
             raise ValueError(f"{self.devices} devices, but the sizes of the levels multiply to {product}")
         msgspec.structs.force_setattr(self, "devices", product)
@@ -100,12 +103,13 @@ def parse(content: bytes, where: str = "topology", outermost_size: int | None = 
         raw = yaml.safe_load(content)
     except yaml.YAMLError as error:
         raise _not_yaml(error).at(where) from None
+    except (ValueError, RecursionError) as error:  # of PyYAML's own: a date such as 2024-13-45, lists nested without end
+        raise PartoptError(f"{where}: not YAML that partopt reads: {error}", "see docs/formats.md for an example") from None
     if not isinstance(raw, dict):
         raise PartoptError(f"{where}: not a topology", "see docs/formats.md, or partopt topology show v100-pcie")
     faults = list(documents.find_faults(raw, TopologyFile, ""))
-    if not faults:
-        topology, faults = _from_file(msgspec.convert(raw, TopologyFile), outermost_size)
-    if faults:
+    topology = None if faults else _from_file(msgspec.convert(raw, TopologyFile), outermost_size, faults)
+    if topology is None or faults:
         raise PartoptError.together(fault.at(where) for fault in faults)
     _warn_inverted(topology, where)
     return topology
@@ -126,8 +130,8 @@ def dump(topology: Topology) -> str:
     return yaml.safe_dump(document, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
 
 
-def _from_file(file: TopologyFile, outermost_size: int | None) -> tuple[Topology, list[PartoptError]]:
-    faults: list[PartoptError] = []
+def _from_file(file: TopologyFile, outermost_size: int | None, faults: list[PartoptError]) -> Topology | None:
+    """The topology of a file, its faults added to `faults`."""
     memory = None
     if file.device.memory is not None:
         memory = round(_positive(units.parse_bytes, file.device.memory, "device.memory", faults))
@@ -135,7 +139,11 @@ def _from_file(file: TopologyFile, outermost_size: int | None) -> tuple[Topology
     if outermost_size is not None:
         levels[-1] = msgspec.structs.replace(levels[-1], size=outermost_size)
     faults += _repeated_names(level.name for level in levels)
-    return Topology(name=file.name, device=Device(name=file.device.name, memory_bytes=memory), levels=levels), faults
+    try:
+        return Topology(name=file.name, device=Device(name=file.device.name, memory_bytes=memory), levels=levels)
+    except ValueError as error:
+        faults.append(PartoptError(f"levels: {error}", "check the sizes of the levels"))
+        return None
 
 
 def _level(level: _LevelFile, path: str, faults: list[PartoptError]) -> Level:
