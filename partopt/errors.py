@@ -46,4 +46,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, or all of them where none is near."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"?' if near else "known: " + ", ".join(names)
+    return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"

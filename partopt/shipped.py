@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from partopt.errors import PartoptError, did_you_mean
 
 _SUFFIXES = {"profiles": ".json", "topologies": ".yaml"}
+_SINGULAR = {"profiles": "profile", "topologies": "topology"}
 
 
 def folder(kind: str) -> Path:
@@ -22,13 +24,13 @@ def names(kind: str) -> list[str]:
     return sorted(path.name.removesuffix(suffix) for path in folder(kind).glob(f"*{suffix}"))
 
 
-def find(given: str, kind: str) -> str:
-    """The path of `given`: a file, `-`, or a shipped name. Raises PartoptError, with the nearest shipped name, where it is neither."""
-    if given == "-" or Path(given).exists():
+def find(given: str, *kinds: str) -> str:
+    """The path of `given`: a file, `-`, or a shipped name of one of `kinds`. Raises PartoptError, with the nearest name, otherwise."""
+    if given == "-" or os.path.exists(given):  # noqa: PTH110 (unlike Path.exists it never raises)
         return given
-    if given in names(kind):
-        return str(folder(kind) / f"{given}{_SUFFIXES[kind]}")
-    raise PartoptError(f"{given}: no such file, and no shipped {_SINGULAR[kind]} of that name", did_you_mean(given, names(kind)))
-
-
-_SINGULAR = {"profiles": "profile", "topologies": "topology"}
+    for kind in kinds:
+        if given in names(kind):
+            return str(folder(kind) / f"{given}{_SUFFIXES[kind]}")
+    known = [name for kind in kinds for name in names(kind)]
+    what = " or ".join(_SINGULAR[kind] for kind in kinds)
+    raise PartoptError(f"{given}: no such file, and no shipped {what} of that name", did_you_mean(given, known))

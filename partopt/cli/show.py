@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from partopt import shipped
@@ -24,8 +26,8 @@ def command(file: str) -> None:
     from partopt.report import profile as profile_report
     from partopt.report import topology as topology_report
 
-    content = documents.read_bytes(_find(file))
-    kind = _kind(content)
+    content = documents.read_bytes(shipped.find(file, "profiles", "topologies"))
+    kind = _kind(content, file)
     if kind == "profile":
         click.echo(profile_report.render(profile.parse(content, file), options.ascii_only()))
         click.echo(f"next:    partopt plan {file} --topology dgx-a100", err=True)
@@ -37,22 +39,13 @@ def command(file: str) -> None:
         click.echo(f"next:    partopt plan PROFILE --topology {file}", err=True)
 
 
-def _find(file: str) -> str:
-    """The path of a file or of whatever is shipped under that name."""
-    kind = "profiles" if file in shipped.names("profiles") else "topologies" if file in shipped.names("topologies") else None
-    if kind is not None:
-        return shipped.find(file, kind)
-    return file
-
-
-def _kind(content: bytes) -> str:
-    """What kind of file this is, by its schema; a topology has none."""
-    head = content.lstrip()[:200]
-    for kind in ("profile", "plan"):
-        if b'"partopt.' + kind.encode() + b"/" in head:
-            return kind
-    if head.startswith(b"{"):
+def _kind(content: bytes, file: str) -> str:
+    """What kind of file this is, by its schema, even where it is not whole; a topology has none."""
+    schema = re.search(rb'"schema"\s*:\s*"partopt\.(profile|plan)/', content)
+    if schema is not None:
+        return schema[1].decode()
+    if content.lstrip().startswith(b"{"):
         raise PartoptError(
-            "not a profile and not a plan: no schema that partopt knows", 'its first field should be "schema": "partopt.plan/1"'
+            f"{file}: not a profile and not a plan: no schema that partopt shows", 'its first field should be "schema": "partopt.plan/1"'
         )
     return "topology"
