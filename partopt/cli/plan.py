@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +49,12 @@ def command(
         documents.check_writable(output, force)
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
-    problem = options.problem(loaded, topology, given, options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas"))
+    split = options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas")
+
+    def stated(**changed: object) -> Problem:
+        return options.problem(loaded, topology, given | changed, *split)
+
+    problem = stated()
     name = _planner(planner, cuts, replicas)
     plan = planners.plan(name, problem)
     if as_json or output == "-":
@@ -54,7 +62,7 @@ def command(
     else:
         _show(plan, problem, profile)
     if not fits(plan, problem.memory_bytes):
-        raise _does_not_fit(plan, name, problem)
+        raise _does_not_fit(plan, problem, stated)
     if output and output != "-":
         plans.save(plan, output, force)
         click.echo(f"Wrote {output}", err=True)
@@ -99,36 +107,34 @@ def _show(plan: Plan, problem: Problem, profile: str) -> None:
     click.echo(f"\n{table(['BESIDE IT', 'SHAPE', 'PERIOD', 'SPEED', 'MEMORY', ''], rows, left=(0, 1, 5))}")
 
 
-def _does_not_fit(plan: Plan, planner: str, problem: Problem) -> PartoptError:
-    """By how much, and what was tried that would help."""
+def _does_not_fit(plan: Plan, problem: Problem, restated: Callable[..., Problem]) -> PartoptError:
+    """By how much, and what was tried that would help. `restated` states the problem again with some of its options changed."""
     from partopt.units import format_bytes
 
     assert problem.memory_bytes is not None
     over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
     fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
     message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
-    return PartoptError(message, _what_would_fit(planner, problem), ANSWER_IS_NO)
+    return PartoptError(message, _what_would_fit(plan.planner, problem, restated), ANSWER_IS_NO)
 
 
-def _what_would_fit(planner: str, problem: Problem) -> str:
-    """The first change to the problem, of those that keep the most speed, with which the same planner's plan fits."""
-    from dataclasses import replace
-
+def _what_would_fit(planner: str, problem: Problem, restated: Callable[..., Problem]) -> str:
+    """The flags, of those that keep the most speed, with which the same planner's plan fits."""
     from partopt import planners
-    from partopt.cost.chain import chain_of
     from partopt.report.plan import fits
     from partopt.units import format_rate
 
-    sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < problem.chain.microbatch_size]
-    chains = [(problem.chain, "")] + [(chain_of(problem.profile, size), f" --microbatch-size {size}") for size in reversed(sizes)]
+    size_now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
+    sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < size_now] + [size_now]
     found = []
-    for chain, flag in chains:
-        for recompute in (False, True):
-            changed = replace(problem, chain=chain, recompute=recompute, costs=None)
-            plan = planners.plan(planner, changed)
+    for size, recompute in itertools.product(reversed(sizes), ("never", "always")):
+        with suppress(PartoptError):  # a --global-batch may be no multiple of that size
+            plan = planners.plan(planner, restated(microbatch_size=size, recompute=recompute))
             if fits(plan, problem.memory_bytes):
-                found.append((plan.predicted.samples_per_s, flag + (" --recompute always" if recompute else "")))
+                flags = "" if size == size_now else f" --microbatch-size {size}"
+                flags += "" if recompute == recompute_now else f" --recompute {recompute}"
+                found.append((plan.predicted.samples_per_s, flags))
     if not found:
-        return "no measured microbatch size fits, with or without --recompute always: more or larger devices are needed, or --optimizer sgd"
+        return "no measured microbatch size fits, with or without --recompute always: more or larger devices are needed"
     speed, flags = max(found)
     return f"this fits:{flags} ({format_rate(speed, 'samples')})"
