@@ -100,6 +100,8 @@ def problem(
         replicas=tuple(replicas),
         **limit,
     )
+    if stated.stages is not None:
+        stated.stage_count()
     return _with_costs(_with_microbatches(stated, options), options["cost"])
 
 
@@ -154,9 +156,12 @@ def _with_costs(stated: Problem, kind: str) -> Problem:
     layers = stated.chain.layers
     if kind == "time":
         return stated
-    if kind == "parameters":
-        return replace(stated, costs=np.array([stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]))
-    return replace(stated, costs=np.array(_costs_in(kind, layers)))
+    if kind != "parameters":
+        return replace(stated, costs=np.array(_costs_in(kind, layers)))
+    sizes = [stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
+    if not any(sizes):
+        raise PartoptError("--cost parameters: no layer has any", "balance the measured time: --cost time")
+    return replace(stated, costs=np.array(sizes))
 
 
 def _costs_in(path: str, layers: int) -> list[float]:
