@@ -75,10 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PartoptWarning)
+    code = 0
     try:
-        words = [word for word in given if word != "--debug"]
-        code = partopt.main(words, prog_name="partopt", standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
+        words = [word for word in given if word != "--debug"] or ["--help"]
+        with partopt.make_context("partopt", words, color=False if os.environ.get("NO_COLOR") else None) as context:
+            partopt.invoke(context)  # click's own main() would turn a closed pipe into exit code 1
         sys.stdout.flush()
+    except click.exceptions.Exit as left:
+        code = left.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's own flush at exit finds no pipe
         code = BROKEN_PIPE
@@ -89,14 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         code = _report(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
 
 
 def _report(error: Exception) -> int:
     """Print `error: ...` and `hint: ...` for every part of the error; the exit code."""
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx else "partopt"
-        error = PartoptError(f"{path}: {error.format_message()[:1].lower()}{error.format_message()[1:].rstrip('.')}", f"see {path} --help")
+        error = _usage(error)
     elif isinstance(error, click.ClickException):
         error = PartoptError(error.format_message())
     if not isinstance(error, PartoptError):
@@ -108,6 +111,14 @@ def _report(error: Exception) -> int:
         if part.hint:
             click.echo(f"hint:  {part.hint}", err=True)
     return error.exit_code
+
+
+def _usage(error: click.UsageError) -> PartoptError:
+    """What click found wrong with the command line, in partopt's words."""
+    path = error.ctx.command_path if error.ctx else "partopt"
+    near = getattr(error, "possibilities", None)
+    message = (error.message if near else error.format_message()).rstrip(".")
+    return PartoptError(f"{path}: {message[:1].lower()}{message[1:]}", f'did you mean "{near[0]}"?' if near else f"see {path} --help")
 
 
 def _show_warning(

@@ -8,7 +8,7 @@ from partopt import shipped
 from partopt.cli import options
 
 
-@click.group(short_help="list and show the topologies that come with partopt")
+@click.group(short_help="list and show the topologies that come with partopt", no_args_is_help=False)
 def command() -> None:
     """List and show topologies.
 
