@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import click
+
+WIDTH = 80  # columns
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -39,5 +42,5 @@ def shorten(text: str, width: int) -> str:
 
 
 def labelled(lines: Iterable[tuple[str, str]]) -> str:
-    """Lines of a label and a text, the texts one under the other."""
-    return "\n".join(f"{label:9}{text}" for label, text in lines)
+    """A label and a text a line; the texts stand one under the other, and so do the lines of one that is wider than the page."""
+    return "\n".join(textwrap.fill(text, WIDTH, initial_indent=f"{label:9}", subsequent_indent=" " * 9) for label, text in lines)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from partopt.report.table import table
 from partopt.topology import Level, Topology
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 
-def describe(topology: Topology, width: int = 71) -> str:
-    """`v100-pcie, 16 x V100-16GB: server (4, pcie 12 GB/s), ...`; further lines are indented to stand under the first."""
+def describe(topology: Topology) -> str:
+    """`v100-pcie, 16 x V100-16GB: server (4, pcie 12 GB/s), cluster (4, ethernet 10 Gb/s)`."""
     levels = ", ".join(f"{level.name} ({level.size}, {_link(level)})" for level in topology.levels)
-    lines = textwrap.wrap(f"{topology.name}, {topology.devices} x {topology.device.name}: {levels}", width)
-    return "\n         ".join(lines)
+    return f"{topology.name}, {topology.devices} x {topology.device.name}: {levels}"
 
 
 def summary(name: str, topology: Topology) -> list[str]:
