@@ -22,13 +22,14 @@ import networkx as nx
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, Tensor
 
-_NODE = re.compile(r"node(?P<number>\d+) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)")
-_EDGE = re.compile(r"\s+node(?P<source>\d+) -- node(?P<target>\d+)\s*")
+_NODE = re.compile(r"node(?P<number>[0-9]{1,9}) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)")
+_EDGE = re.compile(r"\s+node(?P<source>[0-9]{1,9}) -- node(?P<target>[0-9]{1,9})\s*")
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _EXAMPLE = (
     "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
 )
 _SHORT_BACKWARD = 0.1  # of the forward: a likely measuring fault
+_LARGEST = 2.0**63  # no time in ms and no size in bytes comes near it
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,6 @@ class _Node:
     backward_s: float
     activation_bytes: int
     parameter_bytes: int
-
-    @property
-    def is_input(self) -> bool:
-        return self.module.startswith("Input")
 
     @property
     def type(self) -> str:
@@ -59,11 +56,12 @@ def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
     for sink in [n for n in graph if graph.out_degree(n) == 0 and graph.nodes[n]["node"].module.startswith("__getitem__")]:
         graph.remove_node(sink)
     order = [graph.nodes[n]["node"] for n in nx.lexicographical_topological_sort(graph)]
-    layers = [node for node in order if not node.is_input]
+    inputs = [node for node in order if graph.in_degree(node.number) == 0 and node.module.startswith("Input")]
+    layers = [node for node in order if node not in inputs]
     if not layers:
         raise PartoptError(f"{where}: no layers: every node is an Input", "is this the file that the profiler wrote?")
     _warn_short_backward(layers, where)
-    index = {node.number: position for position, node in enumerate(layers)} | {node.number: 0 for node in order if node.is_input}
+    index = {node.number: position for position, node in enumerate(layers)} | {node.number: 0 for node in inputs}
     return Profile(
         model=Model(name=name, entry=where),
         device=Device(name="unknown (imported from PipeDream)"),
@@ -128,12 +126,11 @@ def _node(line: str) -> _Node:
     if missing:
         raise PartoptError(f"node{match['number']}: no {missing[0]}", _EXAMPLE)
     forward_ms, backward_ms, activation, parameters = (_number(field, fields[field]) for field in _FIELDS)
-    is_input = match["module"].startswith("Input")
     return _Node(
         number=int(match["number"]),
         module=match["module"],
-        forward_s=0.0 if is_input else forward_ms / 1e3,
-        backward_s=0.0 if is_input else backward_ms / 1e3,
+        forward_s=forward_ms / 1e3,
+        backward_s=backward_ms / 1e3,
         activation_bytes=round(activation),
         parameter_bytes=round(parameters),
     )
@@ -143,10 +140,10 @@ def _number(field: str, text: str) -> float:
     """A number, or the sum of a list `[a; b]`; not negative, finite."""
     try:
         value = math.fsum(float(part) for part in text.strip("[] ").split(";"))
-    except ValueError:
-        raise PartoptError(f"{field}: '{text}' is not a number", _EXAMPLE) from None
-    if not 0 <= value < math.inf:
-        raise PartoptError(f"{field}: {text} is not a time or a size", "profile again: it must be finite and not negative")
+    except (ValueError, OverflowError):
+        raise PartoptError(f"{field}: '{text.strip()}' is not a number", _EXAMPLE) from None
+    if not 0 <= value < _LARGEST:
+        raise PartoptError(f"{field}: {text.strip()} is not a time or a size", "profile again: it must be finite and not negative")
     return value
 
 
