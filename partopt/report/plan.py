@@ -50,7 +50,7 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     whole = max(busy) if plan.microbatches else plan.predicted.period_s
     return [
         str(s),
-        shorten(_layers(stage), _LAYERS_WIDTH),
+        _layers(stage, _LAYERS_WIDTH),
         shorten(format_ranks(stage.ranks), _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
         format_seconds(stage.allreduce_s / stage.replicas) if stage.replicas > 1 else "-",
@@ -60,14 +60,16 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     ]
 
 
-def _layers(stage: Stage) -> str:
-    """`3-8 h.1..h.6`: numbers, and the names of the first and the last layer without the dotted prefix that they share."""
-    first, last = stage.modules[0], stage.modules[-1]
+def _layers(stage: Stage, width: int) -> str:
+    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; leading parts of the name go where the whole is too wide."""
+    first, last = stage.modules[0].split("."), stage.modules[-1].split(".")
     if stage.stop - stage.start == 1:
-        return f"{stage.start} {first}"
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first.split(".")[:-1], last.split(".")[:-1], strict=False))
-    skip = sum(len(shared) + 1 for shared, _ in pairs)
-    return f"{stage.start}-{stage.stop - 1} {first[skip:]}..{last[skip:]}"
+        numbers, ending = f"{stage.start} ", ""
+    else:
+        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False))))
+        numbers, ending = f"{stage.start}-{stage.stop - 1} ", f"..{'.'.join(last[shared:])}"
+    forms = [f"{numbers}{'.'.join(first[skip:])}{ending}" for skip in range(len(first))]
+    return next((form for form in forms if len(form) <= width), shorten(forms[-1], width))
 
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:

@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up a virtual environment in .venv by themselves; PYTHON chooses the interpreter, VENV another place.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEMO := demo
+TOPOLOGY ?= v100-pcie
+
+.PHONY: demo test lint format clean
+
+demo: $(INSTALLED)
+	mkdir -p $(DEMO)
+	@echo '--- 1. measure the layers of a GPT on this machine'
+	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2,4 -o $(DEMO)/gpt.json --force
+	@echo; echo '--- 2. plan it on a cluster of 16 GPUs'
+	$(BIN)/partopt plan $(DEMO)/gpt.json --topology $(TOPOLOGY) -o $(DEMO)/plan.json --force
+	@echo; echo '--- 3. compare the planners'
+	$(BIN)/partopt compare $(DEMO)/gpt.json --topology $(TOPOLOGY)
+	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show $(TOPOLOGY) --yaml).'
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch comes first and pinned: an open range could bring a newer build with gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) $(DEMO) .hypothesis .mypy_cache .pytest_cache .ruff_cache

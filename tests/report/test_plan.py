@@ -1,0 +1,74 @@
+import click
+import msgspec
+import pytest
+
+from partopt import planners
+from partopt.cost.problem import problem_of
+from partopt.report.plan import _layers, format_ranks, render, spread
+from tests.helpers import measurement, profile_of
+from tests.planners.problems import topology
+
+
+def two_one_plan(**options):
+    """Layers of 6, 3 and 3 s on a 2-1 split of four devices."""
+    sizes = measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8000, 8000, 0], microbatch_size=4)
+    profile = profile_of([sizes], parameter_bytes=[4000, 4000, 8000], names=["body.0", "body.1", "head"])
+    return planners.plan("manual", problem_of(profile, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options))
+
+
+def test_a_plan_is_read_at_a_glance():
+    """Stage 0 holds 2 microbatches: 2 x 8 kB of weights, 8 of gradients, 16 of moments, 2 x 16 of activations, 2 x 8 of buffers: 88 kB."""
+    assert click.unstyle(render(two_one_plan(), memory_bytes=200_000)).splitlines() == [
+        "model    chain: 3 layers, 16 kB of parameters, microbatch 4",
+        "cluster  test, 4 x device: level1 (4, 1 MB/s)",
+        "plan     manual: 2 stages, 2-1, schedule pipedream",
+        "",
+        "#  LAYERS         RANKS     COMPUTE     SYNC  FLIGHT  MEMORY  BUSY",
+        "0  0-1 body.0..1  0-1 (x2)   4.50 s  4.00 ms       2   88 kB  ████",
+        "1  2 head         2          3.00 s        -       1   48 kB  ██▋",
+        "",
+        "period   4.50 s a microbatch, bound by the compute of stage 0",
+        "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
+        "flight   NOAM 2: microbatches in flight for each replica of the first stage",
+        "memory   88 kB on each device of stage 0, 44% of 200 kB",
+        "idle     1 of 4 devices: ranks 3",
+    ]
+
+
+@pytest.mark.parametrize("limit, text", [(200_000, "kB"), (50_000, "DOES NOT FIT 50 kB"), (None, "no limit is known")])
+def test_memory_is_held_against_the_limit(limit, text):
+    assert text in render(two_one_plan(), memory_bytes=limit)
+
+
+def test_idle_devices_are_named():
+    assert "idle     1 of 4 devices: ranks 3" in render(two_one_plan())
+
+
+def test_a_synchronous_plan_shows_its_iteration():
+    text = render(two_one_plan(schedule="1f1b", microbatches=8))
+    assert "iteration" in text and "for 8 microbatches" in text
+
+
+@pytest.mark.parametrize(
+    "names, shown",
+    [
+        (["wte"], "4 wte"),
+        (["h.0", "h.1"], "4-5 h.0..1"),
+        (["transformer.h.0", "transformer.h.11"], "4-5 h.0..11"),
+        (["wte", "head.0.1"], "4-5 wte..head.0.1"),
+        (["a" * 30], "4 aaaaaa..aaaaaaaaa"),
+    ],
+)
+def test_layer_names_are_kept_to_a_column(names, shown):
+    stage = msgspec.structs.replace(two_one_plan().stages[0], start=4, stop=4 + len(names), modules=names)
+    assert _layers(stage, 19) == shown
+
+
+@pytest.mark.parametrize("ranks, text", [([3], "3"), ([0, 1, 2], "0-2 (x3)"), ([0, 4, 1, 5], "0-1,4-5 (x4)"), ([0, 2], "0,2 (x2)")])
+def test_ranks_are_folded(ranks, text):
+    assert format_ranks(ranks) == text
+
+
+def test_variance_is_that_of_the_stages_seconds_per_microbatch():
+    """9 / 2 and 3 seconds: mean 3.75, variance 0.75^2."""
+    assert spread(two_one_plan()) == pytest.approx(0.75**2)

@@ -1,0 +1,27 @@
+import pytest
+
+from partopt.report.table import bar, labelled, shorten, table
+
+
+def test_numbers_stand_right_and_words_left_without_trailing_blanks():
+    assert table(["NAME", "TIME", "NOTE"], [["a", "1.00 ms", "x"], ["longer", "12 s", ""]], left=(0, 2)).splitlines()[1:] == [
+        "a       1.00 ms  x",
+        "longer     12 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    "share, drawn, ascii_only", [(0, "", ""), (0.5, "██", "##"), (1, "████", "####"), (7, "████", "####"), (0.4, "█▋", "##")]
+)
+def test_bars(share, drawn, ascii_only):
+    assert bar(share, 4) == drawn
+    assert bar(share, 4, ascii_only=True) == ascii_only
+
+
+def test_long_names_lose_their_middle():
+    assert shorten("transformer.h.11.mlp", 12) == "trans..1.mlp"
+    assert shorten("wte", 12) == "wte"
+
+
+def test_labels_stand_in_a_column():
+    assert labelled([("model", "gpt"), ("cluster", "two")]) == "model    gpt\ncluster  two"
