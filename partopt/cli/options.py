@@ -48,6 +48,7 @@ _PROBLEM_OPTIONS = [
         "--schedule", default="pipedream", show_default=True, metavar="NAME", help="pipedream, pipedream-2bw, 1f1b, gpipe or naive."
     ),
     click.option("--stages", type=click.IntRange(min=1), help="Stages for the planners that take a number (default: one a device)."),
+    click.option("--cut-at", multiple=True, metavar="GLOB", help="Let stages begin only with layers of such names (repeat)."),
     click.option("--microbatch-size", type=click.IntRange(min=1), metavar="B", help="Samples (default: the fastest size per sample)."),
     click.option("--microbatches", type=click.IntRange(min=1), metavar="M", help="Microbatches per iteration of a synchronous schedule."),
     click.option("--global-batch", type=click.IntRange(min=1), metavar="G", help="Samples per iteration, instead of --microbatches."),
@@ -96,6 +97,7 @@ def problem(
         recompute=options["recompute"] == "always",
         serial_transfers=options["comm"] == "serial",
         stages=options["stages"],
+        cut_at=_starts(profile, options["cut_at"]),
         cuts=tuple(cuts),
         replicas=tuple(replicas),
         **limit,
@@ -111,6 +113,18 @@ def integers(text: str | None, flag: str) -> list[int]:
         return [int(word) for word in text.split(",")] if text else []
     except ValueError:
         raise PartoptError(f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12") from None
+
+
+def _starts(profile: Profile, globs: Sequence[str]) -> list[int] | None:
+    """The first layer, and those whose names match one of the globs; None without globs. PartoptError for a glob that matches none."""
+    import fnmatch
+
+    names = [layer.name for layer in profile.layers]
+    for glob in globs:
+        if not fnmatch.filter(names, glob):
+            raise PartoptError(f"--cut-at {glob}: no layer of {profile.model.name} has such a name", did_you_mean(glob, names))
+    matching = [index for index, name in enumerate(names) if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+    return sorted({0, *matching}) if globs else None
 
 
 def _memory(text: str) -> int:

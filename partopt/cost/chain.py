@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -57,6 +58,20 @@ class Chain:
         """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where it is recomputed."""
         prefix = self.busy_prefix(recompute)
         return float(prefix[j] - prefix[i])
+
+
+def coarsened(chain: Chain, boundaries: Sequence[int]) -> Chain:
+    """The chain whose layers are the ranges between `boundaries`, which begin with 0 and end with N."""
+    starts = list(boundaries[:-1])
+    return replace(
+        chain,
+        names=[chain.names[start] for start in starts],
+        f=np.add.reduceat(chain.f, starts),
+        g=np.add.reduceat(chain.g, starts),
+        a=chain.a[list(boundaries)],
+        parameter_bytes=chain.parameter_bytes.over(boundaries),
+        stash_bytes=chain.stash_bytes.over(boundaries),
+    )
 
 
 def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.chain import Chain, chain_of
+from partopt.cost.chain import Chain, chain_of, coarsened
 from partopt.errors import PartoptError
 from partopt.profile import Profile
 from partopt.topology import Topology
@@ -22,7 +22,8 @@ class Problem:
     """A model on a cluster, and how it is to be trained there.
 
     `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
-    `memory_bytes` is the limit of one device, `None` where there is none; `cuts` and `replicas` are a person's own split; `costs` are
+    `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for
+    all; `cuts` and `replicas` are a person's own split; `costs` are
     what GPipe's heuristics balance, shape (N,).
     """
 
@@ -36,6 +37,7 @@ class Problem:
     serial_transfers: bool = False
     memory_bytes: int | None = None
     stages: int | None = None
+    cut_at: Sequence[int] | None = None
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
@@ -43,6 +45,18 @@ class Problem:
     def cell_costs(self) -> NDArray[np.float64]:
         """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""
         return self.chain.f + self.chain.g if self.costs is None else self.costs
+
+    def coarsened(self) -> Problem:
+        """The problem whose layers are the ranges that `cut_at` leaves whole; itself where there are none."""
+        if self.cut_at is None:
+            return self
+        costs = None if self.costs is None else np.add.reduceat(self.costs, list(self.cut_at))
+        return replace(self, chain=coarsened(self.chain, self.boundaries()), cut_at=None, costs=costs)
+
+    def boundaries(self) -> list[int]:
+        """Where stages may begin and end, ascending, from 0 to N."""
+        starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
+        return [*starts, self.chain.layers]
 
     def stage_count(self) -> int:
         """The number of stages asked for, by default one a device. PartoptError where it exceeds the layers or the devices."""

@@ -45,6 +45,17 @@ class RangeSum:
         inside = (self._first >= i) & (self._last < j)
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
 
+    def over(self, boundaries: Sequence[int]) -> RangeSum:
+        """The same sums between `boundaries` only: `over(b)(i, j)` = the sum over [b[i], b[j])."""
+        coarse = RangeSum([])
+        coarse.layers = len(boundaries) - 1
+        position = np.array(boundaries)
+        coarse._prefix = self._prefix[position]
+        coarse._first = np.searchsorted(position, self._first, side="right") - 1
+        coarse._last = np.searchsorted(position, self._last, side="right") - 1
+        coarse._size = self._size
+        return coarse
+
     def table(self) -> NDArray[np.float64]:
         """`table[i, j]` = the sum over [i, j) for all i <= j, shape (N+1, N+1); zero below the diagonal."""
         shared = np.zeros((self.layers + 1, self.layers + 1))

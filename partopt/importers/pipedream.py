@@ -80,7 +80,7 @@ def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
     )
 
 
-def _tensors(graph: nx.DiGraph, order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:
+def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:
     """What each node hands to later layers."""
     for node in order:
         consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
@@ -88,8 +88,8 @@ def _tensors(graph: nx.DiGraph, order: list[_Node], index: dict[int, int]) -> It
             yield Tensor(producer=index[node.number], consumers=consumers, bytes=node.activation_bytes)
 
 
-def _graph(content: str, where: str) -> nx.DiGraph:
-    graph = nx.DiGraph()
+def _graph(content: str, where: str) -> nx.DiGraph[int]:
+    graph: nx.DiGraph[int] = nx.DiGraph()
     edges: list[tuple[int, int, int]] = []
     faults: list[PartoptError] = []
     for number, line in enumerate(content.splitlines(), start=1):
@@ -103,10 +103,10 @@ def _graph(content: str, where: str) -> nx.DiGraph:
                 graph.add_node(node.number, node=node)
             except PartoptError as error:
                 faults.append(error.at(f"{where}: line {number}"))
-    for number, *ends in edges:
-        faults += [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for end in ends if end not in graph]
-        if all(end in graph for end in ends):
-            graph.add_edge(*ends)
+    if not faults:  # else a node may be missing because its own line was refused
+        missing = [(number, end) for number, *ends in edges for end in ends if end not in graph]
+        faults = [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for number, end in missing]
+    graph.add_edges_from((source, target) for _, source, target in edges)
     if not faults and not graph:
         faults = [PartoptError(f"{where}: the file is empty", _EXAMPLE)]
     if not faults and not nx.is_directed_acyclic_graph(graph):

@@ -6,10 +6,11 @@ A planner's file has one function, `plan(problem: Problem) -> Partition`; it is 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import NamedTuple
 
 from partopt.cost.price import price
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import Assignment, Partition, Problem
 from partopt.errors import PartoptError, did_you_mean
 from partopt.plan import Plan
 
@@ -37,8 +38,11 @@ def partition(name: str, problem: Problem) -> Partition:
     """What the planner `name` decides. Raises PartoptError for an unknown name, or where the planner has no plan."""
     if name not in PLANNERS:
         raise PartoptError(f"--planner {name}: no such planner", did_you_mean(name, PLANNERS))
-    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(problem)
-    return decided
+    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(problem.coarsened())
+    if problem.cut_at is None:
+        return decided
+    bounds = problem.boundaries()
+    return replace(decided, stages=[Assignment(bounds[stage.start], bounds[stage.stop], stage.ranks) for stage in decided.stages])
 
 
 def plan(name: str, problem: Problem) -> Plan:

@@ -1,6 +1,6 @@
 import pytest
 
-from partopt.cost.chain import chain_of
+from partopt.cost.chain import chain_of, coarsened
 from partopt.errors import PartoptError
 from tests.helpers import measurement, out_of_memory, profile_of
 
@@ -76,3 +76,14 @@ def test_sizes_whose_layers_exchange_other_tensors_are_not_interpolated():
     high = measurement([1.0] * 3, microbatch_size=4, tensors=[(0, [2], 5)])
     with pytest.raises(PartoptError, match="cannot be interpolated"):
         chain_of(profile_of([low, high]), 3)
+
+
+def test_a_coarsened_chain_sums_what_it_merges():
+    """Layers 0-1 and 2-3 merged; a tied parameter of 7 in layers 1 and 2, a stash of 3 kept by layers 0 and 1."""
+    sizes = measurement([1.0, 2.0, 4.0, 8.0], [1.0] * 4, output_bytes=[5, 6, 7, 8], stash_groups=[([0, 1], 3), ([2], 9)])
+    fine = chain_of(profile_of([sizes], parameter_bytes=[1, 12, 17, 2], shared=[("tied", [1, 2], 7)]))
+    coarse = coarsened(fine, [0, 2, 4])
+    assert (coarse.f.tolist(), coarse.g.tolist(), coarse.a.tolist()) == ([3, 12], [2, 2], [0, 6, 0])
+    for i, j in [(0, 1), (1, 2), (0, 2)]:
+        assert coarse.parameter_bytes(i, j) == coarse.parameter_bytes.table()[i, j] == fine.parameter_bytes(2 * i, 2 * j)
+        assert coarse.stash_bytes(i, j) == fine.stash_bytes(2 * i, 2 * j)

@@ -63,3 +63,17 @@ def test_an_unknown_planner_is_answered_with_the_nearest_known():
     with pytest.raises(PartoptError, match="no such planner") as raised:
         planners.plan("pipedreams", problem_of(profile(2), topology((2, 1e6))))
     assert raised.value.hint == 'did you mean "pipedream"?'
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_stages_begin_only_where_they_may(name):
+    starts = [0, 3, 8, 9, 15]
+    plan = planners.plan(name, problem_of(profile(20), topology((4, 1e6)), cut_at=starts))
+    assert {stage.start for stage in plan.stages} <= set(starts)
+    assert list(plans.find_faults(plan)) == []
+
+
+def test_fewer_places_to_cut_are_never_faster():
+    free, bound = (planners.plan("straight", problem_of(profile(20), topology((4, 1e6)), cut_at=cuts)) for cuts in (None, [0, 5, 9]))
+    assert free.predicted.period_s <= bound.predicted.period_s
