@@ -1,0 +1,85 @@
+"""The device that is measured: choosing it, describing it, keeping it still."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from partopt import __version__
+from partopt.errors import PartoptError, did_you_mean
+from partopt.profile import Device, Environment
+from partopt.profiler.clock import Clock, CpuClock, CudaClock
+
+DEVICES = ("auto", "cuda", "cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a CUDA device, else the CPU. Raises PartoptError where the device asked for is not there."""
+    if name not in DEVICES:
+        raise PartoptError(f"--device {name}: not a device that partopt measures", did_you_mean(name, DEVICES))
+    if name == "cuda" and not torch.cuda.is_available():
+        reason = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise PartoptError(f"--device cuda: {reason}", "--device cpu measures on the processor; nvidia-smi lists the GPUs of this machine")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name`. Raises PartoptError for one that partopt does not measure."""
+    if name not in DTYPES:
+        raise PartoptError(f"--dtype {name}: not a dtype that partopt measures", did_you_mean(name, DTYPES))
+    return DTYPES[name]
+
+
+def describe_device(device: torch.device) -> Device:
+    """Name, type and memory of the device."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return Device(name=properties.name, type="cuda", memory_bytes=properties.total_memory)
+    return Device(name=_processor(), type="cpu", memory_bytes=_host_memory_bytes())
+
+
+def describe_environment(device: torch.device) -> Environment:
+    """Versions of what was measured with."""
+    cuda = torch.version.cuda if device.type == "cuda" else None
+    return Environment(torch=str(torch.__version__), cuda=cuda, python=platform.python_version(), partopt=__version__)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock that measures on `device`."""
+    return CudaClock() if device.type == "cuda" else CpuClock()
+
+
+@contextlib.contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """On the CPU, compute on one thread in this context: then wall and processor time are the same thing."""
+    if device.type != "cpu":
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _processor() -> str:
+    """The processor's name as the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _host_memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

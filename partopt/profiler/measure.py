@@ -1,0 +1,205 @@
+"""The measuring itself: for each microbatch size what each layer takes, what it keeps and what it passes on."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from partopt.errors import PartoptError, PartoptWarning
+from partopt.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
+from partopt.profiler.clock import Clock
+from partopt.profiler.dataflow import DataflowMode, output_recorder
+from partopt.profiler.optimizer import time_optimizer
+from partopt.profiler.outcome import is_out_of_memory, release_memory
+from partopt.profiler.parameters import describe_layers
+from partopt.profiler.stash import StashRecorder
+from partopt.profiler.step import Inputs, Loss, check_step, place, run_loss
+from partopt.profiler.timeline import LayerTimes, Stepper
+from partopt.profiler.tracker import Tracker
+from partopt.profiler.units import called_modules, choose_units
+
+WARM_UP_STEPS = 2
+RESCALE_ABOVE = 1.05  # instrumented / bare: above it the layers' times are brought back to the bare step
+OVERHEAD_BOUND = 1.20  # above it the hooks cost so much that the shares of the layers themselves are in doubt
+IDLE_ABOVE = 0.10  # share by which processor and wall time may part
+
+Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, on which device, and how."""
+
+    model: nn.Module
+    example_inputs: Callable[[int], Inputs]
+    loss_fn: Loss | None
+    device: torch.device
+    dtype: torch.dtype
+    granularity: str
+    globs: tuple[str, ...]
+    steps: int
+    clock: Clock
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one forward shows of the layers at one microbatch size, apart from time."""
+
+    layers: list[Layer]
+    output_bytes: dict[int, int]
+    tensors: list[Tensor]
+    stash_groups: list[StashGroup]
+
+
+class Measurer:
+    """Measures one subject size by size; the layers are numbered at the first size that fits."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.layers: list[Layer] = []
+        self.measurements: list[Measurement] = []
+        self._tracker: Tracker | None = None
+        self._optimizer_s: float | None = None
+
+    def measure(self, size: int) -> None:
+        """Add the measurement of one microbatch size; one that runs out of memory is added as such."""
+        try:
+            measurement = self._measured(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            measurement = Measurement(microbatch_size=size, out_of_memory=True)
+        if measurement.out_of_memory:
+            self.subject.model.zero_grad(set_to_none=True)
+            release_memory()
+        self.measurements.append(measurement)
+
+    def _measured(self, size: int) -> Measurement:
+        subject = self.subject
+        inputs = place(subject.example_inputs(size), subject.device, subject.dtype)
+        check_step(subject.model, inputs, subject.loss_fn)
+        tracker = self._tracker or _track(subject, inputs)
+        structure = _observe(subject, inputs, tracker)
+        self._keep_layers(structure.layers, tracker, size)
+        stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
+        peak_memory_bytes = _warm_up(stepper, subject.device)
+        bare_s, instrumented = self._alternate(stepper, size)
+        if self._optimizer_s is None:
+            self._optimizer_s = self._optimizer(inputs)
+        return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
+
+    def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
+        if not self.layers:
+            self.layers, self._tracker = layers, tracker
+        elif [(layer.name, layer.call) for layer in layers] != [(layer.name, layer.call) for layer in self.layers]:
+            first = next(measurement.microbatch_size for measurement in self.measurements if not measurement.out_of_memory)
+            raise PartoptError(
+                f"at microbatch size {size} the model calls other layers than at {first}",
+                "choose larger units, whose calls do not depend on the data: --granularity block, or --unit",
+            )
+
+    def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
+        """Bare and instrumented steps in turn, so that a drift of the device meets both."""
+        bare_s, instrumented = [], []
+        for step in range(self.subject.steps):
+            self.subject.progress(size, step, self.subject.steps)
+            bare_s.append(stepper.bare())
+            instrumented.append(stepper.instrumented())
+        self.subject.progress(size, self.subject.steps, self.subject.steps)
+        return bare_s, instrumented
+
+    def _optimizer(self, inputs: Inputs) -> float | None:
+        """Seconds of an optimizer step, or None where its state does not fit beside the model."""
+        try:
+            return time_optimizer(self.subject.model, inputs, self.subject.loss_fn, self.subject.clock, self.subject.steps)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        self.subject.model.zero_grad(set_to_none=True)
+        release_memory()
+        return None
+
+
+def warn_if_shared(clock: Clock) -> None:
+    """Warn where something else used the processor while it was measured."""
+    share = clock.idle_share()
+    if share is not None and share > IDLE_ABOVE:
+        text = f"processor and wall time differ by {share:.0%}: something else was running, and the times are too long"
+        warnings.warn(PartoptWarning(f"{text}; measure on a quiet machine"), stacklevel=2)
+
+
+def _track(subject: Subject, inputs: Inputs) -> Tracker:
+    called = called_modules(subject.model, inputs)
+    return Tracker(subject.model, choose_units(subject.model, called, subject.granularity, subject.globs))
+
+
+def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
+    """One forward under observation: layers, tensors between them, what they keep."""
+    output_bytes: dict[int, int] = {}
+    flow = DataflowMode(subject.model, tracker)
+    stash = StashRecorder(subject.model, tracker)
+    with tracker.discover(output_recorder(output_bytes)), flow, stash.hooks():
+        loss = run_loss(subject.model, inputs, subject.loss_fn)
+    groups = stash.groups()
+    del loss  # the graph had to live until the groups were read
+    return Structure(describe_layers(subject.model, tracker, flow.users), output_bytes, flow.tensors(), groups)
+
+
+def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
+    """Run both kinds of step untimed; the peak of memory in a bare one, where the device tells it."""
+    if device.type == "cuda":
+        release_memory()
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(WARM_UP_STEPS):
+        stepper.bare()
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    stepper.instrumented()
+    return peak
+
+
+def _summary(
+    size: int, structure: Structure, bare_s: list[float], instrumented: list[LayerTimes], optimizer_s: float | None, peak: int | None
+) -> Measurement:
+    step_s = statistics.median(bare_s)
+    overhead = statistics.median(times.step_s for times in instrumented) / step_s
+    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0
+    layers = [
+        _layer(
+            [times.forward_s[index] * scale for times in instrumented],
+            [times.backward_s[index] * scale for times in instrumented],
+            structure.output_bytes.get(index, 0),
+        )
+        for index in range(len(structure.layers))
+    ]
+    return Measurement(
+        microbatch_size=size,
+        step_s=step_s,
+        coverage=sum(layer.forward_s + layer.backward_s for layer in layers) / step_s,
+        overhead=overhead,
+        overhead_bound=overhead > OVERHEAD_BOUND,
+        optimizer_s=optimizer_s,
+        peak_memory_bytes=peak,
+        layers=layers,
+        tensors=structure.tensors,
+        stash_groups=structure.stash_groups,
+    )
+
+
+def _layer(forward_s: list[float], backward_s: list[float], output_bytes: int) -> LayerMeasurement:
+    return LayerMeasurement(
+        forward_s=statistics.median(forward_s),
+        backward_s=statistics.median(backward_s),
+        forward_stdev_s=_stdev(forward_s),
+        backward_stdev_s=_stdev(backward_s),
+        output_bytes=output_bytes,
+    )
+
+
+def _stdev(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,23 @@
+"""What can come of one microbatch size besides a measurement: no memory, or an error in the model's own code."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+_SAYINGS = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the device, or the host, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
+
+
+def release_memory() -> None:
+    """Give back what nothing refers to any more, on the host and on the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

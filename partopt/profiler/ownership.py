@@ -1,0 +1,62 @@
+"""Which layer each node of the autograd graph belongs to, and hooks where the backward passes from one layer to the next.
+
+Every node carries the number of its creation, so the numbers at which the layers of the forward began tell a node's layer. The engine runs
+the ready node with the highest number first, which on one device is exactly the reverse order of creation: sorted that way, a hook is
+needed only at the first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs as soon as its gradient is
+complete, after the last node that contributes to it, which belongs to the first layer that uses the parameter, its owner.
+Hooks on nodes leave the forward alone: in-place operations, shared modules and several calls of one module all work, where full backward
+hooks on modules do not.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Node = Any  # torch.autograd.graph.Node
+_UNNUMBERED = 2**63  # AccumulateGrad's number is the largest there is: it always runs at once
+
+
+def next_node_number() -> int:
+    """The number that the next node created on this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def hook_layer_changes(loss: Tensor, began: list[tuple[int, int]], entered: Callable[[int], None]) -> None:
+    """Have the backward of `loss` call `entered(layer)` where it comes to another layer.
+
+    `began` holds, in the order of the forward, the node number at which each layer began, and the layer.
+    """
+    starts = [number for number, _ in began]
+    numbered = sorted(_numbered_nodes(loss.grad_fn), key=lambda pair: -pair[0])
+    previous = began[-1][1]
+    for number, node in numbered:
+        layer = began[max(bisect.bisect_right(starts, number) - 1, 0)][1]
+        if layer != previous:
+            node.register_prehook(_announce(layer, entered))
+            previous = layer
+
+
+def _announce(layer: int, entered: Callable[[int], None]) -> Callable[[Any], None]:
+    def prehook(_gradients: Any) -> None:
+        entered(layer)
+
+    return prehook
+
+
+def _numbered_nodes(root: Node) -> Iterator[tuple[int, Node]]:
+    """Every node that `root` reaches, with its number, without the AccumulateGrad nodes."""
+    pending, seen = [root], {root}
+    while pending:
+        node = pending.pop()
+        number = node._sequence_nr()
+        if number < _UNNUMBERED:
+            yield number, node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
