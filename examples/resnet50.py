@@ -1,0 +1,18 @@
+"""ResNet-50 from torchvision, random weights: residual blocks between a convolutional stem and a linear head.
+
+pip install "partopt[examples]"
+partopt profile examples/resnet50.py --microbatch 1,2,4 -o resnet50.json
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from vision import CLASSES, classification_loss, pictures, torchvision_models
+
+example_inputs = pictures
+loss_fn = classification_loss
+
+
+def build(size: int = 224, classes: int = CLASSES) -> nn.Module:
+    """The model for pictures of `size` x `size` pixels."""
+    return torchvision_models(size).resnet50(weights=None, num_classes=classes)
