@@ -1,0 +1,118 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partopt.errors import PartoptError
+from partopt.units import format_bandwidth, format_bytes, format_rate, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16 GB", 16 * 10**9), ("80 GiB", 80 * 2**30), ("1.5 MB", 1_500_000), ("0 B", 0), ("512kB", 512_000), (" 2e3 TB ", 2 * 10**15)],
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("200 Gb/s", 25e9), ("25 GB/s", 25e9), ("10 Gbps", 1.25e9), ("8 b/s", 1.0), ("1 KiB/s", 1024.0), ("0.5 MBps", 5e5)],
+)
+def test_rates_count_bits_and_bytes(text, rate):
+    assert parse_bandwidth(text) == rate
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("50 us", 50e-6), ("50µs", 50e-6), ("1.5 ms", 1.5e-3), ("2 s", 2.0), ("3e1 ns", 30e-9)])
+def test_durations(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds, rel=1e-15)
+
+
+NEVER = ["", " ", "GB", "nan GB", "inf GB", "-1 GB", "+1 GB", "1,5 GB", "1 2 GB", "0x10 GB", "1e GB", [], ["16 GB"], {}, None, "16 GB extra"]
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_bandwidth, parse_seconds])
+@pytest.mark.parametrize("text", NEVER, ids=repr)
+def test_what_is_no_quantity_is_refused(parse, text):
+    with pytest.raises(PartoptError) as error:
+        parse(text)
+    assert error.value.hint.startswith("write ")
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_bandwidth, parse_seconds])
+@pytest.mark.parametrize("text", ["200", "0", "1e9", 200, 0, 12.5, True, float("nan"), -3], ids=repr)
+def test_a_bare_number_is_refused(parse, text):
+    with pytest.raises(PartoptError, match="has no unit|is not a quantity"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message", "hint"),
+    [
+        (parse_bytes, "16 Gb", "'16 Gb' is in bits", 'write "16 GB" (bytes)'),
+        (parse_bytes, "16 GB/s", "'16 GB/s' is a rate, not a size", 'write "16 GB"'),
+        (parse_bytes, "16 Gbps", "'16 Gbps' is a rate, not a size", 'write "16 Gb"'),
+        (parse_bandwidth, "25 GB", "'25 GB' is a size, not a rate", 'write "25 GB/s"'),
+        (parse_bytes, "16 gb", "'16 gb': 'gb' is not a unit of data", "k M G T and Ki Mi Gi Ti"),
+        (parse_bytes, "16 KB", "'16 KB': 'KB' is not a unit of data", "k M G T and Ki Mi Gi Ti"),
+        (parse_bytes, "16 EB", "'16 EB': 'EB' is not a unit of data", "k M G T and Ki Mi Gi Ti"),
+        (parse_bandwidth, "25 GB/h", "'25 GB/h' is not a quantity", "200 Gb/s"),
+        (parse_bandwidth, "1 s", "'1 s': 's' is not a unit of data", "200 Gb/s"),
+        (parse_seconds, "5 min", "'5 min': 'min' is not a unit of time", "50 us"),
+        (parse_seconds, "5 GB", "'5 GB': 'GB' is not a unit of time", "50 us"),
+        (parse_bytes, "1e400 GB", "'1e400 GB' is too large", "finite"),
+        (parse_bandwidth, "1e308 GB/s", "'1e308 GB/s' is too large", "finite"),
+        (parse_seconds, "1e309 s", "'1e309 s' is too large", "finite"),
+    ],
+)
+def test_the_wrong_unit_is_refused_with_the_right_one(parse, text, message, hint):
+    with pytest.raises(PartoptError) as error:
+        parse(text)
+    assert error.value.message == message
+    assert hint in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_500, "1 MB"), (28_900_000_000, "28.9 GB"), (1_234_567, "1.23 MB"), (10**18, "1 EB")],
+)
+def test_sizes_print_with_three_digits(size, text):
+    assert format_bytes(size) == text
+
+
+def test_rates_print_with_three_digits():
+    assert format_bandwidth(12.5e9) == "12.5 GB/s"
+    assert format_rate(975.61, "samples") == "975.6 samples/s"
+    assert format_rate(12.345, "samples") == "12.35 samples/s"
+    assert format_rate(0.01234, "samples") == "0.0123 samples/s"
+    assert format_rate(1_234_567, "samples") == "1,234,567.0 samples/s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.04234, "42.34 ms"), (0.00014, "140.0 us"), (3e-9, "3.00 ns"), (1e-12, "0.00 ns"), (1.0, "1.00 s"), (0.99996, "1.00 s")],
+)
+def test_seconds_print_in_the_unit_that_suits(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+@given(st.integers(0, 10**18))
+def test_a_printed_size_reads_back_to_three_digits(size):
+    text = format_bytes(size)
+    if text.endswith(("PB", "EB")):  # more than a device has: printed, and no unit that people write
+        return
+    assert parse_bytes(text) == pytest.approx(size, rel=5.1e-3, abs=0.5)
+
+
+@given(st.floats(1e-9, 1e6))
+def test_a_printed_duration_reads_back_to_three_digits(seconds):
+    assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=5.1e-3)
+
+
+@given(st.text() | st.integers() | st.floats() | st.lists(st.text()))
+def test_anything_at_all_is_a_finite_quantity_or_an_error(given_text):
+    for parse in (parse_bytes, parse_bandwidth, parse_seconds):
+        try:
+            assert 0 <= parse(given_text) < float("inf")
+        except PartoptError as error:
+            assert error.hint
