@@ -64,7 +64,10 @@ class Layer(documents.Part, frozen=True, kw_only=True):
 
 
 class LayerMeasurement(documents.Part, frozen=True, kw_only=True):
-    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward."""
+    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward.
+
+    `forward_flops` counts the floating-point operations of the matrix products and convolutions of the forward.
+    """
 
     forward_s: Seconds
     backward_s: Seconds
@@ -72,6 +75,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True):
     forward_stdev_s: Seconds = 0.0
     backward_stdev_s: Seconds = 0.0
     output_bytes: Bytes = 0
+    forward_flops: Bytes | None = None
 
 
 class Tensor(documents.Part, frozen=True, kw_only=True):
@@ -172,12 +176,13 @@ def _measurement_faults(measurement: Measurement, layers: int) -> Iterator[Parto
         yield PartoptError(f"layers: {len(measurement.layers)} measurements for {layers} layers", "give one for each layer, in order")
         return
     for index, layer in enumerate(measurement.layers):
-        if not all(math.isfinite(value) for value in (layer.forward_s, layer.backward_s)):
-            yield PartoptError(f"layers[{index}]: times are not finite", "measure it anew")
         if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
             yield PartoptError(f"layers[{index}].backward_input_s: longer than backward_s, of which it is a part", "measure it anew")
-    if not sum(layer.forward_s + layer.backward_s for layer in measurement.layers) > 0:
+    total_s = sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
+    if total_s == 0:
         yield PartoptError("layers: no layer takes any time", "there is nothing to plan with; measure it anew")
+    if not math.isfinite(total_s):
+        yield PartoptError("layers: the times do not add up to a finite one", "measure it anew")
     yield from _flow_faults(measurement, layers)
 
 

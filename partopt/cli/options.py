@@ -58,7 +58,7 @@ _PROBLEM_OPTIONS = [
     click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="For its memory."),
     click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
     click.option("--comm", type=click.Choice(["overlap", "serial"]), default="overlap", show_default=True, help="Whether transfers hide."),
-    click.option("--cost", default="time", show_default=True, metavar="KIND", help="For GPipe's heuristics: time, parameters or a FILE."),
+    click.option("--cost", default="time", show_default=True, metavar="KIND", help="GPipe: time, flops, parameters or a FILE."),
 ]
 
 
@@ -162,26 +162,32 @@ def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
 
 
 def _with_costs(stated: Problem, kind: str) -> Problem:
-    """The costs that GPipe's heuristics balance: measured time, parameters, or one number a line of a file."""
+    """The costs that GPipe's heuristics balance: measured time, forward operations, parameters, or one number a line of a file."""
     from dataclasses import replace
 
     import numpy as np
 
+    from partopt.cost.microbatch import measurement_at
+
     layers = stated.chain.layers
     if kind == "time":
         return stated
-    if kind != "parameters":
+    if kind not in ("flops", "parameters"):
         return replace(stated, costs=np.array(_costs_in(kind, layers)))
-    sizes = [stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
-    if not any(sizes):
-        raise PartoptError("--cost parameters: no layer has any", "balance the measured time: --cost time")
-    return replace(stated, costs=np.array(sizes))
+    if kind == "flops":
+        measured = measurement_at(stated.profile, stated.chain.microbatch_size).layers
+        costs = [float(layer.forward_flops or 0) for layer in measured]
+    else:
+        costs = [stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
+    if not any(costs):
+        raise PartoptError(f"--cost {kind}: the profile has none", "balance the measured time: --cost time")
+    return replace(stated, costs=np.array(costs))
 
 
 def _costs_in(path: str, layers: int) -> list[float]:
     from partopt.documents import read_bytes
 
-    hint = f"give one number a line, one for each of the {layers} layers, or --cost time or parameters"
+    hint = f"give one number a line, one for each of the {layers} layers, or --cost time, flops or parameters"
     try:
         costs = [float(line) for line in read_bytes(path).decode().split()]
     except ValueError:

@@ -42,7 +42,7 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
     def mix(first: float, second: float) -> float:
         return first + weight * (second - first)
 
-    def mix_bytes(first: int, second: int) -> int:
+    def mix_whole(first: int, second: int) -> int:
         return round(mix(first, second))
 
     if _structure(low) != _structure(high):
@@ -58,16 +58,17 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
             LayerMeasurement(
                 forward_s=mix(a.forward_s, b.forward_s),
                 backward_s=mix(a.backward_s, b.backward_s),
-                output_bytes=mix_bytes(a.output_bytes, b.output_bytes),
+                output_bytes=mix_whole(a.output_bytes, b.output_bytes),
+                forward_flops=mix_whole(a.forward_flops or 0, b.forward_flops or 0),
             )
             for a, b in zip(low.layers, high.layers, strict=True)
         ],
         tensors=[
-            Tensor(producer=a.producer, consumers=a.consumers, bytes=mix_bytes(a.bytes, b.bytes))
+            Tensor(producer=a.producer, consumers=a.consumers, bytes=mix_whole(a.bytes, b.bytes))
             for a, b in zip(low.tensors, high.tensors, strict=True)
         ],
         stash_groups=[
-            StashGroup(layers=a.layers, bytes=mix_bytes(a.bytes, b.bytes)) for a, b in zip(low.stash_groups, high.stash_groups, strict=True)
+            StashGroup(layers=a.layers, bytes=mix_whole(a.bytes, b.bytes)) for a, b in zip(low.stash_groups, high.stash_groups, strict=True)
         ],
     )
 
