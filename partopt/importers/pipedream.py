@@ -103,9 +103,9 @@ def _graph(content: str, where: str) -> nx.DiGraph[int]:
                 graph.add_node(node.number, node=node)
             except PartoptError as error:
                 faults.append(error.at(f"{where}: line {number}"))
-    if not faults:  # else a node may be missing because its own line was refused
-        missing = [(number, end) for number, *ends in edges for end in ends if end not in graph]
-        faults = [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for number, end in missing]
+    listed = {int(number) for number in re.findall(r"^node([0-9]{1,9})\b", content, re.MULTILINE)} | set(graph)  # also on refused lines
+    missing = [(number, end) for number, *ends in edges for end in ends if end not in listed]
+    faults += [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for number, end in missing]
     graph.add_edges_from((source, target) for _, source, target in edges)
     if not faults and not graph:
         faults = [PartoptError(f"{where}: the file is empty", _EXAMPLE)]
