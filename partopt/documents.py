@@ -6,6 +6,7 @@ Unknown fields of a newer minor version are ignored; those of the version that t
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import stat
@@ -189,7 +190,7 @@ def _known_part(raw: Any, expected: Any) -> Any:
     """`raw` without the keys that the struct `expected`, or a struct in it, does not have."""
     bare = _without_constraints(expected)
     if _is_struct(bare) and isinstance(raw, dict):
-        hints = typing.get_type_hints(bare, include_extras=True)
+        hints = _hints(bare)
         return {key: _known_part(value, hints[key]) for key, value in raw.items() if key in hints}
     if typing.get_origin(bare) is list:
         return [_known_part(element, typing.get_args(bare)[0]) for element in raw]
@@ -197,7 +198,7 @@ def _known_part(raw: Any, expected: Any) -> Any:
 
 
 def _struct_faults(raw: dict[Any, Any], expected: type[msgspec.Struct], path: str, ignore_unknown: bool) -> Iterator[PartoptError]:
-    hints = typing.get_type_hints(expected, include_extras=True)
+    hints = _hints(expected)
     fields = {field.encode_name: field for field in msgspec.structs.fields(expected)}
     prefix = f"{path}." if path else ""
     for key in raw:
@@ -208,6 +209,12 @@ def _struct_faults(raw: dict[Any, Any], expected: type[msgspec.Struct], path: st
             yield from find_faults(raw[key], hints[field.name], prefix + key, ignore_unknown)
         elif field.required:
             yield PartoptError(f"{prefix}{key}: missing", _FORMATS)
+
+
+@functools.cache
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of the fields of a struct, with their constraints."""
+    return typing.get_type_hints(struct, include_extras=True)
 
 
 def _is_struct(expected: Any) -> bool:

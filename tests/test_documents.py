@@ -18,7 +18,7 @@ from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.plan import Plan
 from partopt.profile import Profile
-from tests.helpers import changed, chain_profile, flat, two_level, uniform_profile
+from tests.helpers import chain_profile, changed, flat, two_level, uniform_profile
 
 PROFILE = documents.encode(uniform_profile(3, name="three"))
 PLAN = documents.encode(planners.plan("pipedream", problem_of(uniform_profile(6), two_level(2, 2))))
