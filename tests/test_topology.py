@@ -1,0 +1,211 @@
+import json
+import warnings
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt import shipped, topology
+from partopt.errors import PartoptError, PartoptWarning
+from partopt.topology import Device, Level, Topology
+from tests.helpers import flat, two_level
+
+CLUSTER = """\
+name: v100-pcie
+device: {name: V100-16GB, memory: 16 GB}
+levels:
+  - {name: server,  link: pcie,     size: 4, bandwidth: 12 GB/s}
+  - {name: cluster, link: ethernet, size: 4, bandwidth: 10 Gb/s, latency: 50 us, links: 2, bus: true}
+"""
+
+
+def faults(text: str) -> list[tuple[str, str]]:
+    with pytest.raises(PartoptError) as error:
+        topology.parse(text.encode(), "c.yaml")
+    return [(part.message, part.hint) for part in error.value.parts]
+
+
+def test_a_topology_is_read_into_base_units():
+    assert topology.parse(CLUSTER.encode()) == Topology(
+        name="v100-pcie",
+        device=Device(name="V100-16GB", memory_bytes=16 * 10**9),
+        levels=[
+            Level(name="server", link="pcie", size=4, bandwidth_bytes_per_s=12e9),
+            Level(name="cluster", link="ethernet", size=4, bandwidth_bytes_per_s=1.25e9, latency_s=50e-6, links=2, bus=True),
+        ],
+    )
+
+
+def test_a_topology_file_meets_its_published_schema():
+    schema = msgspec.json.schema(topology.TopologyFile)
+    jsonschema.validate(yaml.safe_load(CLUSTER), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(CLUSTER.replace("size: 4", "size: 0")), schema)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ("12 GB/s", "12", "levels[0].bandwidth: '12' has no unit", "200 Gb/s"),
+        ("12 GB/s", "12 GB", "levels[0].bandwidth: '12 GB' is a size, not a rate", '"12 GB/s"'),
+        ("12 GB/s", "0 GB/s", "levels[0].bandwidth: '0 GB/s' is zero", "really has"),
+        ("12 GB/s", ".inf", "levels[0].bandwidth: 'inf' has no unit", "200 Gb/s"),
+        ("12 GB/s", "-12 GB/s", "levels[0].bandwidth: '-12 GB/s' is not a quantity", "200 Gb/s"),
+        ("12 GB/s", "16:30", "levels[0].bandwidth: '990' has no unit", "200 Gb/s"),
+        ("16 GB}", "16 Gb}", "device.memory: '16 Gb' is in bits", '"16 GB"'),
+        ("16 GB}", "0.1 B}", "device.memory: '0.1 B' is zero", "really has"),
+        ("50 us", "50", "levels[1].latency: '50' has no unit", "50 us"),
+        ("50 us", "-50 us", "levels[1].latency: '-50 us' is not a quantity", "50 us"),
+        ("size: 4", "size: 0", "levels[0].size: expected a whole number >= 1", "docs/formats.md"),
+        ("size: 4", "size: 4.5", "levels[0].size: expected a whole number, found a number", "docs/formats.md"),
+        ("size: 4", "size: four", "levels[0].size: expected a whole number, found text", "docs/formats.md"),
+        ("links: 2", "links: 0", "levels[1].links: expected a whole number >= 1", "docs/formats.md"),
+        ("bus: true", "bus: 1", "levels[1].bus: expected true or false, found a whole number", "docs/formats.md"),
+        ("bandwidth: 12", "bandwith: 12", "levels[0].bandwith: unknown key", 'did you mean "bandwidth"?'),
+        ("name: cluster", "name: server", 'levels[1].name: "server" is used twice', "its own name"),
+        ("name: v100-pcie", "name: 2024-01-01", "name: expected text, found date", "docs/formats.md"),
+        ("device: {", "gadget: {", "device: missing", "docs/formats.md"),
+        ("size: 4", "size: 1000000", "levels: 4000000 devices; partopt plans for up to 1048576", "sizes"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place_and_the_remedy(old, new, message, hint):
+    remedies = dict(faults(CLUSTER.replace(old, new, 1)))
+    assert hint in remedies[f"c.yaml: {message}"]
+
+
+def test_all_the_faults_of_a_file_are_told_at_once():
+    text = CLUSTER.replace("16 GB", "16").replace("12 GB/s", "12 GB").replace("50 us", "50").replace("name: cluster", "name: server")
+    assert [message.split(": ")[1] for message, _ in faults(text)] == [
+        "device.memory",
+        "levels[0].bandwidth",
+        "levels[1].latency",
+        "levels[1].name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "c.yaml: not a topology"),
+        ("- a\n- b", "c.yaml: not a topology"),
+        ("a: [1, 2\nb: 3", "c.yaml: line 2, column 2: not YAML: expected ',' or ']', but got ':'"),
+        ("name: c\n\tlevels: 3", "c.yaml: line 2, column 1: not YAML: found character '\\t' that cannot start any token"),
+        ("name: !!python/object:os.system c", "c.yaml: line 1, column 7: not YAML: could not determine a constructor"),
+        ("name: 2024-13-45", "c.yaml: not YAML that partopt reads: month must be in 1..12"),
+        ("name: 0x_", "c.yaml: not YAML that partopt reads: invalid literal for int()"),
+        ("[" * 5000, "c.yaml: not YAML that partopt reads: maximum recursion depth exceeded"),
+        ("name: \x00", "c.yaml: not YAML: "),
+        ("levels: &a [*a]", "c.yaml: levels[0]: expected a mapping, found a list"),
+    ],
+)
+def test_what_is_not_a_topology_is_refused_with_its_place(text, message):
+    assert any(found.startswith(message) for found, _ in faults(text))
+
+
+def test_bytes_that_are_not_text_are_refused():
+    with pytest.raises(PartoptError, match="not YAML"):
+        topology.parse(b"\xff\xfe\xff")
+
+
+def test_an_outer_level_faster_than_the_inner_one_warns():
+    inverted = CLUSTER.replace("12 GB/s", "1 GB/s")
+    with pytest.warns(PartoptWarning, match=r"level cluster \(1.25 GB/s\) is faster than server inside it \(1 GB/s\)"):
+        topology.parse(inverted.encode())
+
+
+def test_levels_that_are_not_inverted_do_not_warn():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        topology.parse(CLUSTER.replace("12 GB/s", "10 Gb/s").encode())
+    assert caught == []
+
+
+def test_servers_set_the_outermost_size():
+    assert topology.parse(CLUSTER.encode(), outermost_size=7).devices == 28
+
+
+def test_devices_must_be_the_product_of_the_sizes():
+    with pytest.raises(ValueError, match="5 devices, but the sizes of the levels multiply to 6"):
+        msgspec.structs.replace(two_level(2, 3), devices=5)
+
+
+@pytest.mark.parametrize("name", shipped.names("topologies"))
+class TestShippedTopology:
+    def test_it_loads_without_a_warning_and_goes_by_its_name(self, name):
+        assert topology.load(shipped.find(name, "topologies")).name == name  # a warning would be an error here
+
+    def test_it_names_the_sources_of_its_numbers(self, name):
+        text = (shipped.folder("topologies") / f"{name}.yaml").read_text()
+        comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
+        loaded = topology.load(shipped.find(name, "topologies"))
+        assert any(source in comment for source in ("datasheet", "whitepaper", "et al."))
+        assert all(level.link in comment.lower() for level in loaded.levels)
+
+    def test_dumping_and_reading_again_gives_the_same_topology(self, name):
+        loaded = topology.load(shipped.find(name, "topologies"))
+        assert topology.parse(topology.dump(loaded).encode()) == loaded
+
+
+names = st.text("abc éµ:#{}[]'\"-?*&!|>%@,\\0123 \U0001f600", max_size=8)
+levels = st.builds(
+    Level,
+    name=names,
+    link=names,
+    size=st.integers(1, 4),
+    bandwidth_bytes_per_s=st.floats(1e-3, 1e15),
+    links=st.integers(1, 9),
+    latency_s=st.floats(0, 10),
+    bus=st.booleans(),
+)
+devices = st.builds(Device, name=names, memory_bytes=st.none() | st.integers(1, 2**53))
+topologies = st.builds(
+    Topology, name=names, device=devices, levels=st.lists(levels, min_size=1, max_size=4, unique_by=lambda level: level.name)
+)
+
+
+@settings(max_examples=50)
+@given(topologies)
+@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
+def test_dumping_and_reading_again_gives_the_same_topology(original):
+    assert topology.parse(topology.dump(original).encode()) == original
+
+
+@given(topologies)
+def test_a_topology_is_the_same_after_its_json(original):
+    assert msgspec.json.decode(msgspec.json.encode(original), type=Topology) == original
+    assert json.loads(msgspec.json.encode(original))["devices"] == original.devices
+
+
+def slow_group_size(cluster: Topology, k: int) -> int:
+    return 1 if k == 0 else cluster.levels[k - 1].size * slow_group_size(cluster, k - 1)
+
+
+def address(cluster: Topology, rank: int) -> list[int]:
+    """Which member of its level-k component the rank lies in, innermost first."""
+    digits = []
+    for level in cluster.levels:
+        rank, digit = divmod(rank, level.size)
+        digits.append(digit)
+    return digits
+
+
+@given(topologies, st.data())
+def test_ranks_part_at_the_outermost_level_at_which_their_addresses_differ(cluster, data):
+    first, last = (data.draw(st.integers(0, cluster.devices - 1)) for _ in range(2))
+    pairs = enumerate(zip(address(cluster, first), address(cluster, last), strict=True), start=1)
+    assert cluster.common_level(first, last) == max((k for k, (a, b) in pairs if a != b), default=0)
+
+
+@given(topologies)
+def test_group_sizes_are_products(cluster):
+    for k in range(len(cluster.levels) + 1):
+        assert cluster.group_size(k) == slow_group_size(cluster, k)
+    assert cluster.group_size(len(cluster.levels)) == cluster.devices
+
+
+def test_a_rank_that_is_not_there_has_no_common_level():
+    with pytest.raises(ValueError, match=r"not both in 0\.\.3"):
+        flat(4).common_level(0, 4)
