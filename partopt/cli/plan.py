@@ -60,7 +60,7 @@ def command(
     if as_json or output == "-":
         documents.write_bytes("-", documents.encode(plan))
     else:
-        _show(plan, problem, profile)
+        _show(plan, problem)
     if not fits(plan, problem.memory_bytes):
         raise _does_not_fit(plan, problem, stated)
     if output and output != "-":
@@ -81,30 +81,14 @@ def _planner(planner: str | None, cuts: str | None, replicas: str | None) -> str
     return "manual"
 
 
-def _show(plan: Plan, problem: Problem, profile: str) -> None:
+def _show(plan: Plan, problem: Problem) -> None:
     from partopt import planners
-    from partopt.report import plan as report
-    from partopt.report.table import shorten, table
-    from partopt.units import format_bytes, format_seconds
+    from partopt.report.comparison import render_beside
+    from partopt.report.plan import render
 
-    click.echo(report.render(plan, problem.memory_bytes, options.ascii_only()))
     others = [planners.plan(name, problem) for name in _BESIDE if name != plan.planner]
-    rows = []
-    for other in others:
-        predicted = other.predicted
-        verdict = "" if report.fits(other, problem.memory_bytes) else "does not fit"
-        times = f"{predicted.speedup_over_one_device:.2f} times one device"
-        rows.append(
-            [
-                other.planner,
-                shorten(other.shape, 12),
-                format_seconds(predicted.period_s),
-                times,
-                format_bytes(other.peak_memory_bytes),
-                verdict,
-            ]
-        )
-    click.echo(f"\n{table(['BESIDE IT', 'SHAPE', 'PERIOD', 'SPEED', 'MEMORY', ''], rows, left=(0, 1, 5))}")
+    click.echo(render(plan, problem.memory_bytes, options.ascii_only()))
+    click.echo(f"\n{render_beside(plan, others, problem.memory_bytes)}")
 
 
 def _does_not_fit(plan: Plan, problem: Problem, restated: Callable[..., Problem]) -> PartoptError:

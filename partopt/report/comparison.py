@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from partopt import documents
 from partopt.plan import Plan
 from partopt.report.plan import fits, spread
@@ -70,3 +72,25 @@ def _cells(row: Row) -> list[str]:
         "yes" if row.fits else "no",
         f"{row.stage_variance_s2 * 1e6:.3g}",
     ]
+
+
+def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) -> str:
+    """A line for each of `others`, plans of the same problem: how it compares with `plan`, and whether it fits."""
+    rows = [
+        [
+            other.planner,
+            shorten(other.shape, 12),
+            format_seconds(other.predicted.period_s),
+            f"{other.predicted.speedup_over_one_device:.2f} times one device",
+            format_bytes(other.peak_memory_bytes),
+            _verdict(plan, other, memory_bytes),
+        ]
+        for other in others
+    ]
+    return table(["BESIDE IT", "SHAPE", "PERIOD", "SPEED", "MEMORY", ""], rows, left=(0, 1, 5))
+
+
+def _verdict(plan: Plan, other: Plan, memory_bytes: int | None) -> str:
+    if not fits(other, memory_bytes):
+        return "does not fit"
+    return "faster" if other.predicted.samples_per_s > plan.predicted.samples_per_s else ""
