@@ -1,0 +1,96 @@
+"""The arrows of the design: which part may know of which, read from the imports and tried in a process of its own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partopt import profile
+from tests.helpers import ROOT, uniform_profile
+
+PACKAGE = ROOT / "partopt"
+
+# A part may import those named after it, and itself. Every part may import `partopt` for its version.
+BASE = {"units", "errors"}
+DOCUMENTS = BASE | {"documents", "profile", "topology", "plan", "shipped"}
+PLANNING = DOCUMENTS | {"cost"}
+MAY_IMPORT = {
+    "__init__": set(),
+    "errors": set(),
+    "units": {"errors"},
+    "documents": BASE,
+    "shipped": {"errors"},
+    "profile": BASE | {"documents"},
+    "topology": BASE | {"documents"},
+    "plan": BASE | {"documents", "profile", "topology"},
+    "cost": DOCUMENTS,
+    "planners": PLANNING,
+    "schedules": PLANNING,
+    "importers": DOCUMENTS,
+    "profiler": DOCUMENTS,
+    "simulator": PLANNING | {"schedules"},
+    "report": PLANNING | {"schedules", "simulator"},
+    "exporters": PLANNING | {"schedules", "simulator"},
+    "runtime": PLANNING | {"schedules", "simulator"},
+}
+MAY_IMPORT["cli"] = set(MAY_IMPORT)
+MAY_IMPORT["__main__"] = {"cli"}
+IMPORTS_TORCH = {"profiler", "runtime"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names of everything that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_arrows(path):
+    own = part_of(path)
+    known = {name.split(".")[1] for name in imported(path) if name.startswith("partopt.")} - {"__version__"}
+    assert known <= MAY_IMPORT[own] | {own}
+
+
+def test_only_the_profiler_and_the_runtime_import_torch():
+    importers = {part_of(path) for path in MODULES if any(name.split(".")[0] == "torch" for name in imported(path))}
+    assert importers <= IMPORTS_TORCH
+
+
+def test_the_arrows_themselves_have_no_cycle():
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        ready = [part for part, others in MAY_IMPORT.items() if part not in order and others <= set(order)]
+        assert ready, f"a cycle among {MAY_IMPORT.keys() - set(order)}"
+        order += ready
+
+
+SCRIPT = """
+import contextlib, sys
+import partopt.cli
+for arguments in (["plan", PROFILE, "--topology", "v100-pcie", "-o", PLAN], ["compare", PROFILE, "--topology", "v100-pcie"],
+                  ["show", PLAN], ["show", PROFILE], ["topology", "list"], ["schema", "plan"]):
+    with contextlib.suppress(SystemExit):
+        partopt.cli.main(arguments)
+print(sorted(name for name in sys.modules if name in {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.runtime"}))
+"""
+
+
+def test_planning_imports_neither_torch_nor_matplotlib(tmp_path):
+    profile.save(uniform_profile(4), str(tmp_path / "p.json"))
+    script = SCRIPT.replace("PROFILE", repr(str(tmp_path / "p.json"))).replace("PLAN", repr(str(tmp_path / "plan.json")))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert (tmp_path / "plan.json").exists()

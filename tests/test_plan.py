@@ -1,0 +1,101 @@
+import hashlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from partopt import documents, plan, planners, profile
+from partopt.cost.problem import problem_of
+from partopt.errors import PartoptError
+from tests.helpers import ROOT, changed, flat, two_level, uniform_profile
+
+PIPELINE = documents.encode(planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2, 4), replicas=(2, 1, 1))))
+
+
+def faults(content: bytes) -> list[str]:
+    with pytest.raises(PartoptError) as error:
+        plan.parse(content, "plan.json")
+    return [part.message for part in error.value.parts]
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive"])
+@pytest.mark.parametrize("name", planners.PLANNERS)
+def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
+    microbatches = None if schedule.startswith("pipedream") else 8
+    problem = problem_of(uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches)
+    planned = planners.plan(name, problem)
+    assert plan.parse(documents.encode(planned)) == planned
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("stages",), [], "stages: expected a list of length >= 1"),
+        (("stages", 1, "start"), 3, "stages[1]: layers [3, 4) do not follow layer 2"),
+        (("stages", 0, "stop"), 1, "stages[0].modules: 2 names for 1 layers"),
+        (("stages", 2, "stop"), 4, "stages[2]: layers [4, 4) do not follow layer 4"),
+        (("stages", 0, "modules"), ["layer0"], "stages[0].modules: 1 names for 2 layers"),
+        (("stages", 0, "replicas"), 0, "stages[0].replicas: expected a whole number >= 1"),
+        (("stages", 0, "replicas"), 3, "stages[0].ranks: 2 ranks for 3 replicas"),
+        (("stages", 0, "ranks"), [0, 4], "stages[0].ranks: there is no rank 4"),
+        (("stages", 0, "ranks"), [0, -1], "stages[0].ranks[1]: expected a whole number >= 0"),
+        (("stages", 1, "ranks"), [1], "stages[1].ranks: rank 1 is already in stage 0"),
+        (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 is already in stage 0"),
+        (("stages", 0, "memory", "total_bytes"), -5, "stages[0].memory.total_bytes: expected a whole number >= 0"),
+        (("communication", 0, "source"), 3, "communication[0]: there is no stage 3"),
+        (("predicted", "period_s"), 0, "predicted.period_s: expected a number > 0.0"),
+        (("microbatches",), 0, "microbatches: expected a whole number >= 1"),
+        (("topology", "devices"), 5, "topology: 5 devices, but the sizes of the levels multiply to 4"),
+        (("topology", "levels", 0, "size"), 10**9, "topology: 1000000000 devices; partopt plans for up to 1048576"),
+        (("topology", "levels", 0, "bandwidth_bytes_per_s"), 0, "topology.levels[0].bandwidth_bytes_per_s: expected a number > 0.0"),
+        (("topology", "device", "memory_bytes"), 0, "topology.device.memory_bytes: expected a whole number >= 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(path, value, message):
+    assert f"plan.json: {message}" in faults(changed(PIPELINE, *path, to=value))
+
+
+def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():
+    for key in json.loads(PIPELINE).keys() - {"schema"}:
+        document = json.loads(PIPELINE)
+        del document[key]
+        assert faults(json.dumps(document).encode()) == [f"plan.json: {key}: missing"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "shape"),
+    [([15, 1], "15-1"), ([1] * 4, "1-1-1-1"), ([1] * 64, "1x64"), ([2] + [1] * 5 + [3, 3], "2-1x5-3-3")],
+)
+def test_a_shape_is_written_as_the_papers_do_and_long_runs_fold(replicas, shape):
+    layers = len(replicas)
+    problem = problem_of(uniform_profile(layers), flat(sum(replicas)), cuts=range(1, layers), replicas=replicas)
+    assert planners.plan("manual", problem).shape == shape
+
+
+def test_ranks_without_work_are_idle():
+    loaded = plan.parse(PIPELINE)
+    assert loaded.idle_ranks == []
+    assert planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2,))).idle_ranks == [2, 3]
+
+
+SCRIPT = """
+import sys
+from partopt import documents, planners, profile
+from partopt.cost.problem import problem_of
+from tests.helpers import two_level
+loaded = profile.load(sys.argv[1])
+for name in planners.PLANNERS:
+    sys.stdout.buffer.write(documents.encode(planners.plan(name, problem_of(loaded, two_level(2, 4)))))
+"""
+
+
+def test_plans_are_the_same_bytes_whatever_the_seed_of_the_hashes(tmp_path):
+    """Equal layers tie everywhere, so that a set's order would show."""
+    profile.save(uniform_profile(12), str(tmp_path / "p.json"))
+    digests = set()
+    for seed in ("0", "1"):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "p.json")]
+        done = subprocess.run(command, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, cwd=ROOT)
+        digests.add(hashlib.sha256(done.stdout).hexdigest())
+    assert len(digests) == 1
