@@ -1,0 +1,118 @@
+"""docs/how-it-works.md: the worked example computed again, and every function that it names."""
+
+import importlib
+import math
+import re
+
+import pytest
+
+from partopt import planners, profile, topology
+from partopt.cli import VERBS
+from partopt.cost.flight import in_flight, noam, warmup
+from partopt.cost.links import allreduce_s, side_s, transfer_s
+from partopt.cost.period import binding, cut_sides, iteration_s, stage_loads
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
+from partopt.cost.recurrence import cut_s, stage_s
+from tests.docs.documents import NAMES, blocks, read
+from tests.helpers import ROOT
+
+FORMATS = read("formats.md")
+PROBLEM = problem_of(profile.parse(blocks(FORMATS, "json")[0].encode()), topology.parse(blocks(FORMATS, "yaml")[0].encode()))
+SYNCHRONOUS = problem_of(PROBLEM.profile, PROBLEM.topology, schedule="1f1b", microbatches=8)
+ON_A_BUS = problem_of(
+    PROBLEM.profile,
+    topology.parse(b"""
+name: bus
+device: {name: GPU}
+levels: [{name: host, size: 3, bandwidth: 10 GB/s, bus: true}]
+"""),
+)
+SPLIT = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
+CHAIN, TOPOLOGY, PLAN = PROBLEM.chain, PROBLEM.topology, price(SPLIT, PROBLEM, "manual")
+B = TOPOLOGY.levels[0].bandwidth_bytes_per_s
+MS, MB = 1e3, 1e-6
+
+# What the functions say of every line of the worked example, in its units.
+COMPUTED = {
+    "a(1)": lambda: CHAIN.a[1] * MB,
+    "a(2)": lambda: CHAIN.a[2] * MB,
+    "C(0,2)": lambda: CHAIN.compute_s(0, 2) * MS,
+    "C(2,3)": lambda: CHAIN.compute_s(2, 3) * MS,
+    "W(0,2)": lambda: CHAIN.parameter_bytes(0, 2) * MB,
+    "W(0,3)": lambda: CHAIN.parameter_bytes(0, 3) * MB,
+    "stash(0,2)": lambda: CHAIN.stash_bytes(0, 2) * MB,
+    "transfer of a(2)": lambda: transfer_s(CHAIN.a[2], 1, TOPOLOGY) * MS,
+    "allreduce of stage 0": lambda: allreduce_s(CHAIN.parameter_bytes(0, 2), range(2), TOPOLOGY) * MS,
+    "compute load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[0].seconds * MS,
+    "all-reduce load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[1].seconds * MS,
+    "side of stage 0": lambda: cut_sides(SPLIT, 0, PROBLEM)[0].seconds * MS,
+    "compute load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[0].seconds * MS,
+    "side of stage 1": lambda: side_s(CHAIN.a[2], [2], 1, TOPOLOGY) * MS,
+    "period": lambda: binding(SPLIT, PROBLEM).seconds * MS,
+    "samples/s": lambda: PLAN.predicted.samples_per_s,
+    "speedup": lambda: PLAN.predicted.speedup_over_one_device,
+    "bubble": lambda: PLAN.predicted.bubble,
+    "period, host a bus": lambda: binding(SPLIT, ON_A_BUS).seconds * MS,
+    "data parallel period": lambda: planners.plan("data_parallel", PROBLEM).predicted.period_s * MS,
+    "NOAM": lambda: noam(3, 2),
+    "in flight 0": lambda: in_flight("pipedream", 0, [2, 1], None),
+    "in flight 1": lambda: in_flight("pipedream", 1, [2, 1], None),
+    "warm-up 0": lambda: warmup("pipedream", 0, [2, 1], None),
+    "memory 0": lambda: PLAN.stages[0].memory.total_bytes * MB,
+    "memory 1": lambda: PLAN.stages[1].memory.total_bytes * MB,
+    "1F1B iteration, M=8": lambda: iteration_s(SPLIT, SYNCHRONOUS) * MS,
+    "T(0..2, 2)": lambda: stage_s(CHAIN.compute_s(0, 2), CHAIN.parameter_bytes(0, 2), 2, B) * MS,
+    "T(0..3, 3)": lambda: stage_s(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS,
+    "recurrence's cut 2": lambda: cut_s(CHAIN.a[2], B) * MS,
+    "A(0..3, 3)": lambda: planners.partition("pipedream", PROBLEM).objective_s * MS,
+}
+LINES = [re.split(r" += ", line) for line in blocks(read("how-it-works.md"), "worked")[0].splitlines()]
+
+
+def test_every_line_of_the_worked_example_is_computed():
+    assert [name for name, _, _ in LINES] == list(COMPUTED)
+
+
+@pytest.mark.parametrize("name, arithmetic, printed", LINES, ids=[line[0] for line in LINES])
+def test_arithmetic_printed_value_and_function_agree(name, arithmetic, printed):
+    value = eval(arithmetic, {"max": max, "ceil": math.ceil, "floor": math.floor})
+    decimals = len(printed.partition(".")[2])
+    assert round(value, decimals) == float(printed)
+    # an arithmetic line may use numbers that an earlier line printed, to its digits
+    assert COMPUTED[name]() == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_every_function_that_a_document_names_exists(document):
+    for name in sorted(set(re.findall(r"`(partopt(?:\.\w+)+)`", read(document)))):
+        if name != "partopt.planners.even":  # the example of extending.md
+            assert resolve(name) is not None, name
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_every_flag_that_a_document_names_exists(document):
+    commands = [importlib.import_module(module).command for module, _ in VERBS.values()]
+    commands += [inner for command in commands for inner in getattr(command, "commands", {}).values()]
+    known = {flag for command in commands for parameter in command.params for flag in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", read(document))) <= known
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_links_between_documents_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#:]+)\)", read(document)):
+        assert (ROOT / "docs" / target).exists(), target
+
+
+def resolve(name: str) -> object:
+    """The module, class, function or constant of a dotted name."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
