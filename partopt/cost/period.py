@@ -51,7 +51,7 @@ def cut_sides(partition: Partition, s: int, problem: Problem) -> list[Load]:
     cuts = [(s, stage.start)] if s > 0 else []
     cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
     return [
-        Load(side_s(problem.chain.a[layer], stage.ranks, cut_level(partition, c, s, problem), problem.topology), "cut", c)
+        Load(side_s(float(problem.chain.a[layer]), stage.ranks, cut_level(partition, c, s, problem), problem.topology), "cut", c)
         for c, layer in cuts
     ]
 
