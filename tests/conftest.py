@@ -1,0 +1,75 @@
+"""Running the command line in the test's own process, on files that the test describes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from partopt import cli, documents, profile, topology
+from partopt.profile import Profile
+from partopt.topology import Topology
+from tests.helpers import flat, uniform_profile
+
+
+class Outcome(NamedTuple):
+    """What a run of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output, which must be one JSON document and nothing else."""
+        return json.loads(self.out)
+
+    @property
+    def errors(self) -> list[str]:
+        return [line.removeprefix("error: ") for line in self.err.splitlines() if line.startswith("error: ")]
+
+    @property
+    def hints(self) -> list[str]:
+        return [line.removeprefix("hint:  ") for line in self.err.splitlines() if line.startswith("hint:  ")]
+
+
+@pytest.fixture
+def partopt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """`partopt("plan", ...)` runs the command line; `stdin=` is what it reads there."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(left.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def profile_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes a profile, by default six equal layers, and gives its path."""
+
+    def write(content: Profile | None = None, name: str = "p.json") -> str:
+        profile.save(content or uniform_profile(6), str(tmp_path / name), force=True)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def topology_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes a topology, by default four devices of 16 GB on 10 GB/s, and gives its path."""
+
+    def write(content: Topology | None = None, name: str = "c.yaml") -> str:
+        text = topology.dump(content or flat(4, 10e9, memory_bytes=16 * 10**9))
+        documents.write_bytes(str(tmp_path / name), text.encode(), force=True)
+        return str(tmp_path / name)
+
+    return write
