@@ -9,7 +9,7 @@ works on nothing but such inputs (an attention mask made from the ids): each sta
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt import profile
+from partopt.profiler.flops import count_flops
 from partopt.profiler.step import tensors_in
 from partopt.profiler.tracker import Tracker
 
@@ -67,12 +68,16 @@ class StorageMap:
 
 
 class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches one forward; afterwards `flows` holds what passed between layers and `users` which layers used each parameter."""
+    """Watches one forward.
+
+    Afterwards `flows` holds what passed between layers, `users` which layers used each parameter, and `flops` the operations of each layer.
+    """
 
     def __init__(self, model: nn.Module, tracker: Tracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tracker = tracker
         self.flows: list[Flow] = []
+        self.flops: Counter[int] = Counter()
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         self._tags = StorageMap()
         self._constants = StorageMap()
@@ -85,6 +90,7 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = kwargs or {}
         result = func(*args, **options)
         layer = self.tracker.current
+        self.flops[layer] += count_flops(func, args, options, result)
         read = [self._note_read(tensor, layer) for tensor in _storages([args, options])]
         written = [args[position] for position in _written(func) if position < len(args)]
         if self.tracker.inside_unit or any(read):

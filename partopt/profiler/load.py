@@ -150,13 +150,18 @@ def _not_installed(where: str, missing: str) -> PartoptError:
 
 
 def describe(error: BaseException) -> str:
-    """An exception of foreign code in one line, with the line of source that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """An exception of foreign code in one line, with the innermost line outside of installed packages that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
     what = str(error).strip().splitlines()
     text = f"raised {type(error).__name__}" + (f": {what[0]}" if what else "")
     if isinstance(error, SyntaxError):
         return f"{text} (line {error.lineno})"
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+
+
+def _is_the_users(filename: str) -> bool:
+    own = str(Path(__file__).parent.parent)
+    return not filename.startswith((own, "<", sys.base_prefix)) and "site-packages" not in filename
 
 
 def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str, Any]:

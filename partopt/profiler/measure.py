@@ -53,6 +53,7 @@ class Structure:
 
     layers: list[Layer]
     output_bytes: dict[int, int]
+    flops: dict[int, int]
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
 
@@ -117,7 +118,7 @@ class Measurer:
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None where its state does not fit beside the model."""
         try:
-            return time_optimizer(self.subject.model, inputs, self.subject.loss_fn, self.subject.clock, self.subject.steps)
+            return time_optimizer(self.subject.model, inputs, self.subject.loss_fn, self.subject.clock)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -148,7 +149,7 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         loss = run_loss(subject.model, inputs, subject.loss_fn)
     groups = stash.groups()
     del loss  # the graph had to live until the groups were read
-    return Structure(describe_layers(subject.model, tracker, flow.users), output_bytes, flow.tensors(), groups)
+    return Structure(describe_layers(subject.model, tracker, flow.users), output_bytes, flow.flops, flow.tensors(), groups)
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
@@ -174,6 +175,7 @@ def _summary(
             [times.forward_s[index] * scale for times in instrumented],
             [times.backward_s[index] * scale for times in instrumented],
             structure.output_bytes.get(index, 0),
+            structure.flops.get(index, 0),
         )
         for index in range(len(structure.layers))
     ]
@@ -191,13 +193,14 @@ def _summary(
     )
 
 
-def _layer(forward_s: list[float], backward_s: list[float], output_bytes: int) -> LayerMeasurement:
+def _layer(forward_s: list[float], backward_s: list[float], output_bytes: int, forward_flops: int) -> LayerMeasurement:
     return LayerMeasurement(
         forward_s=statistics.median(forward_s),
         backward_s=statistics.median(backward_s),
         forward_stdev_s=_stdev(forward_s),
         backward_stdev_s=_stdev(backward_s),
         output_bytes=output_bytes,
+        forward_flops=forward_flops,
     )
 
 
