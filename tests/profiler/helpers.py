@@ -1,0 +1,86 @@
+"""A clock that tests set, small models, and profiles of them without real time."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partopt.profile import Measurement, Profile
+from partopt.profiler import ModelSource, find_model, profile_model
+
+# found, not imported: torchvision's import fails beside a CPU-only torch until the examples have declared what it lacks
+needs_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="this example comes from torchvision")
+needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="this example comes from transformers")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class FakeClock:
+    """Stamp n reads n * n seconds: every interval is different, and sums of them are exact."""
+
+    def __init__(self) -> None:
+        self.stamps = itertools.count()
+
+    def stamp(self) -> float:
+        return float(next(self.stamps) ** 2)
+
+    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
+        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+    def idle_share(self) -> float | None:
+        return None
+
+
+class Parts(nn.Module):
+    """Named modules, and a forward given as a function of them and the input."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any], **modules: nn.Module) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.function = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def linear(inputs: int = 4, outputs: int = 4) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def structure(model: nn.Module, example_inputs: Callable[[int], Any] = lambda size: torch.randn(size, 4), **options: Any) -> Profile:
+    """The profile of `model` at microbatch size 1 with times that mean nothing."""
+    return profile_model(
+        model,
+        example_inputs,
+        **{"microbatch_sizes": [1], "steps": 1, "clock": FakeClock(), "granularity": "leaf", "device": "cpu", **options},
+    )
+
+
+def names(profile: Profile) -> list[str]:
+    return [f"{layer.name}#{layer.call}" if layer.call else layer.name for layer in profile.layers]
+
+
+def flows(profile: Profile) -> list[tuple[int, list[int], int]]:
+    [measurement] = profile.measurements
+    return [(tensor.producer, tensor.consumers, tensor.bytes) for tensor in measurement.tensors]
+
+
+def stash(profile: Profile) -> list[tuple[list[int], int]]:
+    [measurement] = profile.measurements
+    return [(group.layers, group.bytes) for group in measurement.stash_groups]
+
+
+def example(name: str, **arguments: Any) -> ModelSource:
+    return find_model(str(EXAMPLES / f"{name}.py"), arguments)
+
+
+def layer_seconds(measurement: Measurement) -> float:
+    return sum(layer.forward_s + layer.backward_s for layer in measurement.layers)

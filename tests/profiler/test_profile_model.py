@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partopt import profile as documents
+from partopt.errors import PartoptError, PartoptWarning
+from partopt.profile import Measurement
+from partopt.profiler import ProfilingInterrupted, find_model, profile_model, profile_source
+from partopt.profiler.measure import _summary
+from partopt.profiler.timeline import LayerTimes
+from tests.profiler.helpers import FakeClock, Parts, example, linear, needs_transformers, structure
+
+
+def vectors(size: int) -> Tensor:
+    return torch.randn(size, 4)
+
+
+class Full(nn.Linear):
+    """Runs out of memory at some microbatch sizes, in the way given."""
+
+    def __init__(self, sizes: set[int], error: Callable[[], Exception]) -> None:
+        super().__init__(4, 4)
+        self.sizes, self.error = sizes, error
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) in self.sizes:
+            raise self.error()
+        return super().forward(x)
+
+
+OUT_OF_MEMORY = {
+    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "host": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    ),
+    "python": lambda: MemoryError(),
+}
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
+def test_a_size_that_runs_out_of_memory_is_recorded_and_the_rest_goes_on(error: Callable[[], Exception]) -> None:
+    profile = structure(nn.Sequential(Full({2}, error), linear()), vectors, microbatch_sizes=[1, 2, 4])
+    assert [(each.microbatch_size, each.out_of_memory) for each in profile.measurements] == [(1, False), (2, True), (4, False)]
+    assert profile.measurements[1] == Measurement(microbatch_size=2, out_of_memory=True)
+    assert list(documents.find_faults(profile)) == []
+
+
+def test_the_first_size_may_be_the_one_that_does_not_fit() -> None:
+    profile = structure(nn.Sequential(Full({1}, OUT_OF_MEMORY["cuda"]), linear()), vectors, microbatch_sizes=[1, 2])
+    assert [each.out_of_memory for each in profile.measurements] == [True, False]
+    assert len(profile.layers) == 2
+
+
+def test_when_no_size_fits_the_answer_is_no() -> None:
+    with pytest.raises(PartoptError) as caught:
+        structure(Full({2, 4}, OUT_OF_MEMORY["cuda"]), vectors, microbatch_sizes=[2, 4])
+    assert caught.value.message == "every microbatch size ran out of memory"
+    assert caught.value.hint == "try a smaller size: --microbatch 1"
+    assert caught.value.exit_code == 1
+
+
+def test_an_optimizer_that_does_not_fit_leaves_the_layers_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(torch.optim, "AdamW", full)
+    [measurement] = structure(linear(), vectors).measurements
+    assert measurement.optimizer_s is None
+    assert measurement.step_s is not None
+
+
+def test_sizes_are_measured_once_each_the_smallest_first() -> None:
+    profile = structure(linear(), vectors, microbatch_sizes=[4, 1, 4, 2])
+    assert [each.microbatch_size for each in profile.measurements] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"microbatch_sizes": [2, 0]}, "--microbatch: 0 is not a microbatch size", "from 1"),
+        ({"microbatch_sizes": []}, "--microbatch: no size given", "from 1"),
+        ({"steps": 0}, "--steps: 0 steps measure nothing", "at least 1"),
+        ({"granularity": "blok"}, "--granularity: blok is not known", 'did you mean "block"?'),
+        ({"dtype": "float3"}, "--dtype float3: not a dtype that partopt measures", 'did you mean "float32"?'),
+        ({"device": "gpu"}, "--device gpu: not a device that partopt measures", 'did you mean "cpu"?'),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, object], message: str, hint: str) -> None:
+    with pytest.raises(PartoptError) as caught:
+        structure(linear(), vectors, **options)
+    assert caught.value.message == message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def frozen() -> nn.Module:
+    return linear().requires_grad_(False)
+
+
+MODELS = {
+    "no parameters": (nn.ReLU, {}, "the model has no parameters"),
+    "all frozen": (frozen, {}, "no parameter of the model requires a gradient"),
+    "output of no tensor": (
+        lambda: Parts(lambda self, x: "text", a=linear()),
+        {},
+        "the model returned str: no .loss and no floating tensor in it",
+    ),
+    "loss of many": (linear, {"loss_fn": lambda output, inputs: output}, "loss_fn returned a tensor of shape [1, 4], not a single number"),
+    "loss of none": (linear, {"loss_fn": lambda output, inputs: None}, "loss_fn returned NoneType, not a single number"),
+    "detached": (
+        linear,
+        {"loss_fn": lambda output, inputs: output.detach().sum()},
+        "the loss depends on no parameter that requires a gradient",
+    ),
+    "wrong inputs": (lambda: linear(5), {}, "the training step raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+}
+
+
+@pytest.mark.parametrize(("build", "options", "message"), MODELS.values(), ids=MODELS.keys())
+def test_models_that_cannot_be_measured(build: Callable[[], nn.Module], options: dict[str, object], message: str) -> None:
+    with pytest.raises(PartoptError) as caught:
+        structure(build(), vectors, **options)
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_errors_of_the_model_name_its_file(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(batch_size): return torch.zeros(1)\n")
+    with pytest.raises(PartoptError, match=r"net\.py: the model has no parameters"):
+        profile_source(find_model(str(tmp_path / "net.py")), device="cpu")
+
+
+def test_nan_is_no_problem() -> None:
+    [measurement] = structure(linear(), lambda size: torch.full((size, 4), float("nan"))).measurements
+    assert measurement.step_s is not None
+
+
+def test_the_loss_of_an_output_is_its_own() -> None:
+    class Output(dict):
+        loss: Tensor
+
+    def forward(self: Parts, x: Tensor) -> Output:
+        output = Output(logits=self.a(x))
+        output.loss = self.b(output["logits"]).sum()
+        return output
+
+    profile = structure(Parts(forward, a=linear(), b=linear()), vectors)
+    assert all(layer.backward_s > 0 for layer in profile.measurements[0].layers)
+
+
+@pytest.mark.parametrize(
+    "inputs", [lambda size: (torch.ones(size, 4), torch.ones(size, 4)), lambda size: {"y": torch.ones(size, 4), "x": torch.ones(size, 4)}]
+)
+def test_inputs_may_be_a_tuple_or_a_dict(inputs: Callable[[int], object]) -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().forward(x + y)
+
+    assert len(structure(Two(4, 4), inputs).layers) == 1
+
+
+def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(PartoptError) as caught:
+        structure(linear(), vectors, device="cuda")
+    assert caught.value.message.startswith("--device cuda: ")
+    assert "--device cpu" in caught.value.hint
+
+
+def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
+    model = Parts(lambda self, x: self.a(x) if len(x) == 1 else self.a(self.a(x)), a=linear())
+    with pytest.raises(PartoptError, match="at microbatch size 2 the model calls other layers than at 1") as caught:
+        structure(model, vectors, microbatch_sizes=[1, 2])
+    assert "--granularity block" in caught.value.hint
+
+
+def test_an_interrupt_keeps_the_sizes_that_are_finished() -> None:
+    with pytest.raises(ProfilingInterrupted) as caught:
+        structure(nn.Sequential(Full({4}, KeyboardInterrupt), linear()), vectors, microbatch_sizes=[1, 2, 4])
+    assert caught.value.profile is not None
+    assert [each.microbatch_size for each in caught.value.profile.measurements] == [1, 2]
+    assert list(documents.find_faults(caught.value.profile)) == []
+
+
+def test_an_interrupt_before_anything_is_finished_keeps_nothing() -> None:
+    with pytest.raises(ProfilingInterrupted) as caught:
+        structure(nn.Sequential(Full({1}, KeyboardInterrupt), linear()), vectors)
+    assert caught.value.profile is None
+
+
+def test_threads_are_one_while_measuring_and_restored_after() -> None:
+    seen = []
+
+    def loss_fn(output: Tensor, inputs: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        return output.sum()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        structure(linear(), vectors, loss_fn=loss_fn)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
+def test_a_busy_machine_is_told() -> None:
+    class Busy(FakeClock):
+        def idle_share(self) -> float:
+            return 0.4
+
+    with pytest.warns(PartoptWarning, match="processor and wall time differ by 40%"):
+        structure(linear(), vectors, clock=Busy())
+
+
+def test_progress_is_told_size_by_size() -> None:
+    told: list[tuple[int, int, int]] = []
+    structure(linear(), vectors, microbatch_sizes=[1, 2], steps=2, progress=lambda *step: told.append(step))
+    assert told == [(1, 0, 2), (1, 1, 2), (1, 2, 2), (2, 0, 2), (2, 1, 2), (2, 2, 2)]
+
+
+def test_a_profile_says_what_was_measured() -> None:
+    source = example("mlp", layers=2, width=8)
+    profile = profile_source(source, "small", microbatch_sizes=[1], steps=2, device="cpu", clock=FakeClock())
+    assert (profile.model.name, profile.model.arguments, profile.dtype) == ("small", {"layers": 2, "width": 8}, "float32")
+    assert profile.model.entry.endswith("examples/mlp.py:build")
+    assert (profile.device.type, profile.environment.torch) == ("cpu", str(torch.__version__))
+    assert profile.measurements[0].optimizer_s is not None
+    assert documents.parse(documents_bytes(profile)) == profile
+
+
+def documents_bytes(profile: documents.Profile) -> bytes:
+    from partopt.documents import encode
+
+    return encode(profile)
+
+
+def summary(bare_s: float, instrumented_s: float) -> Measurement:
+    from partopt.profiler.measure import Structure
+
+    half = instrumented_s / 2
+    layers = structure(linear(), vectors).layers
+    return _summary(1, Structure(layers, {}, {}, [], []), [bare_s], [LayerTimes([half], [half])], None, None)
+
+
+def test_layer_times_are_brought_back_to_the_bare_step_above_five_percent() -> None:
+    slight, clear, strong = summary(100.0, 104.0), summary(100.0, 110.0), summary(100.0, 125.0)
+    assert [each.overhead for each in (slight, clear, strong)] == [1.04, 1.1, 1.25]
+    assert [each.layers[0].forward_s for each in (slight, clear, strong)] == pytest.approx([52.0, 50.0, 50.0])
+    assert [each.coverage for each in (slight, clear, strong)] == pytest.approx([1.04, 1.0, 1.0])
+    assert [each.overhead_bound for each in (slight, clear, strong)] == [False, False, True]
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")  # transformers and torchvision warn of their own affairs while they are imported
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 7), ("bert", 4)])
+def test_transformers_examples(name: str, layers: int) -> None:
+    source = example(name, layers=2, width=8, heads=2, context=8, vocabulary=64)
+    profile = profile_source(source, microbatch_sizes=[1], steps=1, device="cpu", clock=FakeClock())
+    assert len(profile.layers) == layers
+    assert sum(layer.type in ("GPT2Block", "BertLayer") for layer in profile.layers) == 2
+    assert profile.layers[0].shared_parameters == profile.layers[-1].shared_parameters != []
+
+
+def test_profile_model_takes_a_plain_module() -> None:
+    profile = profile_model(nn.Sequential(linear(), linear()), vectors, microbatch_sizes=[1], steps=1, device="cpu", clock=FakeClock())
+    assert (profile.model.name, len(profile.layers)) == ("Sequential", 2)
