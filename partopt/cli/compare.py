@@ -47,7 +47,7 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     sizes = f"{len(loaded.layers)} layers, microbatch {problem.chain.microbatch_size}, schedule {problem.schedule}"
     click.echo(labelled([("model", f"{loaded.model.name}: {sizes}"), ("cluster", describe(topology))]))
     click.echo(f"\n{comparison.render(result)}")
-    click.echo("\nx ONE and x DP: times one device and data parallelism. VAR: variance of the stages, ms^2.")
+    click.echo("\nx ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.")
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     follow = (
         f"partopt show {best}" if best in files else f"partopt plan {profile} --topology {given['topology']} --planner {best} -o plan.json"

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Sequence
 import click
 
 WIDTH = 80  # columns
+_NARROW = 8  # columns of text are not shortened below this
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,), gap: int = 2) -> str:
-    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the others, numbers, to the right."""
+    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the others, numbers, to the right.
+
+    Where the table is wider than the page, its widest texts are shortened; numbers never are.
+    """
     cells = [list(headings), *map(list, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    while sum(widths) + gap * (len(widths) - 1) > WIDTH and any(widths[column] > _NARROW for column in left):
+        widths[max(left, key=lambda column: widths[column])] -= 1
     lines = [
         (" " * gap).join(
-            text.ljust(width) if column in left else text.rjust(width) for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            shorten(text, width).ljust(width) if column in left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in cells
     ]

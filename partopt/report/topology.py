@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from partopt.report.table import table
+import textwrap
+
+from partopt.report.table import WIDTH, table
 from partopt.topology import Level, Topology
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -27,7 +29,7 @@ def render(topology: Topology) -> str:
     headings = ["LEVEL", "LINK", "SIZE", "BANDWIDTH", "LINKS", "LATENCY", "KIND"]
     rows = table(headings, [_row(level) for level in topology.levels], left=(0, 1, 6))
     head = f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
-    return f"{head}\n\n{rows}\n\nBandwidth is of one link of one member, in one direction."
+    return f"{textwrap.fill(head, WIDTH)}\n\n{rows}\n\nBandwidth is of one link of one member, in one direction."
 
 
 def _row(level: Level) -> list[str]:
