@@ -91,10 +91,11 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):
-    """The profile that the plan was made from: its model's name and the digest of its content."""
+    """The profile that the plan was made from: its model's name and parameters, and the digest of its content."""
 
     name: str
     sha256: str
+    parameter_bytes: Bytes
 
 
 class Plan(documents.Part, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ Index = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Model(documents.Part, frozen=True, kw_only=True):
+class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Which model was measured: its name, where it was loaded from, and the arguments it was built with."""
 
     name: str
@@ -29,7 +29,7 @@ class Model(documents.Part, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
 
 
-class Device(documents.Part, frozen=True, kw_only=True):
+class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """The device that was measured."""
 
     name: str
@@ -37,7 +37,7 @@ class Device(documents.Part, frozen=True, kw_only=True):
     memory_bytes: Bytes | None = None
 
 
-class Environment(documents.Part, frozen=True, kw_only=True):
+class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Versions at the time of measuring; `None` where it is not known or does not apply."""
 
     torch: str | None = None
@@ -46,14 +46,14 @@ class Environment(documents.Part, frozen=True, kw_only=True):
     partopt: str | None = None
 
 
-class SharedParameter(documents.Part, frozen=True, kw_only=True):
+class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """A parameter that several layers use: a stage that holds more than one of them keeps it once."""
 
     name: str
     bytes: Bytes
 
 
-class Layer(documents.Part, frozen=True, kw_only=True):
+class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """One unit of planning: a module and which of its calls this is. `parameter_bytes` includes the shared parameters."""
 
     name: str
@@ -63,7 +63,7 @@ class Layer(documents.Part, frozen=True, kw_only=True):
     shared_parameters: list[SharedParameter] = []
 
 
-class LayerMeasurement(documents.Part, frozen=True, kw_only=True):
+class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward.
 
     `forward_flops` counts the floating-point operations of the matrix products and convolutions of the forward.
@@ -78,7 +78,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True):
     forward_flops: Bytes | None = None
 
 
-class Tensor(documents.Part, frozen=True, kw_only=True):
+class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor that one layer produces and later layers consume: it is carried through every cut between them."""
 
     producer: Index
@@ -86,7 +86,7 @@ class Tensor(documents.Part, frozen=True, kw_only=True):
     bytes: Bytes
 
 
-class StashGroup(documents.Part, frozen=True, kw_only=True):
+class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of them pays for it once."""
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
@@ -125,7 +125,7 @@ class Profile(documents.Part, frozen=True, kw_only=True):
         return [measurement for measurement in self.measurements if not measurement.out_of_memory]
 
     def sha256(self) -> str:
-        """Hexadecimal digest of the profile's content, whatever the layout of the file it came from."""
+        """Hexadecimal digest of the profile's content, whatever the layout of its file; fields left at their defaults do not count."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ def command(
         return options.problem(loaded, topology, given | changed, *split)
 
     problem = stated()
-    name = _planner(planner, cuts, replicas)
+    name = _planner(planner, cuts, replicas, given["cut_at"])
     plan = planners.plan(name, problem)
     if as_json or output == "-":
         documents.write_bytes("-", documents.encode(plan))
@@ -70,12 +70,14 @@ def command(
         click.echo(f"next:    partopt compare {profile} --topology {given['topology']}", err=True)
 
 
-def _planner(planner: str | None, cuts: str | None, replicas: str | None) -> str:
+def _planner(planner: str | None, cuts: str | None, replicas: str | None, cut_at: Sequence[str]) -> str:
     """The planner to use; a split of one's own goes with `manual` alone."""
     from partopt.planners import DEFAULT
 
-    if cuts is None and replicas is None:
+    if cuts is None and replicas is None and planner != "manual":
         return planner or DEFAULT
+    if cut_at:
+        raise PartoptError("--cut-at: a split of your own says itself where it cuts", "drop --cut-at, or --cuts and --replicas")
     if planner not in (None, "manual"):
         raise PartoptError(f"--planner {planner}: --cuts and --replicas go with the planner manual", "drop one or the other")
     return "manual"

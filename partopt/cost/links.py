@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -41,26 +42,36 @@ def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> 
     """Seconds for a ring all-reduce of `size_bytes` over `ranks`; 0 for one rank.
 
     Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data through the narrowest level that the group
-    crosses, on all of that level's links; on a bus the r members share it. 2(r-1) steps each wait for the largest latency crossed.
+    crosses, on all of that level's links; those of the group that sit on one bus share it, all r on a single level. 2(r-1) steps each wait
+    for the largest latency crossed.
     """
     r = len(ranks)
     if r == 1:
         return 0.0
-    levels = [topology.levels[k - 1] for k in levels_crossed(ranks, topology)]
-    seconds_per_byte = max((r if level.bus else 1) / (level.bandwidth_bytes_per_s * level.links) for level in levels)
+    crossed = levels_crossed(ranks, topology)
+    levels = [topology.levels[k - 1] for k in crossed]
+    shares = [_sharing_a_bus(ranks, k, topology) if topology.levels[k - 1].bus else 1 for k in crossed]
+    seconds_per_byte = max(sharers / (level.bandwidth_bytes_per_s * level.links) for sharers, level in zip(shares, levels, strict=True))
     return 2 * (r - 1) / r * size_bytes * seconds_per_byte + 2 * (r - 1) * max(level.latency_s for level in levels)
 
 
 def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2 a / beta_K on a bus.
+    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2 a / beta_K on each bus.
 
     `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q members of level K-1, each with a port of
-    its own, among which its replicas take turns; activations and gradients go in opposite directions, which only a bus must share.
+    its own, among which its replicas take turns. Activations and gradients go in opposite directions, which only a bus must share; the
+    copies of a nested pipeline have a bus each.
     """
     level = topology.levels[k - 1]
     if level.bus:
-        return 2 * cut_bytes / level.bandwidth_bytes_per_s
+        return 2 * cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k, topology))
     return cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k - 1, topology))
+
+
+def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:
+    """Of the level-(k-1) members that hold some of `ranks`, how many share the fullest level-k bus."""
+    members = {rank // topology.group_size(k - 1) for rank in ranks}
+    return max(Counter(member // topology.levels[k - 1].size for member in members).values())
 
 
 def members_spanned(ranks: Sequence[int], k: int, topology: Topology) -> int:

@@ -53,7 +53,7 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
         )
     return Measurement(
         microbatch_size=size,
-        optimizer_s=mix(low.optimizer_s or 0.0, high.optimizer_s or 0.0),
+        optimizer_s=None if low.optimizer_s is None or high.optimizer_s is None else mix(low.optimizer_s, high.optimizer_s),
         layers=[
             LayerMeasurement(
                 forward_s=mix(a.forward_s, b.forward_s),

@@ -71,27 +71,35 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
 
 
 def binding(partition: Partition, problem: Problem) -> Load:
-    """The largest load of the steady state: its seconds are the period. Of equal ones the first."""
+    """The largest load per microbatch, of equal ones the first: the period of an asynchronous schedule, what paces a synchronous one.
+
+    A synchronous schedule exchanges gradients once an iteration, so that its all-reduces pace nothing.
+    """
     loads = (load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem))
-    return max(loads, key=lambda load: load.seconds)
+    return max((load for load in loads if problem.microbatches is None or load.what != "all-reduce"), key=lambda load: load.seconds)
 
 
 def iteration_s(partition: Partition, problem: Problem) -> float:
     """Seconds for one iteration of a synchronous schedule with M microbatches.
 
-    Every stage but the slowest passes the first microbatch on, C each; the slowest passes all of them, M t; then the gradients are
-    exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. The naive schedule overlaps nothing: M times
-    the sum of C.
+    For the stage that makes it longest: every other stage passes one microbatch on, C each, and this one works through all of them; then
+    the gradients are exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. The naive schedule overlaps
+    nothing: M times the sum of C.
     """
-    assert problem.microbatches is not None
+    M = problem.microbatches
+    assert M is not None
     computes = [compute_s(stage, problem) for stage in partition.stages]
     update = max(_update_s(stage, problem) for stage in partition.stages)
     if problem.schedule == "naive":
-        return problem.microbatches * sum(computes) + update
-    t, slowest = max(
-        (max(load.seconds for load in stage_loads(partition, s, problem) if load.what != "all-reduce"), s) for s in range(len(computes))
-    )
-    return sum(computes) - computes[slowest] + problem.microbatches * t + update
+        return M * sum(computes) + update
+    return sum(computes) + max(_all_s(partition, s, M, problem) - compute for s, compute in enumerate(computes)) + update
+
+
+def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
+    """Seconds for stage s to work through M microbatches: its fullest replica gets ceil(M / r) of them, its cuts carry all."""
+    r = len(partition.stages[s].ranks)
+    busy, _, *sides = stage_loads(partition, s, problem)
+    return max([-(-M // r) * r * busy.seconds, *(M * side.seconds for side in sides)])
 
 
 def _update_s(stage: Assignment, problem: Problem) -> float:
@@ -103,8 +111,10 @@ def _update_s(stage: Assignment, problem: Problem) -> float:
 
 
 def one_device_s(problem: Problem) -> float:
-    """Seconds per microbatch of the whole model on one device, nothing recomputed, without the optimizer step."""
-    return problem.chain.compute_s(0, problem.chain.layers)
+    """Seconds per microbatch of the whole model on one device, nothing recomputed; a synchronous schedule adds 1/M of an optimizer step."""
+    chain = problem.chain
+    update = 0.0 if problem.microbatches is None else chain.optimizer_s / problem.microbatches
+    return chain.compute_s(0, chain.layers) + update
 
 
 def utilisation(computes: Sequence[float], devices: int, seconds_per_microbatch: float) -> float:

@@ -25,9 +25,14 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
         certificate=_certificate(partition),
-        profile=ProfileReference(name=problem.profile.model.name, sha256=problem.profile.sha256()),
+        profile=_reference(problem),
         topology=problem.topology,
     )
+
+
+def _reference(problem: Problem) -> ProfileReference:
+    weights = round(problem.chain.parameter_bytes(0, problem.chain.layers))
+    return ProfileReference(name=problem.profile.model.name, sha256=problem.profile.sha256(), parameter_bytes=weights)
 
 
 def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:

@@ -4,10 +4,8 @@
     T^k(i..j, m) = max( A^{k-1}(i..j, n_{k-1}), 2(m-1) W(i, j) / B_k ) / m
     A^k(i..j, m) = min( T^k(i..j, m), min over i < s < j, m' < m of max( A^k(i..s, m-m'), 2 a_s / B_k, T^k(s..j, m') ) )
 
-The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not looked at. Ties:
-fewer stages, then the later cut.
-
-Only the rows that are needed are filled: at the outermost level those with i = 0.
+The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not looked at; C includes recomputation where
+that is asked for. Ties: fewer stages, then the later cut. Only the rows that are needed are filled: at the outermost level those of i = 0.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]
     """The tables of every level, innermost first; each is filled from the one before."""
     chain = problem.chain
     levels: list[_Level] = []
-    prefix = chain.compute_prefix
+    prefix = chain.busy_prefix(problem.recompute)
     inner = np.ascontiguousarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
     stages = np.ones(inner.shape, dtype=np.int32)
     for level in problem.topology.levels:

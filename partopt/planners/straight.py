@@ -30,7 +30,7 @@ def plan(problem: Problem) -> Partition:
     boundaries = [N]
     for count in range(q, 0, -1):
         boundaries.insert(0, int(split[count, boundaries[0]]))
-    return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), "the least without replication")
+    return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), "the least steady period without replication")
 
 
 def _sides(problem: Problem, k: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUS
 def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False) -> str:
     """The plan as text; `memory_bytes` is the limit of a device, by default what the topology says."""
     limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
-    layers, weights = plan.stages[-1].stop, sum(stage.parameter_bytes for stage in plan.stages)
+    layers, weights = plan.stages[-1].stop, plan.profile.parameter_bytes
     head = [
         ("model", f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}"),
         ("cluster", describe(plan.topology)),
@@ -46,18 +46,24 @@ def format_ranks(ranks: list[int]) -> str:
 
 
 def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
-    busy = [max(each.compute_s, each.allreduce_s) / each.replicas for each in plan.stages]
+    exchanged_by = 1 if plan.microbatches else stage.replicas  # one all-reduce an iteration, or one for every round of r microbatches
+    busy = [_busy_s(each, plan) for each in plan.stages]
     whole = max(busy) if plan.microbatches else plan.predicted.period_s
     return [
         str(s),
         _layers(stage, _LAYERS_WIDTH),
         shorten(format_ranks(stage.ranks), _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
-        format_seconds(stage.allreduce_s / stage.replicas) if stage.replicas > 1 else "-",
+        format_seconds(stage.allreduce_s / exchanged_by) if stage.replicas > 1 else "-",
         str(stage.in_flight),
         format_bytes(stage.memory.total_bytes),
         bar(busy[s] / whole, _BUSY_WIDTH, ascii_only),
     ]
+
+
+def _busy_s(stage: Stage, plan: Plan) -> float:
+    """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its gradients."""
+    return max(stage.compute_s, 0.0 if plan.microbatches else stage.allreduce_s) / stage.replicas
 
 
 def _layers(stage: Stage, width: int) -> str:
@@ -74,12 +80,14 @@ def _layers(stage: Stage, width: int) -> str:
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     predicted = plan.predicted
-    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch, bound by the {predicted.bound_by}")]
+    period = f"{format_seconds(predicted.period_s)} a microbatch"
     if predicted.iteration_s is not None:
-        lines.append(("iteration", f"{format_seconds(predicted.iteration_s)} for {plan.microbatches} microbatches"))
+        period += f", {format_seconds(predicted.iteration_s)} an iteration of {plan.microbatches}"
+    lines = [("period", f"{period}; bound by the {predicted.bound_by}")]
     rate = format_rate(predicted.samples_per_s, "samples")
     lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
-    lines.append(("flight", f"NOAM {plan.noam}: microbatches in flight for each replica of the first stage"))
+    if plan.microbatches is None:
+        lines.append(("flight", f"NOAM {plan.noam}: microbatches in flight for each replica of the first stage"))
     lines.append(("memory", _memory(plan, limit)))
     if plan.idle_ranks:
         lines.append(

@@ -73,3 +73,16 @@ def test_runs_of_ranks_cross_and_span_what_their_ranks_one_by_one_do(sizes, data
     assert levels_crossed(ranks, topology) == levels_crossed(list(ranks), topology) == sorted(pairs)
     for k in range(len(sizes) + 1):
         assert members_spanned(ranks, k, topology) == len({rank // topology.group_size(k) for rank in ranks})
+
+
+def test_those_on_one_bus_share_it():
+    """16 ranks on four buses of 4: the buses carry 4 shares each, the outer ring one each."""
+    servers = cluster(level(4, 100.0, bus=True), level(4, 50.0))
+    assert allreduce_s(400, range(16), servers) == pytest.approx(2 * 15 / 16 * 400 * max(4 / 100, 1 / 50))
+    shared_outside = cluster(level(4, 100.0), level(4, 10.0, bus=True))
+    assert allreduce_s(400, range(16), shared_outside) == pytest.approx(2 * 15 / 16 * 400 * 4 / 10)
+
+
+def test_copies_of_a_nested_pipeline_have_a_bus_each():
+    servers = cluster(level(2, 10.0, bus=True), level(2, 10.0))
+    assert side_s(60, [0, 2], 1, servers) == 2 * 60 / (10 * 2)

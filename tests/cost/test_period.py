@@ -95,3 +95,30 @@ def test_a_plan_says_what_the_formulas_say():
         ("send", 0, 1, None, 8, "microbatch"),
         ("send", 1, 0, None, 8, "microbatch"),
     ]
+
+
+def test_an_iteration_is_set_by_the_stage_that_makes_it_longest_not_by_the_one_with_the_longest_turn():
+    """A plan of 2-1 and M = 8: 6 s on two replicas, 3 s on one, then a slower first stage: never faster."""
+
+    def iteration(first: int) -> float:
+        model = chain([first, 3000], [0, 0], [0], [0, 0])
+        given = problem(model, topology((3, 1e9)), schedule="1f1b", microbatches=8)
+        return iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1])), given)
+
+    assert iteration(6000) == 6000 + 8 * 3000
+    assert iteration(6001) == 6001 + 8 * 3000
+    assert iteration(9000) == 3000 + 4 * 9000
+
+
+def test_microbatches_that_do_not_divide_among_replicas_leave_one_with_more():
+    """Three microbatches of 3 s on two replicas: one of them runs two."""
+    given = problem(layers(1), topology((2, 1.0)), schedule="1f1b", microbatches=3)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given) == 2 * 3
+
+
+def test_gradients_exchanged_once_an_iteration_pace_nothing():
+    """10 s of all-reduce after 64 / 2 * 3 s of compute."""
+    given = problem(layers(1, weight=10), topology((2, 1.0)), schedule="1f1b", microbatches=64)
+    partition = Partition(CONTIGUOUS, consecutive([0, 1], [2]))
+    assert str(binding(partition, given)) == "compute of stage 0"
+    assert iteration_s(partition, given) == 96 + 10

@@ -13,13 +13,13 @@ from partopt.topology import Device, Level, Topology
 numbers = st.integers(0, 12)
 
 
-def topology(*levels: tuple[int, float], bus: bool = False, latency_s: float = 0.0) -> Topology:
+def topology(*levels: tuple[int, float], bus: bool = False, latency_s: float = 0.0, links: int = 1) -> Topology:
     """Levels as (size, bandwidth in bytes/s), innermost first."""
     return Topology(
         name="test",
         device=Device(name="device"),
         levels=[
-            Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=bandwidth, bus=bus, latency_s=latency_s)
+            Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=bandwidth, bus=bus, latency_s=latency_s, links=links)
             for k, (size, bandwidth) in enumerate(levels, start=1)
         ],
     )
@@ -59,4 +59,4 @@ def topologies(draw: st.DrawFn, levels: int = 3, devices: int = 12) -> Topology:
     sizes: list[int] = []
     for _ in range(draw(st.integers(1, levels))):
         sizes.append(draw(st.integers(1, min(4, devices // int(np.prod(sizes, dtype=int))))))
-    return topology(*[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes])
+    return topology(*[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes], links=draw(st.sampled_from([1, 2])))

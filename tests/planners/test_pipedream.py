@@ -13,20 +13,20 @@ from tests.planners.problems import chain, chains, problem, topologies, topology
 
 def recurrence(given: Problem) -> float:
     """The recurrence as printed, evaluated directly: every split, every count of workers, no bounds and no tables."""
-    C, W, a, levels = given.chain.compute_s, given.chain.parameter_bytes, given.chain.a, given.topology.levels
+    W, a, levels = given.chain.parameter_bytes, given.chain.a, given.topology.levels
 
     @cache
     def A(k: int, i: int, j: int, m: int) -> float:
         if k == 0:
-            return C(i, j)
-        B = levels[k - 1].bandwidth_bytes_per_s
+            return given.chain.compute_s(i, j, given.recompute)
+        B = levels[k - 1].bandwidth_bytes_per_s * levels[k - 1].links
         splits = (max(A(k, i, s, m - last), 2 * a[s] / B, T(k, s, j, last)) for s in range(i + 1, j) for last in range(1, m))
         return min([T(k, i, j, m), *splits])
 
     @cache
     def T(k: int, i: int, j: int, m: int) -> float:
         inner = levels[k - 2].size if k > 1 else 1
-        return max(A(k - 1, i, j, inner), 2 * (m - 1) * W(i, j) / levels[k - 1].bandwidth_bytes_per_s) / m
+        return max(A(k - 1, i, j, inner), 2 * (m - 1) * W(i, j) / (levels[k - 1].bandwidth_bytes_per_s * levels[k - 1].links)) / m
 
     return A(len(levels), 0, given.chain.layers, levels[-1].size)
 
@@ -39,8 +39,9 @@ def objective_of(partition: Partition, given: Problem) -> float:
         """Bottleneck of stages on devices inside one level-k component; outer stages are those that share their members."""
         if k == 0:
             assert len(stages) == 1
-            return given.chain.compute_s(*stages[0][:2])
-        size, B = topology.group_size(k - 1), topology.levels[k - 1].bandwidth_bytes_per_s
+            return given.chain.compute_s(*stages[0][:2], given.recompute)
+        level = topology.levels[k - 1]
+        size, B = topology.group_size(k - 1), level.bandwidth_bytes_per_s * level.links
         worst, cuts = 0.0, []
         for members, run in groupby(stages, key=lambda stage: frozenset(rank // size for rank in stage[2])):
             block = list(run)
@@ -56,9 +57,9 @@ def objective_of(partition: Partition, given: Problem) -> float:
 
 
 @settings(max_examples=400, deadline=None)
-@given(chains(), topologies())
-def test_equals_the_recurrence_evaluated_directly(model, cluster):
-    given = problem(model, cluster)
+@given(chains(), topologies(), st.booleans())
+def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):
+    given = problem(model, cluster, recompute=recompute)
     partition = pipedream.plan(given)
     assert partition.objective_s == recurrence(given)
     assert objective_of(partition, given) == pytest.approx(partition.objective_s, rel=1e-12)
