@@ -36,8 +36,7 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
     problem = options.problem(loaded, topology, given)
-    names = chosen or [name for name in planners.PLANNERS if name != "manual"]
-    plans = {name: planners.plan(name, problem) for name in names}
+    plans = {name: planners.plan(name, problem) for name in chosen} or _all(problem)
     plans |= {path: _again(path, problem) for path in files}
     base = plans["data_parallel"] if "data_parallel" in plans else planners.plan("data_parallel", problem)
     result = comparison.compare(plans, base, problem.memory_bytes)
@@ -53,6 +52,19 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
         f"partopt show {best}" if best in files else f"partopt plan {profile} --topology {given['topology']} --planner {best} -o plan.json"
     )
     click.echo(f"\nnext:    {follow}", err=True)
+
+
+def _all(problem: Problem) -> dict[str, Plan]:
+    """The plan of every planner, but for those that refuse the problem, which say why."""
+    from partopt import planners
+
+    plans = {}
+    for name in (name for name in planners.PLANNERS if name != "manual"):
+        try:
+            plans[name] = planners.plan(name, problem)
+        except PartoptError as error:
+            click.echo(f"warning: without {name}: {error.message}", err=True)
+    return plans
 
 
 def _again(path: str, problem: Problem) -> Plan:

@@ -80,10 +80,9 @@ def _layers(stage: Stage, width: int) -> str:
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     predicted = plan.predicted
-    period = f"{format_seconds(predicted.period_s)} a microbatch"
+    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch, bound by the {predicted.bound_by}")]
     if predicted.iteration_s is not None:
-        period += f", {format_seconds(predicted.iteration_s)} an iteration of {plan.microbatches}"
-    lines = [("period", f"{period}; bound by the {predicted.bound_by}")]
+        lines.append(("", f"{format_seconds(predicted.iteration_s)} an iteration of {plan.microbatches} microbatches"))
     rate = format_rate(predicted.samples_per_s, "samples")
     lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
     if plan.microbatches is None:

@@ -47,6 +47,15 @@ def test_planners_are_chosen_by_name(compared):
     assert sorted(row["planner"] for row in rows) == ["gpipe", "straight"]
 
 
+def test_a_planner_that_refuses_is_left_out_with_its_reason_unless_it_was_asked_for(compared, monkeypatch):
+    monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
+    outcome = compared("--json")
+    assert outcome.code == 0
+    assert {row["planner"] for row in outcome.document["rows"]} == PLANNERS.keys() - {"manual", "pipedream"}
+    assert outcome.err.startswith("warning: without pipedream: pipedream: 6 layers")
+    assert compared("--planner", "pipedream").code == 2
+
+
 def test_an_unknown_planner(compared):
     outcome = compared("--planner", "gpip")
     assert (outcome.code, outcome.out, outcome.hints) == (2, "", ['did you mean "gpipe"?'])
