@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LISTED = 12  # names in a hint
+
 BAD_INPUT = 2  # the input or the usage is wrong
 ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there is no plan
 
@@ -43,7 +45,9 @@ class PartoptWarning(UserWarning):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, or all of them where none is near."""
+    """A hint that names the nearest of `known`, or where none is near all of them, at most twelve."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f'did you mean "{near[0]}"?' if near else f"known: {', '.join(names) or 'none'}"
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"known: {', '.join(names[:_LISTED]) or 'none'}" + (", ..." if len(names) > _LISTED else "")

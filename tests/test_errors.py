@@ -27,3 +27,4 @@ def test_a_hint_names_the_nearest_or_all():
     assert did_you_mean("pipedrem", ["gpipe", "pipedream"]) == 'did you mean "pipedream"?'
     assert did_you_mean("xyz", ["gpipe", "pipedream"]) == "known: gpipe, pipedream"
     assert did_you_mean("xyz", []) == "known: none"
+    assert did_you_mean("xyz", [str(number) for number in range(13)]).endswith("10, 11, ...")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import shipped, units
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError, PartoptWarning, did_you_mean
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
@@ -87,6 +88,9 @@ def problem(
     """The problem that the values of `problem_options` state. Raises PartoptError where they contradict each other."""
     from partopt.cost.problem import problem_of
 
+    if profile.device.type == "cpu":
+        text = f"{profile.model.name} was measured on a CPU ({profile.device.name}): the times are not those of a {topology.device.name}"
+        warnings.warn(text, PartoptWarning, stacklevel=2)
     limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
     stated = problem_of(
         profile,
