@@ -10,7 +10,7 @@ from torch import nn
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.profile import Model, Profile
 from partopt.profiler.clock import Clock
-from partopt.profiler.device import choose_device, choose_dtype, clock_of, describe_device, describe_environment, one_thread
+from partopt.profiler.device import choose_device, choose_dtype, clock_of, describe_device, describe_environment, held_still
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.measure import Measurer, Progress, Subject, warn_if_shared
 from partopt.profiler.step import Inputs, Loss
@@ -56,7 +56,7 @@ def profile_model(
     subject = Subject(model, example_inputs, loss_fn, place, kind, granularity, tuple(units), steps, timer, progress)
     measurer = Measurer(subject)
     named = identity or Model(name=type(model).__name__)
-    with one_thread(place):
+    with held_still(place):
         try:
             model.to(place, kind).train()
             for size in sizes:
