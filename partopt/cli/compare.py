@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, progress
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
     problem = options.problem(loaded, topology, given)
-    plans = {name: planners.plan(name, problem) for name in chosen} or _all(problem)
+    with progress.shown() as tell:
+        told = replace(problem, progress=tell)
+        plans = {name: planners.plan(name, told) for name in chosen} or _all(told)
     plans |= {path: _again(path, problem) for path in files}
     base = plans["data_parallel"] if "data_parallel" in plans else planners.plan("data_parallel", problem)
     result = comparison.compare(plans, base, problem.memory_bytes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, progress
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def command(
 
     problem = stated()
     name = _planner(planner, cuts, replicas, given["cut_at"])
-    plan = planners.plan(name, problem)
+    with progress.shown() as tell:
+        plan = planners.plan(name, replace(problem, progress=tell))
     if as_json or output == "-":
         documents.write_bytes("-", documents.encode(plan))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,8 @@ from partopt.cost.chain import Chain, chain_of, coarsened
 from partopt.errors import PartoptError
 from partopt.profile import Profile
 from partopt.topology import Topology
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
@@ -24,7 +26,7 @@ class Problem:
     `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
     `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for
     all; `cuts` and `replicas` are a person's own split; `costs` are
-    what GPipe's heuristics balance, shape (N,).
+    what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -41,6 +43,7 @@ class Problem:
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
+    progress: Progress = lambda what, done, total: None
 
     def cell_costs(self) -> NDArray[np.float64]:
         """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""

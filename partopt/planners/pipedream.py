@@ -28,13 +28,14 @@ from partopt.planners.split import jumps, split_off
 # A    best bottleneck seconds of any pipeline over [i, j) with m members
 # T    seconds when [i, j) is one stage replicated m times
 
-LAYER_LIMIT = 5000  # five tables of N^2 numbers; 1 GB there
+LAYER_LIMIT = 5000  # tables of N^2 and n N numbers; about 1 GB there
 
 
 @dataclass(frozen=True)
 class _Level:
     """What level k is filled from: the tables of level k-1, and its own costs."""
 
+    name: str
     n: int
     inner: NDArray[np.float64]  # A^{k-1}(s..j, n_{k-1}), shape (N+1, N+1)
     inner_floor: NDArray[np.float64]  # its minimum over all s' <= s
@@ -46,28 +47,42 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Row:
-    """A^k(i..j, m) for one i, every j and m, with the choices that gave it; all of shape (n+1, N+1)."""
+    """A^k(i..j, m) for one i, every m and j, with the choices that gave it; all of shape (n+1, N+1)."""
 
     A: NDArray[np.float64]
+    floor: NDArray[np.float64]  # the minimum of A[m, j'] over j' >= j
     stages: NDArray[np.int32]
     split: NDArray[np.int32]  # s, where the last stage begins
     last: NDArray[np.int32]  # m', its members; 0 where [i, j) is one stage
 
+    @classmethod
+    def empty(cls, n: int, layers: int) -> _Row:
+        shape = (n + 1, layers + 1)
+        return cls(np.empty(shape), np.empty(shape), *(np.empty(shape, np.int32) for _ in range(3)))
+
+    def fill(self, level: _Level, weights: NDArray[np.float64], i: int, m: int) -> None:
+        """Fill the entries of m, from those of fewer members."""
+        tables = level.inner, level.inner_floor, level.inner_stages, weights, level.cuts, level.jump, level.B
+        _fill_members(i, m, *tables, self.A, self.floor, self.stages, self.split, self.last)
+
 
 def plan(problem: Problem) -> Partition:
-    """The partition that minimises the published recurrence. Raises PartoptError above 5,000 layers, where its tables outgrow memory."""
+    """The partition that minimises the published recurrence. Raises PartoptError where its tables outgrow memory."""
     chain, topology = problem.chain, problem.topology
-    if chain.layers > LAYER_LIMIT:
-        hint = "profile coarser layers (partopt profile --granularity block), or choose another planner"
-        raise PartoptError(f"pipedream: {chain.layers} layers; its tables outgrow memory above {LAYER_LIMIT}", hint)
+    largest = max(level.size for level in topology.levels)
+    if chain.layers * max(chain.layers, largest) > LAYER_LIMIT**2:
+        what = f"{chain.layers} layers and a level of {largest}; its tables outgrow memory above {LAYER_LIMIT} x {LAYER_LIMIT}"
+        raise PartoptError(f"pipedream: {what}", "profile coarser layers (--granularity block), or choose another planner")
     weights = np.ascontiguousarray(chain.parameter_bytes.table())
     levels = _fill_levels(problem, weights)
-    top = _fill_row(levels[-1], weights, 0)
-    stages = _backtrack(levels, weights, len(levels), 0, chain.layers, levels[-1].n)
+    top = _Row.empty(levels[-1].n, chain.layers)
+    for m in range(1, levels[-1].n + 1):
+        top.fill(levels[-1], weights, 0, m)
+        problem.progress("pipedream: plan", m, levels[-1].n)
+    stages = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
     assignments = [Assignment(start, stop, ranks) for start, stop, ranks in _place(stages, sizes, len(levels))]
-    objective = float(top.A[levels[-1].n, chain.layers])
-    return Partition(NESTED, assignments, objective, "the least of the published recurrence")
+    return Partition(NESTED, assignments, float(top.A[-1, -1]), "the least of the published recurrence")
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:
@@ -75,45 +90,55 @@ def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]
     chain = problem.chain
     levels: list[_Level] = []
     prefix = chain.busy_prefix(problem.recompute)
-    inner = np.ascontiguousarray(np.maximum(prefix[None, :] - prefix[:, None], 0.0))
+    inner = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
     stages = np.ones(inner.shape, dtype=np.int32)
     for level in problem.topology.levels:
         B = level.bandwidth_bytes_per_s * level.links
         if levels:
-            inner, stages = _fill_table(levels[-1].n, *_tables(levels[-1], weights))
+            inner, stages = _fill_table(levels[-1], weights, problem)
         cuts = np.array([cut_s(size, B) for size in chain.a])
-        levels.append(_Level(level.size, inner, np.minimum.accumulate(inner, axis=0), stages, cuts, jumps(cuts), B))
+        levels.append(_Level(level.name, level.size, inner, np.minimum.accumulate(inner, axis=0), stages, cuts, jumps(cuts), B))
     return levels
 
 
-def _tables(level: _Level, weights: NDArray[np.float64]) -> tuple[object, ...]:
-    return level.inner, level.inner_floor, level.inner_stages, weights, level.cuts, level.jump, level.B
-
-
-def _fill_row(level: _Level, weights: NDArray[np.float64], i: int) -> _Row:
+def _fill_table(level: _Level, weights: NDArray[np.float64], problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """A^k(i..j, n) and the stages of it for all i and j, both [i, j]."""
+    table, count = np.zeros_like(level.inner), np.zeros_like(level.inner_stages)
     layers = len(level.cuts) - 1
-    shape = (level.n + 1, layers + 1)
-    row = _Row(np.empty(shape), np.empty(shape, np.int32), np.empty(shape, np.int32), np.empty(shape, np.int32))
-    _row(i, level.n, *_tables(level, weights), row.A, np.empty(shape), row.stages, row.split, row.last)  # type: ignore[call-arg]
-    return row
+    row = _Row.empty(level.n, layers)
+    for i in range(layers):
+        for m in range(1, level.n + 1):
+            row.fill(level, weights, i, m)
+        table[i, i + 1 :], count[i, i + 1 :] = row.A[-1, i + 1 :], row.stages[-1, i + 1 :]
+        problem.progress(f"pipedream: inside a {level.name}", i + 1, layers)
+    return table, count
 
 
 # A stage at level k: layers [start, stop), its first member and their count, and its pipeline inside each member (none at level 1).
 _Block = tuple[int, int, int, int, list["_Block"]]
 
 
-def _backtrack(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int, m: int) -> list[_Block]:
-    """The stages behind A^k(i..j, m), by filling again the one row that they lie in."""
-    row = _fill_row(levels[k - 1], weights, i)
+def _backtrack(levels: list[_Level], weights: NDArray[np.float64], row: _Row, k: int, i: int, j: int) -> list[_Block]:
+    """The stages behind A^k(i..j, n_k), of which `row` is the row; the inner ones by filling again the rows that they lie in."""
     blocks: list[_Block] = []
+    m = levels[k - 1].n
     while True:
         last, split = int(row.last[m, j]), int(row.split[m, j])
         start, members = (split, last) if last else (i, m)
-        inside = _backtrack(levels, weights, k - 1, start, j, levels[k - 2].n) if k > 1 else []
-        blocks.insert(0, (start, j, m - members, members, inside))
+        blocks.insert(0, (start, j, m - members, members, _inside(levels, weights, k - 1, start, j)))
         if not last:
             return blocks
         j, m = split, m - last
+
+
+def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int) -> list[_Block]:
+    """The pipeline over [i, j) inside one level-k member; a device has none."""
+    if k == 0:
+        return []
+    row = _Row.empty(levels[k - 1].n, len(levels[k - 1].cuts) - 1)
+    for m in range(1, levels[k - 1].n + 1):
+        row.fill(levels[k - 1], weights, i, m)
+    return _backtrack(levels, weights, row, k, i, j)
 
 
 def _place(blocks: list[_Block], sizes: list[int], k: int) -> list[tuple[int, int, list[int]]]:
@@ -126,29 +151,14 @@ def _place(blocks: list[_Block], sizes: list[int], k: int) -> list[tuple[int, in
 
 
 @njit(cache=True)
-def _fill_table(n, inner, inner_floor, inner_stages, weights, cuts, jump, B):  # type: ignore[no-untyped-def]
-    """A^k(i..j, n) and the stages of it for all i and j, both [i, j]."""
+def _fill_members(i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
+    """Fill A[m, j] = A^k(i..j, m), its choices, and its floor, for every j."""
     layers = len(cuts) - 1
-    table, count = np.zeros(inner.shape), np.zeros(inner.shape, np.int32)
-    shape = (n + 1, layers + 1)
-    A, floor, stages = np.empty(shape), np.empty(shape), np.empty(shape, np.int32)
-    split, last = np.empty(shape, np.int32), np.empty(shape, np.int32)
-    for i in range(layers):
-        _row(i, n, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
-        table[i, i + 1 :], count[i, i + 1 :] = A[n, i + 1 :], stages[n, i + 1 :]
-    return table, count
-
-
-@njit(cache=True)
-def _row(i, n, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
-    """Fill A[m, j] = A^k(i..j, m), its choices, and floor[m, j] = the minimum of A[m, j'] over j' >= j."""
-    layers = len(cuts) - 1
-    for m in range(1, n + 1):
-        for j in range(i + 1, layers + 1):
-            A[m, j] = stage_s(inner[i, j], weights[i, j], m, B)
-            stages[m, j], split[m, j], last[m, j] = inner_stages[i, j], i, 0
-        for members in range(1, m):
-            split_off(members, i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
-        floor[m, layers] = A[m, layers]
-        for j in range(layers - 1, i, -1):
-            floor[m, j] = min(A[m, j], floor[m, j + 1])
+    for j in range(i + 1, layers + 1):
+        A[m, j] = stage_s(inner[i, j], weights[i, j], m, B)
+        stages[m, j], split[m, j], last[m, j] = inner_stages[i, j], i, 0
+    for members in range(1, m):
+        split_off(members, i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
+    floor[m, layers] = A[m, layers]
+    for j in range(layers - 1, i, -1):
+        floor[m, j] = min(A[m, j], floor[m, j + 1])

@@ -6,6 +6,8 @@ The cut costs depend on the level at which two neighbouring ranks part. Ties: fe
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,16 +47,23 @@ def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np
     none = np.zeros((shape[1], shape[1]))
     floor, stages, last = np.empty(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     jump = {k: jumps(cuts) for k, cuts in sides.items()}
+
+    @cache
+    def tables(before: int, after: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Seconds of a stage between cuts at these levels, and their minimum over all earlier starts; the same unless transfers are serial."""
+        inner = _stage_table(problem, sides[before], sides[after])
+        return inner, np.minimum.accumulate(inner, axis=0)
+
     for q in range(1, shape[0]):
         before = topology.common_level(q - 2, q - 1) if q > 1 else 1
         after = topology.common_level(q - 1, q) if q < topology.devices else 1
-        inner = _stage_table(problem, sides[before], sides[after])
+        inner, inner_floor = tables(before, after) if problem.serial_transfers else tables(1, 1)
         if q == 1:
             A[1, 1:], stages[1] = inner[0, 1:], 1
         else:
-            inner_floor = np.minimum.accumulate(inner, axis=0)
             split_off(1, 0, q, inner, inner_floor, ones, none, sides[before], jump[before], 1.0, A, floor, stages, split, last)
         floor[q] = np.minimum.accumulate(A[q, ::-1])[::-1]
+        problem.progress("straight", q, shape[0] - 1)
 
 
 def _stage_table(problem: Problem, before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -116,5 +116,20 @@ def test_copies_of_an_inner_pipeline_take_turns_by_server():
 def test_too_many_layers_for_the_tables_is_said_before_they_are_made():
     count = pipedream.LAYER_LIMIT + 1
     model = chain([1] * count, [1] * count, [1] * (count - 1), [1] * count)
-    with pytest.raises(PartoptError, match="5001 layers; its tables outgrow memory"):
+    with pytest.raises(PartoptError, match="5001 layers and a level of 2; its tables outgrow memory"):
         pipedream.plan(problem(model, topology((2, 1.0))))
+
+
+def test_progress_is_told_and_can_stop_the_work():
+    told = []
+    pipedream.plan(
+        problem(chain([1] * 3, [1] * 3, [1] * 2, [1] * 3), topology((2, 1.0), (2, 1.0)), progress=lambda *call: told.append(call))
+    )
+    assert told[0] == ("pipedream: inside a level1", 1, 3)
+    assert told[-1] == ("pipedream: plan", 2, 2)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipedream.plan(problem(chain([1] * 3, [1] * 3, [1] * 2, [1] * 3), topology((2, 1.0)), progress=interrupt))
