@@ -92,6 +92,18 @@ class TopologyFile(documents.Part, frozen=True):
     levels: Annotated[list[_LevelFile], msgspec.Meta(min_length=1)]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, which would let the last of two equal keys win, made to refuse the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f'the key "{key.value}" is given twice', key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def load(path: str, outermost_size: int | None = None) -> Topology:
     """Read the topology in the file `path` (`-` is standard input); `outermost_size` replaces the size of its outermost level."""
     return parse(documents.read_bytes(path), path, outermost_size)
@@ -100,7 +112,7 @@ def load(path: str, outermost_size: int | None = None) -> Topology:
 def parse(content: bytes, where: str = "topology", outermost_size: int | None = None) -> Topology:
     """The topology in a YAML text. Raises PartoptError with every fault found; warns where an outer level is the faster."""
     try:
-        raw = yaml.safe_load(content)
+        raw = yaml.load(content, _UniqueKeys)
     except yaml.YAMLError as error:
         raise _not_yaml(error).at(where) from None
     except (ValueError, RecursionError) as error:  # of PyYAML's own: a date such as 2024-13-45, lists nested without end

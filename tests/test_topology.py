@@ -97,6 +97,7 @@ def test_all_the_faults_of_a_file_are_told_at_once():
         ("name: 2024-13-45", "c.yaml: not YAML that partopt reads: month must be in 1..12"),
         ("name: 0x_", "c.yaml: not YAML that partopt reads: invalid literal for int()"),
         ("[" * 5000, "c.yaml: not YAML that partopt reads: maximum recursion depth exceeded"),
+        ("name: c\nname: d", 'c.yaml: line 2, column 1: not YAML: the key "name" is given twice'),
         ("name: \x00", "c.yaml: not YAML: "),
         ("levels: &a [*a]", "c.yaml: levels[0]: expected a mapping, found a list"),
     ],
