@@ -50,7 +50,7 @@ def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np
 
     @cache
     def tables(before: int, after: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds of a stage between cuts at these levels, and their minimum over all earlier starts; the same unless transfers are serial."""
+        """Seconds of a stage between cuts at these levels, and their minimum over all earlier starts."""
         inner = _stage_table(problem, sides[before], sides[after])
         return inner, np.minimum.accumulate(inner, axis=0)
 
