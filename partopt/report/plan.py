@@ -67,15 +67,13 @@ def _busy_s(stage: Stage, plan: Plan) -> float:
 
 
 def _layers(stage: Stage, width: int) -> str:
-    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; leading parts of the name go where the whole is too wide."""
+    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; where that is too wide, without the start that they share."""
     first, last = stage.modules[0].split("."), stage.modules[-1].split(".")
-    if stage.stop - stage.start == 1:
-        numbers, ending = f"{stage.start} ", ""
-    else:
-        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False))))
-        numbers, ending = f"{stage.start}-{stage.stop - 1} ", f"..{'.'.join(last[shared:])}"
-    forms = [f"{numbers}{'.'.join(first[skip:])}{ending}" for skip in range(len(first))]
-    return next((form for form in forms if len(form) <= width), shorten(forms[-1], width))
+    numbers, more = (f"{stage.start} ", "") if stage.stop - stage.start == 1 else (f"{stage.start}-{stage.stop - 1} ", "..")
+    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False))))
+    names = [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)] if more else []
+    names += [".".join(first[skip:]) + more for skip in range(len(first))]
+    return next((numbers + name for name in names if len(numbers + name) <= width), shorten(numbers + names[-1], width))
 
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:

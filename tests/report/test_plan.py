@@ -58,6 +58,7 @@ def test_a_synchronous_plan_shows_its_iteration():
         (["h.0", "h.1"], "4-5 h.0..1"),
         (["transformer.h.0", "transformer.h.11"], "4-5 h.0..11"),
         (["wte", "head.0.1"], "4-5 wte..head.0.1"),
+        (["features.22", "classifier.6"], "4-5 features.22.."),
         (["a" * 30], "4 aaaaaa..aaaaaaaaa"),
     ],
 )
