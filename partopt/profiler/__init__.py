@@ -51,25 +51,30 @@ def profile_model(
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingInterrupted, with what is finished, on Ctrl-C.
     """
     sizes = _checked_sizes(microbatch_sizes, steps, granularity)
-    place, kind = choose_device(device), choose_dtype(dtype)
+    place = choose_device(device)
     timer = clock or clock_of(place)
-    subject = Subject(model, example_inputs, loss_fn, place, kind, granularity, tuple(units), steps, timer, progress)
-    measurer = Measurer(subject)
-    named = identity or Model(name=type(model).__name__)
-    with held_still(place):
+    subject = Subject(model, example_inputs, loss_fn, place, choose_dtype(dtype), granularity, tuple(units), steps, timer, progress)
+    profile = _measured(Measurer(subject), sizes, identity or Model(name=type(model).__name__), dtype)
+    warn_if_shared(timer)
+    return profile
+
+
+def _measured(measurer: Measurer, sizes: list[int], named: Model, dtype: str) -> Profile:
+    """Measure the sizes; the model is left without gradients."""
+    subject = measurer.subject
+    with held_still(subject.device):
         try:
-            model.to(place, kind).train()
+            subject.model.to(subject.device, subject.dtype).train()
             for size in sizes:
                 measurer.measure(size)
         except KeyboardInterrupt:
             raise ProfilingInterrupted(_collect(measurer, named, dtype)) from None
         finally:
-            model.zero_grad(set_to_none=True)
+            subject.model.zero_grad(set_to_none=True)
     profile = _collect(measurer, named, dtype)
     if profile is None:
         smaller = "a smaller model, or --dtype bfloat16" if sizes[0] == 1 else "a smaller size: --microbatch 1"
         raise PartoptError("every microbatch size ran out of memory", f"try {smaller}", ANSWER_IS_NO)
-    warn_if_shared(timer)
     return profile
 
 
