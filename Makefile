@@ -9,7 +9,7 @@ TOPOLOGY ?= v100-pcie
 .PHONY: demo test lint format clean
 
 demo: $(INSTALLED)
-	mkdir -p $(DEMO)
+	@mkdir -p $(DEMO)
 	@echo '--- 1. measure the layers of a GPT on this machine'
 	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2,4 -o $(DEMO)/gpt.json --force
 	@echo; echo '--- 2. plan it on a cluster of 16 GPUs'
@@ -35,7 +35,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
-	touch $(INSTALLED)
+	@touch $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) $(DEMO) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -124,6 +124,12 @@ class Profile(documents.Part, frozen=True, kw_only=True):
         """The measurements that did not run out of memory, by ascending microbatch size."""
         return [measurement for measurement in self.measurements if not measurement.out_of_memory]
 
+    def parameter_bytes(self) -> int:
+        """Bytes of the model's parameters, shared ones once."""
+        shared = {parameter.name: parameter.bytes for layer in self.layers for parameter in layer.shared_parameters}
+        held = sum(layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in self.layers)
+        return held + sum(shared.values())
+
     def sha256(self) -> str:
         """Hexadecimal digest of the profile's content, whatever the layout of its file; fields left at their defaults do not count."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()

@@ -6,17 +6,18 @@ import ast
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import documents, profile
+from partopt.cli import progress
 from partopt.errors import PartoptError
-from partopt.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from partopt.profile import Measurement, Profile
+    from partopt.profile import Profile
 
 
 @click.command(short_help="measure the layers of a PyTorch model on one device")
@@ -50,12 +51,14 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
     """
+    from partopt.report.profile import render_sizes
+
     documents.check_writable(output, force)
     sizes, arguments = _parse_sizes(microbatch), _parse_assignments(assignments)
     measured = _measure(model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force)
     profile.save(measured, output, force)
     if output != "-":
-        _print_summary(measured)
+        click.echo(render_sizes(measured))
         click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100", err=True)
 
 
@@ -64,8 +67,9 @@ def _measure(model: str, arguments: dict[str, Any], name: str | None, options: d
     from partopt.profiler import ProfilingInterrupted, find_model, profile_source
 
     try:
-        with _progress_shown() as progress, contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints is not our data
-            return profile_source(find_model(model, arguments), name, progress=progress, **options)
+        with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints is not our data
+            told = partial(_tell_size, tell)
+            return profile_source(find_model(model, arguments), name, progress=told, **options)
     except ProfilingInterrupted as interrupted:
         if interrupted.profile is None:
             click.echo("interrupted before the first microbatch size was finished: nothing is written", err=True)
@@ -74,6 +78,10 @@ def _measure(model: str, arguments: dict[str, Any], name: str | None, options: d
         sizes = ", ".join(str(measurement.microbatch_size) for measurement in interrupted.profile.measurements)
         click.echo(f"interrupted: wrote {output} with what was finished, microbatch {sizes}", err=True)
         raise SystemExit(130) from None
+
+
+def _tell_size(tell: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
+    tell(f"microbatch {size}", done, steps)
 
 
 def _parse_sizes(text: str) -> list[int]:
@@ -107,44 +115,3 @@ def _literal(text: str) -> Any:
     except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, int | float | str | list | dict | None) else text
-
-
-@contextlib.contextmanager
-def _progress_shown() -> Iterator[Callable[[int, int, int], None]]:
-    """A progress bar on a terminal, nothing elsewhere; it is told the microbatch size, the steps done and the steps to do."""
-    if not sys.stderr.isatty():
-        yield lambda size, done, steps: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("building the model", total=None)
-        yield lambda size, done, steps: bar.update(task, description=f"microbatch {size}", completed=done, total=steps)
-
-
-def _print_summary(measured: Profile) -> None:
-    """What was measured, on standard output: a line for each microbatch size."""
-    parameters = sum(_distinct_parameter_bytes(measured))
-    click.echo(f"{measured.model.name}: {len(measured.layers)} layers, {format_bytes(parameters)} of parameters, {measured.dtype}")
-    click.echo(f"{measured.device.name} ({measured.device.type}), torch {measured.environment.torch}\n")
-    click.echo(f"{'MICROBATCH':>10}  {'STEP':>9}  {'SAMPLES/S':>16}  {'COVERAGE':>8}  {'OVERHEAD':>8}  {'OPTIMIZER':>9}")
-    for measurement in measured.measurements:
-        click.echo(_summary_line(measurement))
-
-
-def _distinct_parameter_bytes(measured: Profile) -> Iterator[int]:
-    shared = {parameter.name: parameter.bytes for layer in measured.layers for parameter in layer.shared_parameters}
-    yield from shared.values()
-    for layer in measured.layers:
-        yield layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters)
-
-
-def _summary_line(measurement: Measurement) -> str:
-    if measurement.out_of_memory or measurement.step_s is None:
-        return f"{measurement.microbatch_size:>10}  out of memory"
-    optimizer = "-" if measurement.optimizer_s is None else format_seconds(measurement.optimizer_s)
-    rate = format_rate(measurement.microbatch_size / measurement.step_s, "samples")
-    coverage, overhead = f"{measurement.coverage:.1%}", f"{measurement.overhead:.2f}"
-    step = format_seconds(measurement.step_s)
-    return f"{measurement.microbatch_size:>10}  {step:>9}  {rate:>16}  {coverage:>8}  {overhead:>8}  {optimizer:>9}"

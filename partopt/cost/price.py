@@ -31,8 +31,8 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
 
 
 def _reference(problem: Problem) -> ProfileReference:
-    weights = round(problem.chain.parameter_bytes(0, problem.chain.layers))
-    return ProfileReference(name=problem.profile.model.name, sha256=problem.profile.sha256(), parameter_bytes=weights)
+    profile = problem.profile
+    return ProfileReference(name=profile.model.name, sha256=profile.sha256(), parameter_bytes=profile.parameter_bytes())
 
 
 def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:

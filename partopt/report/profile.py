@@ -26,7 +26,10 @@ def render_sizes(profile: Profile) -> str:
     """What was measured on what, and a row for each microbatch size."""
     environment = ", ".join(f"{name} {version}" for name, version in _versions(profile))
     head = [
-        ("model", f"{profile.model.name}: {len(profile.layers)} layers, {profile.dtype}"),
+        (
+            "model",
+            f"{profile.model.name}: {len(profile.layers)} layers, {format_bytes(profile.parameter_bytes())} of parameters, {profile.dtype}",
+        ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
     ]
     return f"{labelled(head)}\n\n{table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)}"

@@ -18,7 +18,7 @@ def plan_file(partopt, profile_file, topology_file, tmp_path):
 def test_a_profile(partopt, profile_file):
     outcome = partopt("show", profile_file())
     assert outcome.code == 0
-    assert outcome.out.startswith("model    chain: 6 layers, float32\n")
+    assert outcome.out.startswith("model    chain: 6 layers, 6 MB of parameters, float32\n")
     assert outcome.err == f"next:    partopt plan {profile_file()} --topology dgx-a100\n"
 
 
