@@ -89,7 +89,7 @@ def problem(
     from partopt.cost.problem import problem_of
 
     if profile.device.type == "cpu":
-        text = f"{profile.model.name} was measured on a CPU ({profile.device.name}): the times are not those of a {topology.device.name}"
+        text = f"{profile.model.name} was measured on a CPU, not on {topology.device.name}"
         warnings.warn(text, PartoptWarning, stacklevel=2)
     limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
     stated = problem_of(

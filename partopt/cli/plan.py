@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,8 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
     from partopt.plan import Plan
+    from partopt.profile import Profile
+    from partopt.topology import Topology
 
 _BESIDE = ("gpipe", "data_parallel")  # printed under every plan, on the same cluster
 
@@ -51,25 +54,29 @@ def command(
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
     split = options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas")
-
-    def stated(**changed: object) -> Problem:
-        return options.problem(loaded, topology, given | changed, *split)
-
+    stated = partial(_stated, loaded, topology, given, split)
     problem = stated()
-    name = _planner(planner, cuts, replicas, given["cut_at"])
     with progress.shown() as tell:
-        plan = planners.plan(name, replace(problem, progress=tell))
-    if as_json or output == "-":
+        plan = planners.plan(_planner(planner, cuts, replicas, given["cut_at"]), replace(problem, progress=tell))
+    if as_json:
         documents.write_bytes("-", documents.encode(plan))
-    else:
+    elif output != "-":
         _show(plan, problem)
     if not fits(plan, problem.memory_bytes):
         raise _does_not_fit(plan, problem, stated)
-    if output and output != "-":
+    if output and not (as_json and output == "-"):
         plans.save(plan, output, force)
+    if output and output != "-":
         click.echo(f"Wrote {output}", err=True)
     if not as_json and output != "-":
         click.echo(f"next:    partopt compare {profile} --topology {given['topology']}", err=True)
+
+
+def _stated(
+    profile: Profile, topology: Topology, given: dict[str, Any], split: tuple[Sequence[int], Sequence[int]], **changed: object
+) -> Problem:
+    """The problem that the options state, with some of them changed."""
+    return options.problem(profile, topology, given | changed, *split)
 
 
 def _planner(planner: str | None, cuts: str | None, replicas: str | None, cut_at: Sequence[str]) -> str:

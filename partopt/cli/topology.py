@@ -21,7 +21,12 @@ def command() -> None:
 
 @command.command("list")
 def list_() -> None:
-    """List the shipped topologies."""
+    """List the shipped topologies.
+
+    \b
+    Example:
+      partopt topology list
+    """
     from partopt.report.table import table
     from partopt.report.topology import summary
 
@@ -35,7 +40,13 @@ def list_() -> None:
 @click.option("--servers", type=click.IntRange(min=1), help="Size of the outermost level.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
 def show(topology: str, servers: int | None, as_yaml: bool) -> None:
-    """Show TOPOLOGY: a file, - or a shipped name."""
+    """Show TOPOLOGY: a file, - or a shipped name.
+
+    \b
+    Example:
+      partopt topology show dgx-h100 --servers 4
+      partopt topology show v100-pcie --yaml > cluster.yaml
+    """
     from partopt.report.topology import render
     from partopt.topology import dump
 

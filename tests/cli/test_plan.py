@@ -278,3 +278,10 @@ def test_a_plan_bound_by_a_cut_is_written_too(partopt, profile_file, topology_fi
 
 def test_the_printed_plan_is_the_published_document(planned):
     assert msgspec.json.decode(planned("--json").out, type=plan.Plan).planner == "pipedream"
+
+
+def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology_file, tmp_path):
+    arguments = ["plan", profile_file(), "--topology", topology_file(), "--memory", "1 kB", "-o"]
+    to_file, to_stdout = partopt(*arguments, tmp_path / "plan.json"), partopt(*arguments, "-")
+    assert (to_file.code, to_stdout.code, to_stdout.out) == (1, 1, "")
+    assert not (tmp_path / "plan.json").exists()
