@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import networkx as nx
 
 from partopt.errors import PartoptError, PartoptWarning
-from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, Tensor
+from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, StashGroup, Tensor
 
 _NODE = re.compile(r"node(?P<number>[0-9]{1,9}) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)")
 _EDGE = re.compile(r"\s+node(?P<source>[0-9]{1,9}) -- node(?P<target>[0-9]{1,9})\s*")
@@ -28,6 +28,7 @@ _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "
 _EXAMPLE = (
     "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
 )
+_VIEWS = ("View", "__getitem__")
 _SHORT_BACKWARD = 0.1  # of the forward: a likely measuring fault
 _LARGEST = 2.0**63  # no time in ms and no size in bytes comes near it
 
@@ -75,6 +76,7 @@ def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
                     for node in layers
                 ],
                 tensors=list(_tensors(graph, order, index)),
+                stash_groups=_stash_groups(graph, order, index),
             )
         ],
     )
@@ -86,6 +88,23 @@ def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) 
         consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
         if consumers and node.activation_bytes:
             yield Tensor(producer=index[node.number], consumers=consumers, bytes=node.activation_bytes)
+
+
+def _stash_groups(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> list[StashGroup]:
+    """Every result, kept by the layer that makes it and those that use it; the file does not say which the backward really needs.
+
+    An operation in place, a view and an item of a tuple have no storage of their own: they are the largest of what they are made from.
+    """
+    storage: dict[int, _Node] = {}
+    kept: dict[int, set[int]] = {}
+    for node in order:
+        sources = [storage[n] for n in graph.predecessors(node.number)]
+        own = not sources or not ("inplace" in node.module or node.type in _VIEWS)
+        storage[node.number] = root = node if own else max(sources, key=lambda source: (source.activation_bytes, -source.number))
+        users = {index[n] for n in graph.successors(node.number)}
+        kept.setdefault(root.number, set()).update(users | {index[node.number]})
+    roots = [node for node in order if storage[node.number] is node and node.activation_bytes]
+    return [StashGroup(layers=sorted(kept[root.number]), bytes=root.activation_bytes) for root in roots]
 
 
 def _graph(content: str, where: str) -> nx.DiGraph[int]:

@@ -70,8 +70,13 @@ def _cells(row: Row) -> list[str]:
         f"{row.speedup_over_data_parallel:.2f}",
         format_bytes(row.peak_memory_bytes),
         "yes" if row.fits else "no",
-        f"{row.stage_variance_s2 * 1e6:.3g}",
+        _variance(row.stage_variance_s2 * 1e6),
     ]
+
+
+def _variance(value: float) -> str:
+    """Three digits where that is enough; never more than five characters, up to 1e+99."""
+    return f"{value:.0f}" if 100 <= value < 99999.5 else f"{value:.3g}" if value < 100 else f"{value:.0e}"
 
 
 def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) -> str:

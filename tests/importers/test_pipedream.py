@@ -97,3 +97,18 @@ def test_the_papers_own_split_of_vgg16_is_balanced():
     first, second = planners.plan("manual", given).stages
     assert first.compute_s / 15 == pytest.approx(42.34e-3, rel=1e-3)
     assert second.compute_s == pytest.approx(37.43e-3, rel=1e-3)
+
+
+def test_what_is_done_in_place_and_what_is_seen_otherwise_is_kept_once():
+    """A picture of 7 bytes, a convolution's 8 with a ReLU in place and a view of it, then a linear layer's 9: 7 + 8 + 9 bytes kept."""
+    nodes = [
+        node(1, "Input", activation=7),
+        node(2, "Conv2d(3, 64)"),
+        node(3, "ReLU(inplace)"),
+        node(4, "View(-1)"),
+        node(5, "Linear()", activation=9),
+    ]
+    profile = read(graph(nodes, [(1, 2), (2, 3), (3, 4), (4, 5)]), "graph.txt", "model", 1)
+    groups = [(group.layers, group.bytes) for group in profile.measurements[0].stash_groups]
+    assert groups == [([0], 7), ([0, 1, 2, 3], 8), ([3], 9)]
+    assert chain_of(profile).stash_bytes(0, 4) == 24

@@ -3,7 +3,7 @@ import pytest
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.report.comparison import compare, render, render_beside
+from partopt.report.comparison import _variance, compare, render, render_beside
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
 
@@ -46,3 +46,8 @@ def test_a_faster_plan_beside_the_chosen_one_is_pointed_out():
     assert render_beside(slow, [fast], None).endswith("faster")
     assert render_beside(slow, [fast], 10).endswith("does not fit")
     assert not render_beside(fast, [slow], None).endswith("faster")
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (0.786, "0.786"), (99.94, "99.9"), (1536.2, "1536"), (123456.0, "1e+05")])
+def test_variances_stay_narrow(value, text):
+    assert _variance(value) == text
