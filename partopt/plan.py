@@ -164,6 +164,9 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
             )
         if len(stage.ranks) != stage.replicas:
             yield PartoptError(f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas", "each replica has one rank")
+        parts = msgspec.structs.asdict(stage.memory)
+        if parts.pop("total_bytes") != sum(parts.values()):
+            yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
         yield from _rank_faults(s, stage, plan.topology.devices, owner)
     for index, flow in enumerate(plan.communication):
         for end in (flow.source, flow.destination, flow.stage):

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import msgspec
 
 from partopt import documents
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, did_you_mean
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -152,6 +154,8 @@ def save(profile: Profile, path: str, force: bool = False) -> None:
 
 def find_faults(profile: Profile) -> Iterator[PartoptError]:
     """What types cannot say: indices in range, sizes ascending, finite numbers, some time to plan with."""
+    if profile.dtype not in DTYPES:
+        yield PartoptError(f'dtype: "{profile.dtype}" is not a number format that partopt knows', did_you_mean(profile.dtype, DTYPES))
     yield from _layer_faults(profile.layers)
     sizes = [measurement.microbatch_size for measurement in profile.measurements]
     if sizes != sorted(set(sizes)):
@@ -165,10 +169,15 @@ def find_faults(profile: Profile) -> Iterator[PartoptError]:
 
 def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     seen: set[tuple[str, int]] = set()
+    sizes: dict[str, int] = {}
     for index, layer in enumerate(layers):
         if (layer.name, layer.call) in seen:
             yield PartoptError(f'layers[{index}]: "{layer.name}" call {layer.call} is listed twice', "number a module's calls 0, 1, 2")
         seen.add((layer.name, layer.call))
+        for shared in layer.shared_parameters:
+            if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
+                what = f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} before'
+                yield PartoptError(f"layers[{index}].shared_parameters: {what}", "one parameter has one size")
         if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
             yield PartoptError(f"layers[{index}].shared_parameters: more bytes than parameter_bytes", "it includes the shared ones")
 

@@ -68,6 +68,11 @@ def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -
     return cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k - 1, topology))
 
 
+def exchange_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
+    """Seconds per microbatch for an activation and a gradient to pass one side of a cut, one after the other; see `side_s`."""
+    return side_s(cut_bytes, ranks, k, topology) * (1 if topology.levels[k - 1].bus else 2)
+
+
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:
     """Of the level-(k-1) members that hold some of `ranks`, how many share the fullest level-k bus."""
     members = {rank // topology.group_size(k - 1) for rank in ranks}

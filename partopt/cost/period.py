@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from partopt.cost.links import allreduce_s, side_s
+from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 
 # C        compute seconds of a stage for one microbatch on one replica
@@ -45,15 +45,12 @@ def compute_s(stage: Assignment, problem: Problem) -> float:
     return problem.chain.compute_s(stage.start, stage.stop, problem.recompute)
 
 
-def cut_sides(partition: Partition, s: int, problem: Problem) -> list[Load]:
-    """The sides that stage s has in the cuts before and after it."""
+def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, float, int]]:
+    """The cuts before and after stage s: number, bytes, and the level at which the stage sees it."""
     stage = partition.stages[s]
     cuts = [(s, stage.start)] if s > 0 else []
     cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
-    return [
-        Load(side_s(float(problem.chain.a[layer]), stage.ranks, cut_level(partition, c, s, problem), problem.topology), "cut", c)
-        for c, layer in cuts
-    ]
+    return [(c, float(problem.chain.a[layer]), cut_level(partition, c, s, problem)) for c, layer in cuts]
 
 
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
@@ -61,13 +58,16 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
 
     With serial transfers the devices also wait for every activation and gradient that their stage sends or receives.
     """
-    stage = partition.stages[s]
-    r = len(stage.ranks)
-    sides = cut_sides(partition, s, problem)
-    waiting = sum(2 * side.seconds for side in sides) if problem.serial_transfers else 0.0
-    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
-    busy = Load(compute_s(stage, problem) / r + waiting, "compute", s)
-    return [busy, Load(allreduce_s(weights, stage.ranks, problem.topology) / r, "all-reduce", s), *sides]
+    ranks, topology = partition.stages[s].ranks, problem.topology
+    r = len(ranks)
+    cuts = cuts_of(partition, s, problem)
+    busy = Load(compute_s(partition.stages[s], problem) / r, "compute", s)
+    if problem.serial_transfers and cuts:
+        waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
+        busy = Load(busy.seconds + waiting, "compute and transfers", s)
+    weights = problem.chain.parameter_bytes(partition.stages[s].start, partition.stages[s].stop)
+    sides = [Load(side_s(size, ranks, k, topology), "cut", c) for c, size, k in cuts]
+    return [busy, Load(allreduce_s(weights, ranks, topology) / r, "all-reduce", s), *sides]
 
 
 def binding(partition: Partition, problem: Problem) -> Load:

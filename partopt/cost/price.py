@@ -94,7 +94,7 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
         samples_per_s=problem.chain.microbatch_size / period,
         bubble=max(0.0, 1.0 - utilisation(computes, devices, period)),
         speedup_over_one_device=one_device_s(problem) / period,
-        bound_by=str(load),
+        bound_by="every stage in turn" if problem.schedule == "naive" else str(load),
     )
 
 

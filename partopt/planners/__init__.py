@@ -16,18 +16,20 @@ from partopt.plan import Plan
 
 
 class Planner(NamedTuple):
-    """A registered planner: its module and what it does, in a line."""
+    """A registered planner: its module, what it does, in a line, and which of the options `stages` and `costs` it looks at."""
 
     module: str
     summary: str
+    uses: frozenset[str] = frozenset()
 
 
+_BALANCES = frozenset({"stages", "costs"})
 PLANNERS: dict[str, Planner] = {
     "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
-    "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly"),
-    "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks"),
-    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost"),
-    "straight": Planner("partopt.planners.straight", "the best pipeline without replication"),
+    "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES),
+    "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES),
+    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES),
+    "straight": Planner("partopt.planners.straight", "the best pipeline without replication", frozenset({"stages"})),
     "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device"),
     "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas"),
 }

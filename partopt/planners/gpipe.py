@@ -9,8 +9,8 @@ N log N. Ties: the earlier cut.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from partopt.cost.compiled import compiled
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 
 # N   layers
@@ -24,7 +24,7 @@ def plan(problem: Problem) -> Partition:
     return Partition(CONTIGUOUS, consecutive(_boundaries(prefix, problem.stage_count()).tolist()))
 
 
-@njit(cache=True)
+@compiled()
 def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
     """The K+1 boundaries of the partition, from prefix sums of the costs, shape (N+1,)."""
     N = len(prefix) - 1
@@ -40,7 +40,7 @@ def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
     return boundaries
 
 
-@njit(cache=True)
+@compiled()
 def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
     """Row q from row q-1: the middle j of a range of j's first, whose best i bounds those of both halves."""
     pending = [(q, len(prefix) - 1, q - 1, len(prefix) - 2)]

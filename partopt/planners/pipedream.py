@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from partopt.cost.compiled import compiled
 from partopt.cost.problem import NESTED, Assignment, Partition, Problem
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.errors import PartoptError
@@ -82,7 +82,7 @@ def plan(problem: Problem) -> Partition:
     stages = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
     assignments = [Assignment(start, stop, ranks) for start, stop, ranks in _place(stages, sizes, len(levels))]
-    return Partition(NESTED, assignments, float(top.A[-1, -1]), "the least of the published recurrence")
+    return Partition(NESTED, assignments, float(top.A[-1, -1]), "the least under the published recurrence, in which links are buses")
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:
@@ -150,7 +150,7 @@ def _place(blocks: list[_Block], sizes: list[int], k: int) -> list[tuple[int, in
     return placed
 
 
-@njit(cache=True)
+@compiled()
 def _fill_members(i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
     """Fill A[m, j] = A^k(i..j, m), its choices, and its floor, for every j."""
     layers = len(cuts) - 1

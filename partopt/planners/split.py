@@ -8,15 +8,15 @@ cross, goes outward only as long as they allow an improvement or a tie, and jump
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from partopt.cost.compiled import compiled
 from partopt.cost.recurrence import stage_s
 
 # A[m, j]       best bottleneck seconds of [i, j) with m members, for one i; `floor` is its minimum over all j' >= j
 # inner[s, j]   seconds of [s, j) inside one member; `inner_floor` is its minimum over all s' <= s
 
 
-@njit(cache=True)
+@compiled()
 def jumps(cuts):  # type: ignore[no-untyped-def]
     """For each s the next index, upward and downward, with a cut not above that of s; past the ends where there is none."""
     jump = np.empty((2, len(cuts)), np.int32)
@@ -30,7 +30,7 @@ def jumps(cuts):  # type: ignore[no-untyped-def]
     return jump
 
 
-@njit(cache=True)
+@compiled()
 def split_off(members, i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
     """Improve A[m, j] for every j by the best split that gives the last stage `members`: outward from where the envelopes cross.
 

@@ -6,14 +6,16 @@ The cut costs depend on the level at which two neighbouring ranks part. Ties: fe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.links import side_s
+from partopt.cost.links import exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners.split import jumps, split_off
+from partopt.topology import Topology
 
 # N   layers
 # q   stages so far, so that the newest runs on rank q-1
@@ -23,7 +25,7 @@ from partopt.planners.split import jumps, split_off
 def plan(problem: Problem) -> Partition:
     """The partition into one-device stages with the least period; exactly `problem.stages` of them where that is given."""
     K, N = problem.stage_count(), problem.chain.layers
-    sides = {k: _sides(problem, k) for k in range(1, len(problem.topology.levels) + 1)}
+    sides = {k: _at_cuts(side_s, problem, k) for k in range(1, len(problem.topology.levels) + 1)}
     A = np.full((K + 1, N + 1), np.inf)
     split = np.zeros((K + 1, N + 1), np.int32)
     _fill(problem, sides, A, split)
@@ -35,9 +37,9 @@ def plan(problem: Problem) -> Partition:
     return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), "the least steady period without replication")
 
 
-def _sides(problem: Problem, k: int) -> NDArray[np.float64]:
-    """Seconds of either side of each cut when it lies at level k, shape (N+1,)."""
-    return np.array([side_s(size, range(1), k, problem.topology) for size in problem.chain.a])
+def _at_cuts(cost_s: Callable[[float, range, int, Topology], float], problem: Problem, k: int) -> NDArray[np.float64]:
+    """What each cut costs either of its devices when it lies at level k, shape (N+1,)."""
+    return np.array([cost_s(size, range(1), k, problem.topology) for size in problem.chain.a])
 
 
 def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np.float64], split: NDArray[np.int32]) -> None:
@@ -51,7 +53,7 @@ def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np
     @cache
     def tables(before: int, after: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Seconds of a stage between cuts at these levels, and their minimum over all earlier starts."""
-        inner = _stage_table(problem, sides[before], sides[after])
+        inner = _stage_table(problem, before, after)
         return inner, np.minimum.accumulate(inner, axis=0)
 
     for q in range(1, shape[0]):
@@ -66,11 +68,11 @@ def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np
         problem.progress("straight", q, shape[0] - 1)
 
 
-def _stage_table(problem: Problem, before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+def _stage_table(problem: Problem, before: int, after: int) -> NDArray[np.float64]:
     """Seconds per microbatch of one device with layers [s, j): compute, and the transfers that it waits for. Shape (N+1, N+1)."""
     chain = problem.chain
     prefix = chain.busy_prefix(problem.recompute)
     table = prefix[None, :] - prefix[:, None]
     if problem.serial_transfers:
-        table += 2 * (before[:, None] + after[None, :])
+        table += _at_cuts(exchange_s, problem, before)[:, None] + _at_cuts(exchange_s, problem, after)[None, :]
     return np.triu(table)

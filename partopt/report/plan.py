@@ -91,7 +91,7 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
             ("idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}")
         )
     if plan.certificate is not None:
-        lines.append(("proof", f"objective {format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
+        lines.append(("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
     return lines
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partopt.cost.period import binding, cut_sides, iteration_s, stage_loads
+from partopt.cost.period import binding, iteration_s, stage_loads
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
 from tests.helpers import measurement, profile_of
@@ -30,7 +30,7 @@ def test_a_narrow_cut_binds_and_each_side_pays_for_its_own_ports():
     """Servers of 2: ranks 0-1 and 2. The stage of ranks 0-1 leaves its server by one port; rank 2 sees its neighbour across servers."""
     given = problem(layers(2, cut=40), topology((2, 100.0), (2, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1]))
-    assert [side.seconds for s in (0, 1) for side in cut_sides(partition, s, given)] == [40 / 10, 40 / 10]
+    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [40 / 10, 40 / 10]
     assert str(binding(partition, given)) == "cut before stage 1"
 
 
@@ -38,13 +38,13 @@ def test_a_fifteen_one_split_pays_for_ethernet_on_the_wide_side_only():
     """Four servers of 4, ranks 0-14 and 15: the wide side spans four servers, the narrow one has its neighbour in its own server."""
     given = problem(layers(2, cut=120), topology((4, 100.0), (4, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [15, 1]))
-    assert [side.seconds for s in (0, 1) for side in cut_sides(partition, s, given)] == [120 / (10 * 4), 120 / 100]
+    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [120 / (10 * 4), 120 / 100]
 
 
 def test_a_nested_pipeline_sends_inside_its_servers():
     given = problem(layers(2, cut=40), topology((2, 100.0), (2, 10.0)))
     partition = Partition(NESTED, [Assignment(0, 1, [0, 2]), Assignment(1, 2, [1, 3])])
-    assert [side.seconds for side in cut_sides(partition, 0, given)] == [40 / (100 * 2)]
+    assert [side.seconds for side in stage_loads(partition, 0, given)[2:]] == [40 / (100 * 2)]
 
 
 def test_serial_transfers_make_the_devices_wait():
@@ -52,6 +52,12 @@ def test_serial_transfers_make_the_devices_wait():
     given = problem(layers(2, cut=5), topology((2, 10.0)), serial_transfers=True)
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
     assert stage_loads(partition, 0, given)[0].seconds == 3 + 2 * 0.5
+    assert str(binding(partition, given)) == "compute and transfers of stage 0"
+
+
+def test_serial_transfers_on_a_bus_pass_once_each():
+    given = problem(layers(2, cut=5), topology((2, 10.0), bus=True), serial_transfers=True)
+    assert stage_loads(Partition(CONTIGUOUS, consecutive([0, 1, 2])), 0, given)[0].seconds == 3 + 2 * 0.5
 
 
 def test_recomputation_adds_a_forward():
