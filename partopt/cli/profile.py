@@ -43,7 +43,7 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
     loss_fn(output, inputs) if it likes. Without :ATTR the model is build, create_model, model, or the only module of the file.
 
     A layer is a repeated block, such as a transformer block, or one of the largest modules between them (auto); the same without opening
-    plain lists (block); or a module that calls no other (leaf). Ctrl-C keeps the microbatch sizes that are finished.
+    plain lists (block); or a module that calls no other (leaf). Ctrl-C, or an error, keeps the microbatch sizes that are finished.
 
     \b
     Example:
@@ -63,21 +63,28 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
 
 
 def _measure(model: str, arguments: dict[str, Any], name: str | None, options: dict[str, Any], output: str, force: bool) -> Profile:
-    """The profile; where it is interrupted, what is finished is written and the command ends with 130."""
-    from partopt.profiler import ProfilingInterrupted, find_model, profile_source
+    """The profile; where measuring is stopped, what is finished is written before the command ends."""
+    from partopt.profiler import ProfilingStopped, find_model, profile_source
 
     try:
         with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints is not our data
             told = partial(_tell_size, tell)
             return profile_source(find_model(model, arguments), name, progress=told, **options)
-    except ProfilingInterrupted as interrupted:
-        if interrupted.profile is None:
-            click.echo("interrupted before the first microbatch size was finished: nothing is written", err=True)
-            raise SystemExit(130) from None
-        profile.save(interrupted.profile, output, force)
-        sizes = ", ".join(str(measurement.microbatch_size) for measurement in interrupted.profile.measurements)
-        click.echo(f"interrupted: wrote {output} with what was finished, microbatch {sizes}", err=True)
+    except ProfilingStopped as stopped:
+        _keep(stopped.profile, "stopped by an error" if stopped.error else "interrupted", output, force)
+        if stopped.error is not None:
+            raise stopped.error from stopped.error.__cause__
         raise SystemExit(130) from None
+
+
+def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
+    """Write what is finished, and say so."""
+    if finished is None:
+        click.echo(f"{why} before the first microbatch size was finished: nothing is written", err=True)
+        return
+    profile.save(finished, output, force)
+    sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
+    click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
 
 
 def _tell_size(tell: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:

@@ -16,15 +16,20 @@ from partopt.profiler.measure import Measurer, Progress, Subject, warn_if_shared
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.units import GRANULARITIES
 
-__all__ = ["ModelSource", "ProfilingInterrupted", "find_model", "profile_model", "profile_source"]
+__all__ = ["ModelSource", "ProfilingStopped", "find_model", "profile_model", "profile_source"]
 
 
-class ProfilingInterrupted(KeyboardInterrupt):
-    """Profiling was interrupted; `profile` holds the microbatch sizes that were finished, or is None where none was."""
+class ProfilingStopped(BaseException):
+    """Profiling ended before all sizes were measured: by `error`, or by Ctrl-C where that is None.
 
-    def __init__(self, profile: Profile | None) -> None:
-        super().__init__("profiling was interrupted")
+    `profile` holds the microbatch sizes that were finished; only after Ctrl-C may it be None. Not an Exception, so that code which catches
+    those lets Ctrl-C through, as it does KeyboardInterrupt.
+    """
+
+    def __init__(self, profile: Profile | None, error: Exception | None = None) -> None:
+        super().__init__(f"profiling was stopped: {error}" if error else "profiling was interrupted")
         self.profile = profile
+        self.error = error
 
 
 def profile_model(
@@ -48,7 +53,8 @@ def profile_model(
     sum of its floating tensors). `granularity` and `units` choose the layers, see `partopt.profiler.units`. `steps` bare and as many
     instrumented steps are timed. The model is moved to the device and dtype, put into training mode, and left so.
 
-    Raises PartoptError for bad input and where every size runs out of memory; ProfilingInterrupted, with what is finished, on Ctrl-C.
+    Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped, with what is finished, on Ctrl-C and where
+    an error comes after a size was finished.
     """
     sizes = _checked_sizes(microbatch_sizes, steps, granularity)
     place = choose_device(device)
@@ -68,7 +74,12 @@ def _measured(measurer: Measurer, sizes: list[int], named: Model, dtype: str) ->
             for size in sizes:
                 measurer.measure(size)
         except KeyboardInterrupt:
-            raise ProfilingInterrupted(_collect(measurer, named, dtype)) from None
+            raise ProfilingStopped(_collect(measurer, named, dtype)) from None
+        except Exception as error:
+            finished = _collect(measurer, named, dtype)
+            if finished is None:
+                raise
+            raise ProfilingStopped(finished, error) from error
         finally:
             subject.model.zero_grad(set_to_none=True)
     profile = _collect(measurer, named, dtype)
@@ -83,10 +94,17 @@ def profile_source(source: ModelSource, name: str | None = None, **options: Any)
     identity = Model(name=name or source.name, entry=source.entry, arguments=source.arguments)
     try:
         return profile_model(source.build(), source.example_inputs, loss_fn=source.loss_fn, identity=identity, **options)
+    except ProfilingStopped as stopped:
+        if isinstance(stopped.error, PartoptError):
+            stopped.error = _located(stopped.error, source)
+        raise
     except PartoptError as error:
-        if error.message.startswith((source.place, "--")):
-            raise
-        raise error.at(source.place) from error.__cause__
+        raise _located(error, source) from error.__cause__
+
+
+def _located(error: PartoptError, source: ModelSource) -> PartoptError:
+    """The error, said to be in the model's file where it is not about an option."""
+    return error if error.message.startswith((source.place, "--")) else error.at(source.place)
 
 
 def _checked_sizes(sizes: Iterable[int], steps: int, granularity: str) -> list[int]:

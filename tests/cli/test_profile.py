@@ -186,6 +186,22 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, slow: int, kept: list[int
         assert [each.microbatch_size for each in profile.load(str(output)).measurements] == kept
 
 
+@pytest.mark.parametrize(("failing", "kept"), [(4, [1, 2]), (1, None)])
+def test_an_error_at_a_later_size_keeps_what_is_finished(tmp_path: Path, failing: int, kept: list[int] | None) -> None:
+    failure = f"    if batch_size == {failing}: raise RuntimeError('no kernel for this size')\n    return torch.randn"
+    (tmp_path / "net.py").write_text(MODEL.replace("    return torch.randn", failure))
+    source, output = tmp_path / "net.py", tmp_path / "net.json"
+    result = run_process(["profile", str(source), "--device", "cpu", "--steps", "2", "--microbatch", "1,2,4", "-o", str(output)])
+    said = result.stderr.decode().splitlines()
+    assert result.returncode == 2
+    assert said[-2].startswith(f"error: {source}: example_inputs: raised RuntimeError: no kernel for this size")
+    if kept is None:
+        assert not output.exists()
+    else:
+        assert said[-3] == f"stopped by an error: wrote {output} with what was finished, microbatch 1, 2"
+        assert [each.microbatch_size for each in profile.load(str(output)).measurements] == kept
+
+
 def test_help_shows_an_example_and_needs_no_torch() -> None:
     program = "import sys; from partopt.cli import main\ntry: main(['profile', '--help'])\nfinally: assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from partopt import profile as documents
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.profile import Measurement
-from partopt.profiler import ProfilingInterrupted, find_model, profile_model, profile_source
+from partopt.profiler import ProfilingStopped, find_model, profile_model, profile_source
 from partopt.profiler.measure import _summary
 from partopt.profiler.timeline import LayerTimes
 from tests.profiler.helpers import FakeClock, Parts, example, linear, needs_transformers, structure
@@ -175,21 +175,32 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
     model = Parts(lambda self, x: self.a(x) if len(x) == 1 else self.a(self.a(x)), a=linear())
-    with pytest.raises(PartoptError, match="at microbatch size 2 the model calls other layers than at 1") as caught:
+    with pytest.raises(ProfilingStopped, match="at microbatch size 2 the model calls other layers than at 1") as caught:
         structure(model, vectors, microbatch_sizes=[1, 2])
-    assert "--granularity block" in caught.value.hint
+    assert isinstance(caught.value.error, PartoptError)
+    assert "--granularity block" in caught.value.error.hint
 
 
 def test_an_interrupt_keeps_the_sizes_that_are_finished() -> None:
-    with pytest.raises(ProfilingInterrupted) as caught:
+    with pytest.raises(ProfilingStopped) as caught:
         structure(nn.Sequential(Full({4}, KeyboardInterrupt), linear()), vectors, microbatch_sizes=[1, 2, 4])
     assert caught.value.profile is not None
+    assert caught.value.error is None
     assert [each.microbatch_size for each in caught.value.profile.measurements] == [1, 2]
     assert list(documents.find_faults(caught.value.profile)) == []
 
 
+def test_an_error_at_a_later_size_keeps_the_sizes_that_are_finished() -> None:
+    with pytest.raises(ProfilingStopped) as caught:
+        structure(nn.Sequential(Full({4}, lambda: RuntimeError("no kernel")), linear()), vectors, microbatch_sizes=[1, 2, 4])
+    assert caught.value.profile is not None
+    assert isinstance(caught.value.error, PartoptError)
+    assert caught.value.error.message.startswith("the training step raised RuntimeError: no kernel")
+    assert [each.microbatch_size for each in caught.value.profile.measurements] == [1, 2]
+
+
 def test_an_interrupt_before_anything_is_finished_keeps_nothing() -> None:
-    with pytest.raises(ProfilingInterrupted) as caught:
+    with pytest.raises(ProfilingStopped) as caught:
         structure(nn.Sequential(Full({1}, KeyboardInterrupt), linear()), vectors)
     assert caught.value.profile is None
 
