@@ -120,17 +120,18 @@ def load(path: str, expected: type[Document], check: Check[Document]) -> Documen
 def parse(content: bytes, expected: type[Document], check: Check[Document], where: str) -> Document:
     """The document in `content`, its types and then its meaning checked; `where` names it in errors."""
     document = decode(content, expected, where)
-    _refuse(check(document), where)
+    refuse(check(document), where)
     return document
 
 
 def save(document: Document, check: Check[Document], path: str, force: bool = False) -> None:
     """Check `document` and write it to `path`, whole or not at all."""
-    _refuse(check(document), path)
+    refuse(check(document), path)
     write_bytes(path, encode(document), force)
 
 
-def _refuse(faults: Iterable[PartoptError], where: str) -> None:
+def refuse(faults: Iterable[PartoptError], where: str) -> None:
+    """Raise all of `faults` at once, placed at `where`; nothing where there are none."""
     found = [fault.at(where) for fault in faults]
     if found:
         raise PartoptError.together(found)
@@ -159,7 +160,7 @@ def _decode_or_explain(content: bytes, expected: type[Document], name: str, wher
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(content, str(error), name).at(where) from None
     newer = _check_schema(raw, name, where)
-    _refuse(find_faults(raw, expected, "", ignore_unknown=newer), where)
+    refuse(find_faults(raw, expected, "", ignore_unknown=newer), where)
     return msgspec.convert(_known_part(raw, expected), expected)
 
 

@@ -102,6 +102,8 @@ def _report(error: Exception) -> int:
         error = _usage(error)
     elif isinstance(error, click.ClickException):
         error = PartoptError(error.format_message())
+    elif isinstance(error, OSError) and error.filename is None:
+        error = PartoptError(f"standard output: {error.strerror}", "is the disk full?")
     if not isinstance(error, PartoptError):
         click.echo(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
         click.echo("hint:  run it again with --debug, and report what it prints", err=True)

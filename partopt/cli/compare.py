@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
 
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
+    options.warn_of_cpu(loaded, topology)
     problem = options.problem(loaded, topology, given)
     with progress.shown() as tell:
         told = replace(problem, progress=tell)
@@ -51,10 +53,8 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     click.echo(f"\n{comparison.render(result)}")
     click.echo("\nx ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.")
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    follow = (
-        f"partopt show {best}" if best in files else f"partopt plan {profile} --topology {given['topology']} --planner {best} -o plan.json"
-    )
-    click.echo(f"\nnext:    {follow}", err=True)
+    again = f"partopt plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o plan.json"
+    click.echo(f"\nnext:    {f'partopt show {shlex.quote(best)}' if best in files else again}", err=True)
 
 
 def _all(problem: Problem) -> dict[str, Plan]:
@@ -82,6 +82,8 @@ def _again(path: str, problem: Problem) -> Plan:
         raise PartoptError(
             f"{path}: a plan of {plan.profile.name}, whose layers are not those of {problem.profile.model.name}", "plan it again"
         )
+    if plan.schedule != problem.schedule:
+        click.echo(f"warning: {path} was made for {plan.schedule} and is priced for {problem.schedule}: --schedule chooses", err=True)
     if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
         raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
     stages = [Assignment(stage.start, stage.stop, stage.ranks) for stage in plan.stages]

@@ -43,7 +43,9 @@ def command(form: str, graph: str, name: str | None, microbatch_size: int | None
         click.echo("warning: the file does not say its microbatch size; 1 is assumed, so samples/s means microbatches/s", err=True)
     model = name or Path(graph).stem
     imported = importlib.import_module(IMPORTERS[form]).read(content, graph, model, microbatch_size or 1)
+    documents.refuse(profile.find_faults(imported), graph)
     profile.save(imported, output, force)
     if output != "-":
-        click.echo(f"Wrote {output}: {len(imported.layers)} layers", err=True)
+        count = len(imported.layers)
+        click.echo(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
         click.echo(f"next:    partopt plan {output} --topology v100-pcie", err=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from partopt import shipped, units
 from partopt.errors import PartoptError, PartoptWarning, did_you_mean
@@ -82,15 +84,32 @@ def load_topology(given: str, servers: int | None = None) -> Topology:
     return topology.load(shipped.find(given, "topologies"), servers)
 
 
+def warn_of_cpu(profile: Profile, topology: Topology) -> None:
+    """Warn of times that are not those of the topology's devices."""
+    if profile.device.type == "cpu":
+        text = f"{profile.model.name} was measured on a CPU, not on {topology.device.name}"
+        warnings.warn(text, PartoptWarning, stacklevel=2)
+
+
+def repeated(given: Iterable[str]) -> str:
+    """The options among `given` that stand on this command line, as another command takes them."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            value = context.params[name]
+            for each in value if parameter.multiple else [value]:
+                words += [parameter.opts[-1], str(each)]
+    return shlex.join(words)
+
+
 def problem(
     profile: Profile, topology: Topology, options: dict[str, Any], cuts: Sequence[int] = (), replicas: Sequence[int] = ()
 ) -> Problem:
     """The problem that the values of `problem_options` state. Raises PartoptError where they contradict each other."""
     from partopt.cost.problem import problem_of
 
-    if profile.device.type == "cpu":
-        text = f"{profile.model.name} was measured on a CPU, not on {topology.device.name}"
-        warnings.warn(text, PartoptWarning, stacklevel=2)
     limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
     stated = problem_of(
         profile,
@@ -114,7 +133,7 @@ def problem(
 def integers(text: str | None, flag: str) -> list[int]:
     """The numbers in `5,9,12`. Raises PartoptError where one is none."""
     try:
-        return [int(word) for word in text.split(",")] if text else []
+        return [] if text is None else [int(word) for word in text.split(",")]
     except ValueError:
         raise PartoptError(f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12") from None
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.cli.fitting import does_not_fit
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
@@ -54,22 +54,24 @@ def command(
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
     split = options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas")
+    name = _planner(planner, cuts, replicas, given)
+    options.warn_of_cpu(loaded, topology)
     stated = partial(_stated, loaded, topology, given, split)
     problem = stated()
     with progress.shown() as tell:
-        plan = planners.plan(_planner(planner, cuts, replicas, given["cut_at"]), replace(problem, progress=tell))
+        plan = planners.plan(name, replace(problem, progress=tell))
     if as_json:
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
         _show(plan, problem)
     if not fits(plan, problem.memory_bytes):
-        raise _does_not_fit(plan, problem, stated)
+        raise does_not_fit(plan, problem, stated)
     if output and not (as_json and output == "-"):
         plans.save(plan, output, force)
     if output and output != "-":
         click.echo(f"Wrote {output}", err=True)
     if not as_json and output != "-":
-        click.echo(f"next:    partopt compare {profile} --topology {given['topology']}", err=True)
+        click.echo(f"next:    partopt compare {shlex.quote(profile)} {options.repeated(given)}", err=True)
 
 
 def _stated(
@@ -79,17 +81,21 @@ def _stated(
     return options.problem(profile, topology, given | changed, *split)
 
 
-def _planner(planner: str | None, cuts: str | None, replicas: str | None, cut_at: Sequence[str]) -> str:
-    """The planner to use; a split of one's own goes with `manual` alone."""
-    from partopt.planners import DEFAULT
+def _planner(planner: str | None, cuts: str | None, replicas: str | None, given: dict[str, Any]) -> str:
+    """The planner to use. PartoptError for options that it would not look at: a split of one's own goes with `manual` alone."""
+    from partopt.planners import DEFAULT, PLANNERS
 
-    if cuts is None and replicas is None and planner != "manual":
-        return planner or DEFAULT
-    if cut_at:
+    own = cuts is not None or replicas is not None
+    name = planner or ("manual" if own else DEFAULT)
+    if own and name != "manual":
+        raise PartoptError(f"--planner {name}: --cuts and --replicas go with the planner manual", "drop one or the other")
+    if name == "manual" and given["cut_at"]:
         raise PartoptError("--cut-at: a split of your own says itself where it cuts", "drop --cut-at, or --cuts and --replicas")
-    if planner not in (None, "manual"):
-        raise PartoptError(f"--planner {planner}: --cuts and --replicas go with the planner manual", "drop one or the other")
-    return "manual"
+    for flag, use, unset in (("--stages", "stages", None), ("--cost", "costs", "time")):
+        using = [other for other, entry in PLANNERS.items() if use in entry.uses]
+        if given[flag.removeprefix("--")] != unset and name in PLANNERS and name not in using:
+            raise PartoptError(f"{flag}: the planner {name} does not look at it", f"choose --planner {', '.join(using)}")
+    return name
 
 
 def _show(plan: Plan, problem: Problem) -> None:
@@ -100,36 +106,3 @@ def _show(plan: Plan, problem: Problem) -> None:
     others = [planners.plan(name, problem) for name in _BESIDE if name != plan.planner]
     click.echo(render(plan, problem.memory_bytes, options.ascii_only()))
     click.echo(f"\n{render_beside(plan, others, problem.memory_bytes)}")
-
-
-def _does_not_fit(plan: Plan, problem: Problem, restated: Callable[..., Problem]) -> PartoptError:
-    """By how much, and what was tried that would help. `restated` states the problem again with some of its options changed."""
-    from partopt.units import format_bytes
-
-    assert problem.memory_bytes is not None
-    over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
-    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
-    message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
-    return PartoptError(message, _what_would_fit(plan.planner, problem, restated), ANSWER_IS_NO)
-
-
-def _what_would_fit(planner: str, problem: Problem, restated: Callable[..., Problem]) -> str:
-    """The flags, of those that keep the most speed, with which the same planner's plan fits."""
-    from partopt import planners
-    from partopt.report.plan import fits
-    from partopt.units import format_rate
-
-    size_now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
-    sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < size_now] + [size_now]
-    found = []
-    for size, recompute in itertools.product(reversed(sizes), ("never", "always")):
-        with suppress(PartoptError):  # a --global-batch may be no multiple of that size
-            plan = planners.plan(planner, restated(microbatch_size=size, recompute=recompute))
-            if fits(plan, problem.memory_bytes):
-                flags = "" if size == size_now else f" --microbatch-size {size}"
-                flags += "" if recompute == recompute_now else f" --recompute {recompute}"
-                found.append((plan.predicted.samples_per_s, flags))
-    if not found:
-        return "no measured microbatch size fits, with or without --recompute always: more or larger devices are needed"
-    speed, flags = max(found)
-    return f"this fits:{flags} ({format_rate(speed, 'samples')})"

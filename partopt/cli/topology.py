@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from partopt import shipped
+from partopt import documents, shipped
 from partopt.cli import options
 
 
@@ -51,7 +51,8 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
     from partopt.topology import dump
 
     loaded = options.load_topology(topology, servers)
-    if as_yaml:
-        click.echo(dump(loaded), nl=False)
+    if as_yaml:  # as it was written, with its comments, unless it is changed
+        given = shipped.find(topology, "topologies")
+        click.echo(dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(), nl=False)
     else:
         click.echo(render(loaded))

@@ -52,13 +52,19 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     return [
         str(s),
         _layers(stage, _LAYERS_WIDTH),
-        shorten(format_ranks(stage.ranks), _RANKS_WIDTH),
+        _ranks(stage.ranks, _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
         format_seconds(stage.allreduce_s / exchanged_by) if stage.replicas > 1 else "-",
         str(stage.in_flight),
         format_bytes(stage.memory.total_bytes),
         bar(busy[s] / whole, _BUSY_WIDTH, ascii_only),
     ]
+
+
+def _ranks(ranks: list[int], width: int) -> str:
+    """The ranks in the fullest form that fits: all of them, the first and how many, how many."""
+    forms = [format_ranks(ranks), f"{min(ranks)}.. (x{len(ranks)})"]
+    return next((form for form in forms if len(form) <= width), f"x{len(ranks)}")
 
 
 def _busy_s(stage: Stage, plan: Plan) -> float:

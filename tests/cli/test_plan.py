@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import msgspec
 import pytest
@@ -85,7 +86,7 @@ def test_no_layers(partopt, topology_file):
     assert (outcome.code, outcome.errors) == (2, ["-: layers: expected a list of length >= 1"])
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", ["gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize(("layers", "devices", "message"), [(3, 8, "5 stages for 3 layers"), (8, 3, "5 stages for 3 devices")])
 def test_more_stages_than_there_can_be(partopt, profile_file, topology_file, planner, layers, devices, message):
     files = profile_file(uniform_profile(layers)), "--topology", topology_file(flat(devices))
@@ -131,7 +132,7 @@ class TestMistakes:
             (["--cuts", "2", "--replicas", "4,1"], "--replicas: 5 devices needed, 4 there"),
             (["--replicas", "5"], "--replicas: 5 devices needed, 4 there"),
             (["--cuts", "2", "--planner", "gpipe"], "--planner gpipe: --cuts and --replicas go with the planner manual"),
-            (["--cost", "no-such-file"], "no-such-file: no such file"),
+            (["--planner", "gpipe", "--cost", "no-such-file"], "no-such-file: no such file"),
         ],
     )
     def test_of_an_option(self, planned, options, error):
@@ -233,9 +234,10 @@ class TestWhatDoesNotFit:
     )
     def test_the_flags_of_the_hint_do_fit(self, planned, tmp_path, memory, planner, schedule):
         (tmp_path / "costs").write_text("1 2 3 4")
-        options = ["--memory", memory, "--planner", planner, *schedule, "--cost", tmp_path / "costs"]
+        costs = ["--cost", tmp_path / "costs"] if planner == "gpipe" else []
+        options = ["--memory", memory, "--planner", planner, *schedule, *costs]
         first = planned(*options, "--json")
-        if first.code == 0 or "no measured microbatch size fits" in first.hints[0]:
+        if first.code == 0 or "nothing tried fits" in first.hints[0]:
             peaks = [stage["memory"]["total_bytes"] for stage in first.document["stages"]]
             assert (max(peaks) <= float(memory.split()[0]) * 1e9) == (first.code == 0)
             return
@@ -247,13 +249,24 @@ class TestWhatDoesNotFit:
         outcome = planned("--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json")
         assert outcome.code == 1
         assert outcome.errors == ["the plan does not fit: stage 0 needs 16 GB a device, 13 GB more than there is"]
-        assert outcome.hints == ["no measured microbatch size fits, with or without --recompute always: more or larger devices are needed"]
+        assert outcome.hints == ["this fits: --planner gpipe --microbatch-size 1 --recompute always (100.0 samples/s)"]
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()
 
+    def test_where_nothing_tried_fits_it_says_what_was_tried(self, planned):
+        [hint] = planned("--memory", "1 MB").hints
+        assert hint.startswith(
+            "nothing tried fits: smaller measured microbatch sizes, --recompute always, other planners, --optimizer sgd;"
+        )
+
+    def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):
+        heavy = profile_file(chain_profile([1e-3], parameter_bytes=[10**9]))
+        outcome = partopt("plan", heavy, "--topology", topology_file(), "--memory", "3 GB")
+        assert re.fullmatch(r"this fits: --optimizer momentum \(.* samples/s\)", outcome.hints[0])
+
     def test_the_hint_names_the_fastest_way(self, planned):
         outcome = planned("--memory", "5 GB", "--planner", "gpipe")
-        assert outcome.hints == ["this fits: --microbatch-size 1 --recompute always (100.0 samples/s)"]
+        assert outcome.hints == ["this fits: --microbatch-size 1 (100.0 samples/s)"]
 
 
 def test_the_limit_of_the_device_is_the_topologys(partopt, profile_file, topology_file):
@@ -285,3 +298,25 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
     to_file, to_stdout = partopt(*arguments, tmp_path / "plan.json"), partopt(*arguments, "-")
     assert (to_file.code, to_stdout.code, to_stdout.out) == (1, 1, "")
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stages", 2], "--stages: the planner pipedream does not look at it"),
+        (["--stages", 2, "--planner", "data_parallel"], "--stages: the planner data_parallel does not look at it"),
+        (["--cost", "parameters", "--planner", "straight"], "--cost: the planner straight does not look at it"),
+        (["--cuts", ""], "--cuts : not a list of whole numbers"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(partopt, profile_file, topology_file, options, message):
+    outcome = partopt("plan", profile_file(), "--topology", topology_file(), *options)
+    assert (outcome.code, outcome.out, outcome.errors) == (2, "", [message])
+
+
+def test_the_next_command_states_the_same_problem(partopt, profile_file, topology_file):
+    path, cluster = profile_file(name="my model.json"), topology_file()
+    options = ["--topology", cluster, "--schedule", "1f1b", "--microbatches", "8", "--cut-at", "layer*"]
+    last = partopt("plan", path, *options).err.splitlines()[-1]
+    assert shlex.split(last.removeprefix("next:"))[:3] == ["partopt", "compare", path]
+    assert sorted(shlex.split(last)[4:]) == sorted(options)

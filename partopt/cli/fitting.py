@@ -1,0 +1,68 @@
+"""A plan that does not fit its devices: by how much, and what would help."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.plan import Plan
+
+Restated = Callable[..., "Problem"]  # states the problem again, with some of its options changed
+
+
+def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptError:
+    """The error of a plan that does not fit; its hint names flags with which a plan does."""
+    from partopt.units import format_bytes
+
+    assert problem.memory_bytes is not None
+    over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
+    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
+    message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
+    return PartoptError(message, _what_would_fit(plan.planner, problem, restated), ANSWER_IS_NO)
+
+
+def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:
+    """The flags of the fastest plan that fits, with as few kinds of change as will do: size and recomputation, then the planner, then the
+    optimizer.
+    """
+    from partopt.units import format_rate
+
+    for optimizer in (problem.optimizer, "momentum", "sgd"):
+        for names in ([planner], [] if planner == "manual" else _others(planner, problem)):
+            found = list(_fitting(names, planner, optimizer, problem, restated))
+            if found:
+                speed, flags = max(found, key=lambda each: each[0])  # the first of equal ones
+                return f"this fits:{flags} ({format_rate(speed, 'samples')})"
+    return "nothing tried fits: smaller measured microbatch sizes, --recompute always, other planners, --optimizer sgd; take larger devices"
+
+
+def _others(planner: str, problem: Problem) -> list[str]:
+    """The planners that can take the place of `planner`: all, but for those that would leave an option of the problem unused."""
+    from partopt.planners import PLANNERS
+
+    needed = {use for use, stated in (("stages", problem.stages), ("costs", problem.costs)) if stated is not None}
+    return [name for name, entry in PLANNERS.items() if name not in (planner, "manual") and needed <= entry.uses]
+
+
+def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, restated: Restated) -> Iterator[tuple[float, str]]:
+    """Samples/s and flags of the plans that fit, at every smaller measured size, with and without recomputation."""
+    from partopt import planners
+    from partopt.report.plan import fits
+
+    now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
+    sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
+    for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):
+        with suppress(PartoptError):  # a --global-batch may be no multiple of that size
+            plan = planners.plan(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
+            if fits(plan, problem.memory_bytes):
+                flags = "" if name == planner else f" --planner {name}"
+                flags += "" if size == now else f" --microbatch-size {size}"
+                flags += "" if recompute == recompute_now else f" --recompute {recompute}"
+                flags += "" if optimizer == problem.optimizer else f" --optimizer {optimizer}"
+                yield plan.predicted.samples_per_s, flags
