@@ -59,7 +59,7 @@ class Structure:
 
 
 class Measurer:
-    """Measures one subject size by size; the layers are numbered at the first size that fits."""
+    """Measures one subject size by size, the smallest first; the layers are numbered at the first size that fits."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -67,9 +67,13 @@ class Measurer:
         self.measurements: list[Measurement] = []
         self._tracker: Tracker | None = None
         self._optimizer_s: float | None = None
+        self._optimizer_tried = False
 
     def measure(self, size: int) -> None:
-        """Add the measurement of one microbatch size; one that runs out of memory is added as such."""
+        """Add the measurement of one microbatch size; one that runs out of memory, or is larger than one that did, is added as such."""
+        if any(smaller.out_of_memory for smaller in self.measurements):
+            self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
+            return
         try:
             measurement = self._measured(size)
         except Exception as error:
@@ -91,8 +95,8 @@ class Measurer:
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, subject.device)
         bare_s, instrumented = self._alternate(stepper, size)
-        if self._optimizer_s is None:
-            self._optimizer_s = self._optimizer(inputs)
+        if not self._optimizer_tried:
+            self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
         return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:

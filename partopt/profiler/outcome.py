@@ -6,14 +6,22 @@ import gc
 
 import torch
 
-_SAYINGS = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_SAYINGS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "unable to find an engine",  # cuDNN, where no algorithm's workspace fits
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the device, or the host, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
+    return isinstance(error, RuntimeError) and any(saying.lower() in str(error).lower() for saying in _SAYINGS)
 
 
 def release_memory() -> None:

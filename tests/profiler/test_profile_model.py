@@ -39,21 +39,30 @@ OUT_OF_MEMORY = {
         "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
     ),
     "python": lambda: MemoryError(),
+    "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cudnn backend": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "engine": lambda: RuntimeError("GET was unable to find an engine to execute this computation"),
 }
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
-def test_a_size_that_runs_out_of_memory_is_recorded_and_the_rest_goes_on(error: Callable[[], Exception]) -> None:
+def test_the_sizes_from_the_first_that_runs_out_of_memory_are_recorded_as_such(error: Callable[[], Exception]) -> None:
     profile = structure(nn.Sequential(Full({2}, error), linear()), vectors, microbatch_sizes=[1, 2, 4])
-    assert [(each.microbatch_size, each.out_of_memory) for each in profile.measurements] == [(1, False), (2, True), (4, False)]
+    assert [(each.microbatch_size, each.out_of_memory) for each in profile.measurements] == [(1, False), (2, True), (4, True)]
     assert profile.measurements[1] == Measurement(microbatch_size=2, out_of_memory=True)
     assert list(documents.find_faults(profile)) == []
 
 
-def test_the_first_size_may_be_the_one_that_does_not_fit() -> None:
-    profile = structure(nn.Sequential(Full({1}, OUT_OF_MEMORY["cuda"]), linear()), vectors, microbatch_sizes=[1, 2])
-    assert [each.out_of_memory for each in profile.measurements] == [True, False]
-    assert len(profile.layers) == 2
+def test_sizes_larger_than_one_that_does_not_fit_are_not_run() -> None:
+    asked: list[int] = []
+
+    def inputs(size: int) -> Tensor:
+        asked.append(size)
+        return vectors(size)
+
+    structure(nn.Sequential(Full({2}, OUT_OF_MEMORY["cuda"]), linear()), inputs, microbatch_sizes=[1, 2, 4, 8])
+    assert asked == [1, 2]
 
 
 def test_when_no_size_fits_the_answer_is_no() -> None:
@@ -65,13 +74,17 @@ def test_when_no_size_fits_the_answer_is_no() -> None:
 
 
 def test_an_optimizer_that_does_not_fit_leaves_the_layers_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
     def full(*arguments: object, **options: object) -> None:
+        tries.append(arguments)
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(torch.optim, "AdamW", full)
-    [measurement] = structure(linear(), vectors).measurements
-    assert measurement.optimizer_s is None
-    assert measurement.step_s is not None
+    measurements = structure(linear(), vectors, microbatch_sizes=[1, 2]).measurements
+    assert [measurement.optimizer_s for measurement in measurements] == [None, None]
+    assert all(measurement.step_s is not None for measurement in measurements)
+    assert len(tries) == 1
 
 
 def test_sizes_are_measured_once_each_the_smallest_first() -> None:
