@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -92,8 +93,13 @@ class TopologyFile(documents.Part, frozen=True):
     levels: Annotated[list[_LevelFile], msgspec.Meta(min_length=1)]
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, which would let the last of two equal keys win, made to refuse the second."""
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader without its traps: `16:30` and `0x10` and dates are text, and a key that is given twice is refused."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float", "timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -104,6 +110,10 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"), list("-+.0123456789"))
+
+
 def load(path: str, outermost_size: int | None = None) -> Topology:
     """Read the topology in the file `path` (`-` is standard input); `outermost_size` replaces the size of its outermost level."""
     return parse(documents.read_bytes(path), path, outermost_size)
@@ -112,7 +122,7 @@ def load(path: str, outermost_size: int | None = None) -> Topology:
 def parse(content: bytes, where: str = "topology", outermost_size: int | None = None) -> Topology:
     """The topology in a YAML text. Raises PartoptError with every fault found; warns where an outer level is the faster."""
     try:
-        raw = yaml.load(content, _UniqueKeys)
+        raw = yaml.load(content, _Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error).at(where) from None
     except (ValueError, RecursionError) as error:  # of PyYAML's own: a date such as 2024-13-45, lists nested without end

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 
@@ -5,9 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt.cost.chain import Chain
 from partopt.cost.problem import Partition, Problem
+from partopt.cost.ranges import RangeSum
 from partopt.errors import PartoptError
 from partopt.planners import pipedream
+from partopt.topology import Level, Topology
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
 
@@ -73,15 +77,25 @@ def test_more_bandwidth_is_never_slower(model, cluster, factor):
     assert pipedream.plan(problem(model, faster)).objective_s <= pipedream.plan(problem(model, cluster)).objective_s
 
 
-@settings(max_examples=50, deadline=None)
+def scaled(model: Chain, times: int, sizes: int) -> Chain:
+    """The chain with its times and its bytes multiplied."""
+    weights = RangeSum([sizes * model.parameter_bytes(layer, layer + 1) for layer in range(model.layers)])
+    return replace(model, f=times * model.f, g=times * model.g, a=sizes * model.a, parameter_bytes=weights)
+
+
+@settings(max_examples=100, deadline=None)
 @given(chains(), topologies(levels=2))
-def test_slowing_devices_and_links_alike_scales_the_answer(model, cluster):
-    slower = topology(*[(level.size, level.bandwidth_bytes_per_s / 4) for level in cluster.levels])
-    scaled = chain(*[(4 * values).astype(int).tolist() for values in (model.f, model.g)], model.a[1:-1].tolist(), [0] * model.layers)
-    plain = chain(model.f.tolist(), model.g.tolist(), model.a[1:-1].tolist(), [0] * model.layers)
-    before, after = pipedream.plan(problem(plain, cluster)), pipedream.plan(problem(scaled, slower))
-    assert after.objective_s == 4 * before.objective_s
-    assert after.stages == before.stages
+def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(model, cluster):
+    model = scaled(model, 1, 1)
+    before = pipedream.plan(problem(model, cluster))
+    larger = pipedream.plan(problem(scaled(model, 4, 4), cluster))
+    assert (larger.objective_s, larger.stages) == (4 * before.objective_s, before.stages)
+    wider = [
+        Level(name=level.name, size=level.size, bandwidth_bytes_per_s=4 * level.bandwidth_bytes_per_s, links=level.links)
+        for level in cluster.levels
+    ]
+    same = pipedream.plan(problem(scaled(model, 1, 4), Topology(name="wider", device=cluster.device, levels=wider)))
+    assert (same.objective_s, same.stages) == (before.objective_s, before.stages)
 
 
 @settings(max_examples=50, deadline=None)
