@@ -125,7 +125,7 @@ def parse(content: bytes, where: str = "topology", outermost_size: int | None = 
         raw = yaml.load(content, _Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error).at(where) from None
-    except (ValueError, RecursionError) as error:  # of PyYAML's own: a date such as 2024-13-45, lists nested without end
+    except (ValueError, RecursionError) as error:  # of PyYAML's own: `!!int x`, lists nested without end
         raise PartoptError(f"{where}: not YAML that partopt reads: {error}", "see docs/formats.md for an example") from None
     if not isinstance(raw, dict):
         raise PartoptError(f"{where}: not a topology", "see docs/formats.md, or partopt topology show v100-pcie")
