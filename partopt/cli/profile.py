@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,7 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
     """
     from partopt.report.profile import render_sizes
 
+    _heed_ctrl_c()
     documents.check_writable(output, force)
     sizes, arguments = _parse_sizes(microbatch), _parse_assignments(assignments)
     measured = _measure(model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force)
@@ -60,6 +63,12 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
     if output != "-":
         click.echo(render_sizes(measured))
         click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100", err=True)
+
+
+def _heed_ctrl_c() -> None:
+    """Let SIGINT interrupt also where a shell started this in the background, and so had it ignored."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _measure(model: str, arguments: dict[str, Any], name: str | None, options: dict[str, Any], output: str, force: bool) -> Profile:

@@ -165,12 +165,16 @@ SLOW_AT_TWO = MODEL.replace(
 )
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background"])  # a shell has its background jobs ignore SIGINT
 @pytest.mark.parametrize(("slow", "kept"), [(2, [1]), (1, None)])
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, slow: int, kept: list[int] | None) -> None:
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, slow: int, kept: list[int] | None, ignored: bool) -> None:
     (tmp_path / "net.py").write_text(f"SLOW = {slow}\n{SLOW_AT_TWO}")
     output = tmp_path / "net.json"
     arguments = ["profile", str(tmp_path / "net.py"), "--device", "cpu", "--steps", "2", "--microbatch", "1,2,4", "-o", str(output)]
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
     process = subprocess.Popen([sys.executable, "-m", "partopt", *arguments], stderr=subprocess.PIPE, cwd=ROOT, env=os.environ, text=True)
+    if ignored:
+        signal.signal(signal.SIGINT, handler)
     assert process.stderr is not None
     for line in process.stderr:
         if "waiting" in line:
