@@ -4,28 +4,35 @@
 
 On a CUDA device the models have the sizes that people train and the dtype is bfloat16; on a CPU they are small enough to wait for. A model
 still running when the budget ends is interrupted and keeps the microbatch sizes that are finished; those after it are left out.
-Files are named MODEL.DEVICE.DTYPE.json. The table at the end is the one in profiles/README.md.
+Files are named MODEL.DEVICE.DTYPE.json; one that is there already gives way only to one with at least as many measured sizes.
+The table at the end is the one in profiles/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout in which nothing is installed
 
 from partopt import profile
-from partopt.profile import Measurement, Profile
+from partopt.errors import PartoptError
+from partopt.profile import Device, Measurement, Profile
 from partopt.units import format_seconds
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 SHORTEST_S = 10.0  # no model is begun with less of the budget left
+PATIENCE_S = 30.0  # an interrupted model has this long to write what is finished
+HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"  # in a child: the parent keeps no context on the device
 
 
 @dataclass(frozen=True)
@@ -69,40 +76,72 @@ ON_CPU = [
 
 def main() -> None:
     """Take the profiles, then print what was measured."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and its children would too
     arguments = _arguments()
-    device = arguments.device if arguments.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
     arguments.output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + arguments.budget
     taken = []
-    for capture in ON_CUDA if device == "cuda" else ON_CPU:
-        output = arguments.output.resolve() / f"{capture.name}.{device_label(device)}.{capture.dtype}.json"
+    for capture in ON_CUDA if arguments.device == "cuda" else ON_CPU:
         if arguments.only and capture.name not in arguments.only:
             continue
         if deadline - time.monotonic() < SHORTEST_S:
             print(f"left out, the budget of {arguments.budget:g} s is spent: {capture.name}", file=sys.stderr)
-        elif take(capture.command(device, output), deadline):
-            taken.append(output)
-    print_table([(path.name.removesuffix(".json"), profile.load(str(path))) for path in taken])
+            continue
+        measured = take(capture, arguments.device, deadline)
+        if measured is not None and keep(measured, arguments.output / file_name(capture, measured.device)):
+            taken.append((file_name(capture, measured.device).removesuffix(".json"), measured))
+    if not taken:
+        sys.exit("nothing was taken")
+    print_table(taken)
 
 
-def take(command: list[str], deadline: float) -> bool:
-    """Run `partopt COMMAND`, interrupt it at the deadline; whether it left a profile."""
-    print("\n$ partopt", *command, file=sys.stderr, flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "partopt", *command], cwd=ROOT, stdout=sys.stderr)
+def take(capture: Capture, device: str, deadline: float) -> Profile | None:
+    """Run `partopt profile`, interrupt it at the deadline; what it measured, or None where no size was finished."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "profile.json"  # nothing that lies there already can pass for what this run took
+        command = capture.command(device, output)
+        print("\n$ partopt", *command, file=sys.stderr, flush=True)
+        process = subprocess.Popen([sys.executable, "-m", "partopt", *command], cwd=ROOT, stdout=sys.stderr, env=ENVIRONMENT)
+        try:
+            process.wait(timeout=max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            stop(process)
+        return profile.load(str(output)) if output.exists() else None
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the process if it still runs: first so that it can write what is finished, at last by force."""
+    for ask in (lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        ask()
+        try:
+            process.wait(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            print("it does not end", file=sys.stderr)
+
+
+def keep(measured: Profile, path: Path) -> bool:
+    """Write the profile, unless the one that is there holds more measured sizes; whether it was written."""
     try:
-        process.wait(timeout=max(deadline - time.monotonic(), 0))
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-    return process.returncode == 0 or (process.returncode == 130 and Path(command[-1]).exists())
+        before = len(profile.load(str(path)).measured()) if path.exists() else 0
+    except PartoptError:
+        before = 0  # not a profile that partopt can read
+    if len(measured.measured()) < before:
+        print(f"{path} stays: it holds {before} sizes, and {len(measured.measured())} were finished now", file=sys.stderr)
+        return False
+    profile.save(measured, str(path), force=True)
+    print(f"Wrote {path}", file=sys.stderr)
+    return True
 
 
-def device_label(device: str) -> str:
-    """The device as file names have it: `cpu`, `h200`, `v100-sxm2-16gb`."""
-    if device == "cpu":
-        return "cpu"
-    words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_name().lower())
-    return "-".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
+def file_name(capture: Capture, device: Device) -> str:
+    """`gpt.cpu.float32.json`, `gpt2-xl.h200.bfloat16.json`, `mlp.v100-sxm2-16gb.bfloat16.json`."""
+    words = ["cpu"] if device.type == "cpu" else re.findall(r"[a-z0-9]+", device.name.lower())
+    label = "-".join(word for word in words if word not in ("nvidia", "tesla", "geforce"))
+    return f"{capture.name}.{label}.{capture.dtype}.json"
 
 
 def print_table(profiles: list[tuple[str, Profile]]) -> None:
@@ -132,7 +171,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=ROOT / "profiles", help="folder of the profiles (default: profiles/)")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds for all of them together (default: 480)")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="take these alone")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.device == "auto":
+        found = subprocess.run([sys.executable, "-c", HAS_CUDA], check=False, env=ENVIRONMENT)
+        arguments.device = "cuda" if found.returncode == 0 else "cpu"
+    known = [capture.name for capture in (ON_CUDA if arguments.device == "cuda" else ON_CPU)]
+    unknown = sorted(set(arguments.only or ()) - set(known))
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: not taken on {arguments.device}; known: {', '.join(known)}")
+    return arguments
 
 
 if __name__ == "__main__":
