@@ -11,8 +11,9 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 from partopt.profile import Model, Profile
 from partopt.profiler.clock import Clock
 from partopt.profiler.device import choose_device, choose_dtype, clock_of, describe_device, describe_environment, held_still
+from partopt.profiler.doubts import warn_if_shared
 from partopt.profiler.load import ModelSource, find_model
-from partopt.profiler.measure import Measurer, Progress, Subject, warn_if_shared
+from partopt.profiler.measure import Measurer, Progress, Subject
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.units import GRANULARITIES
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 from partopt.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.profiler.clock import Clock
 from partopt.profiler.dataflow import DataflowMode, output_recorder
+from partopt.profiler.doubts import warn_if_misattributed
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.outcome import is_out_of_memory, release_memory
 from partopt.profiler.parameters import describe_layers
@@ -26,7 +26,6 @@ from partopt.profiler.units import called_modules, choose_units
 WARM_UP_STEPS = 2
 RESCALE_ABOVE = 1.05  # instrumented / bare: above it the layers' times are brought back to the bare step
 OVERHEAD_BOUND = 1.20  # above it the hooks cost so much that the shares of the layers themselves are in doubt
-IDLE_ABOVE = 0.10  # share by which processor and wall time may part
 
 Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
 
@@ -95,6 +94,8 @@ class Measurer:
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, subject.device)
         bare_s, instrumented = self._alternate(stepper, size)
+        if not any(not measurement.out_of_memory for measurement in self.measurements):
+            warn_if_misattributed(tracker, instrumented)  # once: it is the same at every size
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
         return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
@@ -129,14 +130,6 @@ class Measurer:
         self.subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
-
-
-def warn_if_shared(clock: Clock) -> None:
-    """Warn where something else used the processor while it was measured."""
-    share = clock.idle_share()
-    if share is not None and share > IDLE_ABOVE:
-        text = f"processor and wall time differ by {share:.0%}: something else was running, and the times are too long"
-        warnings.warn(PartoptWarning(f"{text}; measure on a quiet machine"), stacklevel=2)
 
 
 def _track(subject: Subject, inputs: Inputs) -> Tracker:

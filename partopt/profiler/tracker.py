@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 Entered = Callable[[int], None]
@@ -31,6 +32,7 @@ class Tracker:
     def __init__(self, model: nn.Module, units: list[str]) -> None:
         self.modules = {name: model.get_submodule(name) for name in units}
         self.layers: list[LayerKey] = []
+        self.without_graph: set[int] = set()  # layers that the numbered forward ran with gradients switched off
         self.current = 0
         self._index: dict[LayerKey, int] = {}
         self._calls: Counter[str] = Counter()
@@ -44,7 +46,7 @@ class Tracker:
 
     def discover(self, left: Left | None = None) -> contextlib.AbstractContextManager[None]:
         """Number the layers by the forward that runs in this context: the first call is layer 0."""
-        self.layers, self._index = [], {}
+        self.layers, self._index, self.without_graph = [], {}, set()
         return self.watch(left=left, discovering=True)
 
     @contextlib.contextmanager
@@ -68,6 +70,8 @@ class Tracker:
             if self._depth > 1:
                 return
             layer = self._layer(name)
+            if self._discovering and not torch.is_grad_enabled():
+                self.without_graph.add(layer)
             if layer != self.current:
                 self.current = layer
                 if entered is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt import profile as documents
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 from partopt.profile import Measurement
 from partopt.profiler import ProfilingStopped, find_model, profile_model, profile_source
 from partopt.profiler.measure import _summary
@@ -233,15 +233,6 @@ def test_threads_are_one_while_measuring_and_restored_after() -> None:
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-
-
-def test_a_busy_machine_is_told() -> None:
-    class Busy(FakeClock):
-        def idle_share(self) -> float:
-            return 0.4
-
-    with pytest.warns(PartoptWarning, match="processor and wall time differ by 40%"):
-        structure(linear(), vectors, clock=Busy())
 
 
 def test_progress_is_told_size_by_size() -> None:
