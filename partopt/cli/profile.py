@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import click
 
 from partopt import documents, profile
 from partopt.cli import progress
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, PartoptWarning
 
 if TYPE_CHECKING:
     from partopt.profile import Profile
@@ -60,6 +61,7 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
     sizes, arguments = _parse_sizes(microbatch), _parse_assignments(assignments)
     measured = _measure(model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force)
     profile.save(measured, output, force)
+    _warn_of_hooks(measured)
     if output != "-":
         click.echo(render_sizes(measured))
         click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100", err=True)
@@ -92,8 +94,18 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
         click.echo(f"{why} before the first microbatch size was finished: nothing is written", err=True)
         return
     profile.save(finished, output, force)
+    _warn_of_hooks(finished)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
+
+
+def _warn_of_hooks(measured: Profile) -> None:
+    """Warn of each size at which measuring cost so much that how the step is shared out is in doubt."""
+    for each in measured.measured():
+        if each.overhead_bound and each.overhead is not None:
+            cost = f"microbatch {each.microbatch_size}: the hooks cost {(each.overhead - 1) * 100:.0f} % of the step"
+            doubt = "the layers' shares are in doubt; larger units need fewer hooks: --granularity block, or --unit"
+            warnings.warn(PartoptWarning(f"{cost}: {doubt}"), stacklevel=2)
 
 
 def _tell_size(tell: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:

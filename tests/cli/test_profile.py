@@ -11,10 +11,13 @@ from click.testing import CliRunner, Result
 
 from partopt import profile
 from partopt.cli.profile import command
-from partopt.errors import PartoptError
+from partopt.errors import PartoptError, PartoptWarning
 from tests.helpers import ROOT, run_process
 
-pytestmark = pytest.mark.filterwarnings("ignore:processor and wall time:partopt.errors.PartoptWarning")
+pytestmark = [  # what is said of the machine, and of models this small
+    pytest.mark.filterwarnings("ignore:processor and wall time:partopt.errors.PartoptWarning"),
+    pytest.mark.filterwarnings("ignore:microbatch .. the hooks cost:partopt.errors.PartoptWarning"),
+]
 
 MODEL = """
 import torch
@@ -76,6 +79,19 @@ def test_out_of_memory_is_a_line_of_the_summary(model: str, tmp_path: Path) -> N
     result = run(model, "--microbatch", "1,2,4", "-o", str(tmp_path / "net.json"))
     assert result.stdout.splitlines()[5].split()[:4] == ["2", "out", "of", "memory"]
     assert profile.load(str(tmp_path / "net.json")).measurements[1].out_of_memory
+
+
+def test_sizes_at_which_the_hooks_cost_much_are_warned_of(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = str(tmp_path / "net.json")
+    monkeypatch.setattr("partopt.profiler.measure.OVERHEAD_BOUND", 0.0)
+    with pytest.warns(PartoptWarning, match=r"microbatch \d: the hooks cost -?\d+ % of the step") as told:
+        assert run(model, "--microbatch", "1,2", "-o", output).exit_code == 0
+    said = [str(each.message) for each in told if "hooks" in str(each.message)]
+    costs = [(each.microbatch_size, f"{(each.overhead - 1) * 100:.0f} %") for each in profile.load(output).measurements]
+    assert len(said) == 2
+    for text, (size, cost) in zip(said, costs, strict=True):
+        assert text.startswith(f"microbatch {size}: the hooks cost {cost} of the step: the layers' shares are in doubt")
+        assert "--granularity block" in text
 
 
 def test_values_read_as_python_where_they_can(model: str, tmp_path: Path) -> None:
