@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import called_modules, choose_units
 
 WARM_UP_STEPS = 2
+CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
 RESCALE_ABOVE = 1.05  # instrumented / bare: above it the layers' times are brought back to the bare step
 OVERHEAD_BOUND = 1.20  # above it the hooks cost so much that the shares of the layers themselves are in doubt
 
@@ -154,8 +156,10 @@ def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
     if device.type == "cuda":
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(WARM_UP_STEPS):
-        stepper.bare()
+    began, steps = time.perf_counter(), 0
+    while steps < WARM_UP_STEPS or (device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S):
+        stepper.bare()  # returns when the device has done it
+        steps += 1
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     stepper.instrumented()
     return peak
