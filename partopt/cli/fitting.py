@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, PartoptWarning
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
@@ -23,8 +24,11 @@ def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptErr
     assert problem.memory_bytes is not None
     over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
     fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PartoptWarning)  # of plans that nobody asked for
+        hint = _what_would_fit(plan.planner, problem, restated)
     message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
-    return PartoptError(message, _what_would_fit(plan.planner, problem, restated), ANSWER_IS_NO)
+    return PartoptError(message, hint, ANSWER_IS_NO)
 
 
 def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:

@@ -262,6 +262,7 @@ class TestWhatDoesNotFit:
     def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):
         heavy = profile_file(chain_profile([1e-3], parameter_bytes=[10**9]))
         outcome = partopt("plan", heavy, "--topology", topology_file(), "--memory", "3 GB")
+        assert "warning" not in outcome.err
         assert re.fullmatch(r"this fits: --optimizer momentum \(.* samples/s\)", outcome.hints[0])
 
     def test_the_hint_names_the_fastest_way(self, planned):
