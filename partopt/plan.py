@@ -130,7 +130,16 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     @property
     def peak_memory_bytes(self) -> int:
         """Bytes on the fullest device."""
-        return max(stage.memory.total_bytes for stage in self.stages)
+        return self.stages[self.fullest_stage].memory.total_bytes
+
+    @property
+    def fullest_stage(self) -> int:
+        """The stage whose devices hold the most; of equal ones the first."""
+        return max(range(len(self.stages)), key=lambda s: self.stages[s].memory.total_bytes)
+
+    def fits(self, memory_bytes: int | None) -> bool:
+        """Whether every device has room under the limit `memory_bytes`, `None` where there is none."""
+        return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
 
 
 def load(path: str) -> Plan:

@@ -23,11 +23,11 @@ def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptErr
 
     assert problem.memory_bytes is not None
     over = format_bytes(plan.peak_memory_bytes - problem.memory_bytes)
-    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == plan.peak_memory_bytes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PartoptWarning)  # of plans that nobody asked for
         hint = _what_would_fit(plan.planner, problem, restated)
-    message = f"the plan does not fit: stage {fullest} needs {format_bytes(plan.peak_memory_bytes)} a device, {over} more than there is"
+    needed = f"stage {plan.fullest_stage} needs {format_bytes(plan.peak_memory_bytes)} a device"
+    message = f"the plan does not fit: {needed}, {over} more than there is"
     return PartoptError(message, hint, ANSWER_IS_NO)
 
 
@@ -57,14 +57,13 @@ def _others(planner: str, problem: Problem) -> list[str]:
 def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, restated: Restated) -> Iterator[tuple[float, str]]:
     """Samples/s and flags of the plans that fit, at every smaller measured size, with and without recomputation."""
     from partopt import planners
-    from partopt.report.plan import fits
 
     now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
     sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
     for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):
         with suppress(PartoptError):  # a --global-batch may be no multiple of that size
             plan = planners.plan(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
-            if fits(plan, problem.memory_bytes):
+            if plan.fits(problem.memory_bytes):
                 flags = "" if name == planner else f" --planner {name}"
                 flags += "" if size == now else f" --microbatch-size {size}"
                 flags += "" if recompute == recompute_now else f" --recompute {recompute}"

@@ -47,7 +47,6 @@ def command(
     """
     from partopt import documents, planners
     from partopt import plan as plans
-    from partopt.report.plan import fits
 
     if output:
         documents.check_writable(output, force)
@@ -64,7 +63,7 @@ def command(
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
         _show(plan, problem)
-    if not fits(plan, problem.memory_bytes):
+    if not plan.fits(problem.memory_bytes):
         raise does_not_fit(plan, problem, stated)
     if output and not (as_json and output == "-"):
         plans.save(plan, output, force)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+from partopt.plan import Plan
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
@@ -115,6 +116,13 @@ def one_device_s(problem: Problem) -> float:
     chain = problem.chain
     update = 0.0 if problem.microbatches is None else chain.optimizer_s / problem.microbatches
     return chain.compute_s(0, chain.layers) + update
+
+
+def stage_variance(plan: Plan) -> float:
+    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic minimises."""
+    costs = [stage.compute_s / stage.replicas for stage in plan.stages]
+    mean = sum(costs) / len(costs)
+    return sum((cost - mean) ** 2 for cost in costs) / len(costs)
 
 
 def utilisation(computes: Sequence[float], devices: int, seconds_per_microbatch: float) -> float:

@@ -7,7 +7,7 @@ from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, utilisation
 from partopt.cost.problem import Partition, Problem
-from partopt.plan import Certificate, Flow, Plan, Predicted, ProfileReference, Stage
+from partopt.plan import Certificate, Flow, Plan, Predicted, Stage
 
 
 def price(partition: Partition, problem: Problem, planner: str) -> Plan:
@@ -25,14 +25,9 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
         certificate=_certificate(partition),
-        profile=_reference(problem),
+        profile=problem.reference,
         topology=problem.topology,
     )
-
-
-def _reference(problem: Problem) -> ProfileReference:
-    profile = problem.profile
-    return ProfileReference(name=profile.model.name, sha256=profile.sha256(), parameter_bytes=profile.parameter_bytes())
 
 
 def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:
@@ -81,10 +76,9 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
 def _predicted(partition: Partition, problem: Problem) -> Predicted:
     """Steady state for an asynchronous schedule, a whole iteration over its microbatches for a synchronous one."""
     load = binding(partition, problem)
-    iteration = None if problem.microbatches is None else iteration_s(partition, problem)
-    if problem.microbatches is None or iteration is None:
-        period = load.seconds
-    else:
+    iteration, period = None, load.seconds
+    if problem.microbatches is not None:
+        iteration = iteration_s(partition, problem)
         period = iteration / problem.microbatches
     computes = [compute_s(stage, problem) for stage in partition.stages]
     devices = sum(len(stage.ranks) for stage in partition.stages)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
 from partopt.errors import PartoptError
+from partopt.plan import ProfileReference
 from partopt.profile import Profile
 from partopt.topology import Topology
 
@@ -25,8 +27,8 @@ class Problem:
 
     `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
     `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for
-    all; `cuts` and `replicas` are a person's own split; `costs` are
-    what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
+    all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of
+    long work.
     """
 
     profile: Profile
@@ -44,6 +46,11 @@ class Problem:
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
     progress: Progress = lambda what, done, total: None
+
+    @cached_property
+    def reference(self) -> ProfileReference:
+        """How plans name the profile; its digest is taken once for all the plans of a problem."""
+        return ProfileReference(name=self.profile.model.name, sha256=self.profile.sha256(), parameter_bytes=self.profile.parameter_bytes())
 
     def cell_costs(self) -> NDArray[np.float64]:
         """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt import documents
+from partopt.cost.period import stage_variance
 from partopt.plan import Plan
-from partopt.report.plan import fits, spread
 from partopt.report.table import shorten, table
 from partopt.units import format_bytes, format_seconds
 
@@ -45,8 +45,8 @@ def compare(plans: dict[str, Plan], data_parallel: Plan, memory_bytes: int | Non
             speedup_over_one_device=plan.predicted.speedup_over_one_device,
             speedup_over_data_parallel=data_parallel.predicted.period_s / plan.predicted.period_s,
             peak_memory_bytes=plan.peak_memory_bytes,
-            fits=fits(plan, memory_bytes),
-            stage_variance_s2=spread(plan),
+            fits=plan.fits(memory_bytes),
+            stage_variance_s2=stage_variance(plan),
         )
         for name, plan in plans.items()
     ]
@@ -96,6 +96,6 @@ def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) 
 
 
 def _verdict(plan: Plan, other: Plan, memory_bytes: int | None) -> str:
-    if not fits(other, memory_bytes):
+    if not other.fits(memory_bytes):
         return "does not fit"
     return "faster" if other.predicted.samples_per_s > plan.predicted.samples_per_s else ""

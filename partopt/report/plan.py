@@ -28,11 +28,6 @@ def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False
     return "\n\n".join([labelled(head), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))])
 
 
-def fits(plan: Plan, memory_bytes: int | None) -> bool:
-    """Whether every device of the plan has room, where there is a limit."""
-    return memory_bytes is None or plan.peak_memory_bytes <= memory_bytes
-
-
 def format_ranks(ranks: list[int]) -> str:
     """`0-14 (x15)`: runs of consecutive ranks, ascending, and how many there are."""
     runs: list[list[int]] = []
@@ -103,8 +98,7 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
 
 def _memory(plan: Plan, limit: int | None) -> str:
     peak = plan.peak_memory_bytes
-    fullest = next(s for s, stage in enumerate(plan.stages) if stage.memory.total_bytes == peak)
-    text = f"{format_bytes(peak)} on each device of stage {fullest}"
+    text = f"{format_bytes(peak)} on each device of stage {plan.fullest_stage}"
     if limit is None:
         return f"{text}; no limit is known"
     if peak > limit:
@@ -114,10 +108,3 @@ def _memory(plan: Plan, limit: int | None) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def spread(plan: Plan) -> float:
-    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic minimises."""
-    costs = [stage.compute_s / stage.replicas for stage in plan.stages]
-    mean = sum(costs) / len(costs)
-    return sum((cost - mean) ** 2 for cost in costs) / len(costs)

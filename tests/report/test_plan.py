@@ -3,8 +3,9 @@ import msgspec
 import pytest
 
 from partopt import planners
+from partopt.cost.period import stage_variance
 from partopt.cost.problem import problem_of
-from partopt.report.plan import _layers, format_ranks, render, spread
+from partopt.report.plan import _layers, format_ranks, render
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
 
@@ -74,4 +75,4 @@ def test_ranks_are_folded(ranks, text):
 
 def test_variance_is_that_of_the_stages_seconds_per_microbatch():
     """9 / 2 and 3 seconds: mean 3.75, variance 0.75^2."""
-    assert spread(two_one_plan()) == pytest.approx(0.75**2)
+    assert stage_variance(two_one_plan()) == pytest.approx(0.75**2)
