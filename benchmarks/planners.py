@@ -95,6 +95,7 @@ def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
         microbatch_size=1,
         f=forward,
         g=2 * forward,
+        gw=forward,
         a=np.concatenate([[0.0], outputs[:-1], [0.0]]),
         parameter_bytes=RangeSum(1e6 * np.exp(3 * position) * random.lognormal(0, 0.5, layers)),
         stash_bytes=RangeSum(outputs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,8 +30,10 @@ class Memory(documents.Part, frozen=True, kw_only=True):
 class Stage(documents.Part, frozen=True, kw_only=True):
     """Layers `[start, stop)` on `ranks`. Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
 
-    `compute_s` is one microbatch on one replica, recomputation included; `allreduce_s` one all-reduce of the gradients over the ranks;
-    `input_bytes` and `output_bytes` cross the cuts before and after the stage, per microbatch.
+    `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and the forward once more where activations are recomputed;
+    `backward_weight_s` is the part of the backward that the gradients of the weights take. `allreduce_s` is one all-reduce of the
+    gradients over the ranks, `optimizer_s` one step of the optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the
+    stage, per microbatch, and `stash_bytes` are what its backward needs kept.
     """
 
     start: Index
@@ -44,10 +46,15 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     in_flight: Count
     weight_versions: Count
     compute_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    backward_weight_s: Seconds
     allreduce_s: Seconds
+    optimizer_s: Seconds
     parameter_bytes: Bytes
     input_bytes: Bytes
     output_bytes: Bytes
+    stash_bytes: Bytes
     memory: Memory
 
 
@@ -99,7 +106,10 @@ class ProfileReference(documents.Part, frozen=True, kw_only=True):
 
 
 class Plan(documents.Part, frozen=True, kw_only=True):
-    """A plan, self-contained: it carries its topology whole and refers to its profile by digest."""
+    """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
+
+    `comm` tells whether transfers overlap with compute or the devices wait, `allreduce` whether the devices wait for their gradients.
+    """
 
     schema: str = "partopt.plan/1"
     planner: str
@@ -109,6 +119,8 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     microbatches: Count | None
     noam: Count
     optimizer: str
+    comm: Literal["overlap", "serial"] = "overlap"
+    allreduce: Literal["overlap", "blocking"] = "overlap"
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
     communication: list[Flow]
     predicted: Predicted

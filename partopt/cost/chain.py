@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeSum
-from partopt.profile import Measurement, Profile, StashGroup, Tensor
+from partopt.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 
 # N        layers
 # b        samples in a microbatch
 # f, g     forward and backward seconds of a layer, for one microbatch
+# gw       the part of g that the gradients of the weights take; half of it where the profile does not tell
 # w        parameter bytes of a layer
 # a        bytes that cross a cut; cut c lies between layers c-1 and c, so a has N+1 entries and a[0] = a[N] = 0
 
@@ -30,6 +31,7 @@ class Chain:
     microbatch_size: int
     f: NDArray[np.float64]  # shape (N,)
     g: NDArray[np.float64]  # shape (N,)
+    gw: NDArray[np.float64]  # shape (N,)
     a: NDArray[np.float64]  # shape (N+1,)
     parameter_bytes: RangeSum  # W(i, j)
     stash_bytes: RangeSum  # stash(i, j)
@@ -54,6 +56,10 @@ class Chain:
         """`compute_prefix`, with every forward twice where activations are recomputed; shape (N+1,)."""
         return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
 
+    def forward_s(self, i: int, j: int) -> float:
+        """Forward seconds of layers [i, j)."""
+        return float(self._forward_prefix[j] - self._forward_prefix[i])
+
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
         """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where it is recomputed."""
         prefix = self.busy_prefix(recompute)
@@ -68,6 +74,7 @@ def coarsened(chain: Chain, boundaries: Sequence[int]) -> Chain:
         names=[chain.names[start] for start in starts],
         f=np.add.reduceat(chain.f, starts),
         g=np.add.reduceat(chain.g, starts),
+        gw=np.add.reduceat(chain.gw, starts),
         a=chain.a[list(boundaries)],
         parameter_bytes=chain.parameter_bytes.over(boundaries),
         stash_bytes=chain.stash_bytes.over(boundaries),
@@ -93,12 +100,18 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         microbatch_size=size,
         f=np.array([layer.forward_s for layer in measurement.layers]),
         g=np.array([layer.backward_s for layer in measurement.layers]),
+        gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
         a=_cut_bytes(tensors, len(profile.layers)),
         parameter_bytes=RangeSum(own, [Group(members, size) for members, size in shared.values()]),
         stash_bytes=RangeSum([0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )
+
+
+def _weight_gradient_s(layer: LayerMeasurement) -> float:
+    """The part of a layer's backward that its weights' gradients take; half of it where the parts were not measured."""
+    return layer.backward_s / 2 if layer.backward_input_s is None else layer.backward_s - layer.backward_input_s
 
 
 def _chain_tensors(measurement: Measurement) -> list[Tensor]:

@@ -38,21 +38,30 @@ def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
     return crossed
 
 
-def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds for a ring all-reduce of `size_bytes` over `ranks`; 0 for one rank.
+def ring_loads(size_bytes: float, ranks: Sequence[int], topology: Topology) -> dict[int, float]:
+    """Seconds for which a ring all-reduce of `size_bytes` over `ranks` keeps its members' ports busy, at each level k that it crosses.
 
-    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data through the narrowest level that the group
-    crosses, on all of that level's links; those of the group that sit on one bus share it, all r on a single level. 2(r-1) steps each wait
-    for the largest latency crossed.
+    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data, on all of the level's links; those of the
+    group that sit on one bus share it, all r on a single level.
     """
     r = len(ranks)
-    if r == 1:
-        return 0.0
-    crossed = levels_crossed(ranks, topology)
-    levels = [topology.levels[k - 1] for k in crossed]
-    shares = [_sharing_a_bus(ranks, k, topology) if topology.levels[k - 1].bus else 1 for k in crossed]
-    seconds_per_byte = max(sharers / (level.bandwidth_bytes_per_s * level.links) for sharers, level in zip(shares, levels, strict=True))
-    return 2 * (r - 1) / r * size_bytes * seconds_per_byte + 2 * (r - 1) * max(level.latency_s for level in levels)
+    loads = {}
+    for k in levels_crossed(ranks, topology) if r > 1 else []:
+        level = topology.levels[k - 1]
+        sharers = _sharing_a_bus(ranks, k, topology) if level.bus else 1
+        loads[k] = 2 * (r - 1) / r * size_bytes * sharers / (level.bandwidth_bytes_per_s * level.links)
+    return loads
+
+
+def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
+    """Seconds that the steps of a ring over `ranks` wait: 2(r-1) steps, each for the largest latency crossed; 0 for one rank."""
+    crossed = levels_crossed(ranks, topology) if len(ranks) > 1 else []
+    return 2 * (len(ranks) - 1) * max((topology.levels[k - 1].latency_s for k in crossed), default=0.0)
+
+
+def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
+    """Seconds for a ring all-reduce of `size_bytes` over `ranks`: the load of the narrowest level that it crosses, and its latency."""
+    return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(ranks, topology)
 
 
 def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:

@@ -104,11 +104,16 @@ def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
 
 
 def _update_s(stage: Assignment, problem: Problem) -> float:
-    """Seconds after the last backward of a stage: its all-reduce, and its share of the optimizer step by parameters."""
+    """Seconds after the last backward of a stage: its all-reduce and its optimizer step."""
+    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
+    return allreduce_s(weights, stage.ranks, problem.topology) + optimizer_step_s(stage, problem)
+
+
+def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
+    """Seconds of a stage's share of the optimizer step, by parameters."""
     chain = problem.chain
     weights, total = chain.parameter_bytes(stage.start, stage.stop), chain.parameter_bytes(0, chain.layers)
-    share = weights / total if total else 0.0
-    return allreduce_s(weights, stage.ranks, problem.topology) + share * chain.optimizer_s
+    return weights / total * chain.optimizer_s if total else 0.0
 
 
 def one_device_s(problem: Problem) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partopt.cost.flight import in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, utilisation
+from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, optimizer_step_s, utilisation
 from partopt.cost.problem import Partition, Problem
 from partopt.plan import Certificate, Flow, Plan, Predicted, Stage
 
@@ -21,6 +21,8 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         microbatches=problem.microbatches,
         noam=noam(sum(replicas), replicas[0]),
         optimizer=problem.optimizer,
+        comm="serial" if problem.serial_transfers else "overlap",
+        allreduce="blocking" if problem.blocking_allreduce else "overlap",
         stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
@@ -46,10 +48,15 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         in_flight=held,
         weight_versions=versions,
         compute_s=compute_s(stage, problem),
+        forward_s=chain.forward_s(stage.start, stage.stop),
+        backward_s=chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop),
+        backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
+        optimizer_s=optimizer_step_s(stage, problem),
         parameter_bytes=round(weights),
         input_bytes=round(chain.a[stage.start]),
         output_bytes=round(chain.a[stage.stop]),
+        stash_bytes=round(chain.stash_bytes(stage.start, stage.stop)),
         memory=stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recompute),
     )
 

@@ -26,9 +26,9 @@ class Problem:
     """A model on a cluster, and how it is to be trained there.
 
     `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
-    `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for
-    all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of
-    long work.
+    `serial_transfers` and `blocking_allreduce` say whether the devices wait for their messages and for their gradients; `memory_bytes` is
+    the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and
+    `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -39,6 +39,7 @@ class Problem:
     optimizer: str = "adam"
     recompute: bool = False
     serial_transfers: bool = False
+    blocking_allreduce: bool = False
     memory_bytes: int | None = None
     stages: int | None = None
     cut_at: Sequence[int] | None = None

@@ -32,6 +32,7 @@ def chain(forward: list[int], backward: list[int], cuts: list[int], weights: lis
         microbatch_size=1,
         f=np.array(forward, dtype=float),
         g=np.array(backward, dtype=float),
+        gw=np.array(backward, dtype=float) / 2,
         a=np.array([0, *cuts, 0], dtype=float),
         parameter_bytes=RangeSum([float(weight) for weight in weights], tied),
         stash_bytes=RangeSum([1.0] * len(forward)),

@@ -1,0 +1,114 @@
+"""Schedules: what every device does, in order. One file each, and one line in the registry here.
+
+A schedule's file has one pure function, `row(place: Place) -> Row`: the forwards and backwards of one device. Here they are numbered,
+spread over replicas, and followed by all-reduces and optimizer steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.flight import ASYNCHRONOUS
+from partopt.cost.flight import warmup as usual_warmup
+from partopt.errors import PartoptError, did_you_mean
+from partopt.schedules.layout import MIRRORED, STRAIGHT, Chunk, Layout, Place, chunks_of, own_microbatches
+from partopt.schedules.order import A, B, Order, Row, U, W, counted
+
+
+class Schedule(NamedTuple):
+    """A registered schedule: its module, what it does, in a line, and how its stages lie on the devices."""
+
+    module: str
+    summary: str
+    shape: str = STRAIGHT
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "pipedream": Schedule(
+        "partopt.schedules.pipedream", "PipeDream's 1F1B-RR: asynchronous, a weight version for every microbatch in flight"
+    ),
+    "1f1b": Schedule("partopt.schedules.one_f_one_b", "PipeDream-flush: one forward, one backward, one update an iteration"),
+    "gpipe": Schedule("partopt.schedules.gpipe", "GPipe: all forwards, then all backwards"),
+    "naive": Schedule("partopt.schedules.naive", "one microbatch at a time, one device at work"),
+}
+
+
+def schedule(name: str) -> Schedule:
+    """The schedule `name`. PartoptError where there is none."""
+    if name not in SCHEDULES:
+        raise PartoptError(f"--schedule {name}: no such schedule", did_you_mean(name, SCHEDULES))
+    return SCHEDULES[name]
+
+
+def order(name: str, layout: Layout) -> Order:
+    """What every rank does under the schedule `name`.
+
+    Raises PartoptError where the stages do not lie as it needs them, or the number of microbatches is none that it can run.
+    """
+    entry = schedule(name)
+    write: Callable[[Place], Row] = lru_cache(maxsize=None)(importlib.import_module(entry.module).row)
+    held = chunks_of(layout, entry.shape)
+    warmup = layout.warmup or [usual_warmup(name, s, layout.replicas, layout.microbatches) for s in range(len(layout.ranks))]
+    rows = []
+    for rank in range(layout.devices):
+        chunks = held.get(rank)
+        if chunks:
+            place = _place(layout, chunks, warmup, entry.shape)
+            rows.append(_updated(_numbered(write(place), chunks, layout), chunks, layout, name in ASYNCHRONOUS))
+        else:
+            rows.append(np.zeros((4, 0), dtype=np.int32))
+    kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
+    ends = np.cumsum([0, *(row.shape[1] for row in rows)])
+    return Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)
+
+
+def _place(layout: Layout, chunks: Sequence[Chunk], warmup: Sequence[int], shape: str) -> Place:
+    """The place of the device that holds `chunks`, which must all get equally many microbatches."""
+    S, v = len(layout.ranks), len(chunks)
+    counts = {own_microbatches(layout.microbatches, len(layout.ranks[stage]), k) for stage, k in chunks}
+    if len(counts) > 1:
+        r = len(layout.ranks[chunks[0].stage])
+        raise PartoptError(f"{layout.microbatches} microbatches do not divide among {r} replicas", f"choose a multiple of {r}")
+    stage = chunks[0].stage
+    recompute = bool(layout.recompute) and layout.recompute[stage]
+    return Place(stage, S if shape == MIRRORED else S // v, v, counts.pop(), warmup[stage], recompute)
+
+
+def _numbered(row: Row, chunks: Sequence[Chunk], layout: Layout) -> NDArray[np.int32]:
+    """Kind, stage, microbatch and joined of every action of a row, shape (4, actions): the n-th of a chunk is for its n-th microbatch."""
+    stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
+    first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
+    step = np.array([len(layout.ranks[chunk.stage]) for chunk in chunks], dtype=np.int32)
+    microbatch = counted(row) * step[row.chunk] + first[row.chunk]
+    return np.stack([row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)])
+
+
+def _updated(actions: NDArray[np.int32], chunks: Sequence[Chunk], layout: Layout, asynchronous: bool) -> NDArray[np.int32]:
+    """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
+
+    A stage exchanges after its last backward, or asynchronous after every round of one microbatch on each replica; what a last, partial
+    round leaves over is not exchanged.
+    """
+    kind, stage, microbatch, _ = actions
+    after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
+    for s, _ in chunks:
+        r = len(layout.ranks[s])
+        ended = np.flatnonzero((stage == s) & ((kind == B) | (kind == W)))
+        rounds = microbatch[ended] // r if asynchronous else np.zeros(len(ended), dtype=np.int32)
+        chosen = rounds < layout.microbatches // r if asynchronous else np.arange(len(ended)) == len(ended) - 1
+        if r > 1:
+            after.append(ended[chosen] + 1)
+            exchanges.append(_actions(A, s, rounds[chosen]))
+    exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)
+    updates = [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
+    return np.concatenate([exchanged, *updates], axis=1)
+
+
+def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.stack([np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)])

@@ -1,0 +1,87 @@
+"""What every rank does, in order: actions as arrays, written as `torch.distributed.pipelining` writes them (`2F0`, `1B3`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# F   forward of a microbatch
+# B   backward, whole
+# I   backward of the inputs alone        } a backward in two parts
+# W   backward of the weights alone       }
+# R   forward once more, from the stage's input, for a backward that kept nothing else
+# A   all-reduce of a stage's gradients over its replicas; its number is the round, not a microbatch
+# U   optimizer step of a stage
+
+KINDS = "FBIWRAU"
+F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
+_KIND_OF = np.full(128, -1, dtype=np.int8)
+for _kind, _letter in enumerate(KINDS):
+    _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind
+
+
+class Row(NamedTuple):
+    """The actions of one device, as its schedule sees them: kinds, which of its chunks each is for, and which run with the next at once."""
+
+    kind: NDArray[np.int8]
+    chunk: NDArray[np.int32]
+    joined: NDArray[np.bool_]
+
+
+def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
+    """The row that `text` spells: a letter an action, capital for the device's chunk 0 and small for its chunk 1, or as `chunks` say.
+
+    `&` joins the two actions after it: a forward and a backward that run at once, in one slot.
+    """
+    letters = np.frombuffer(text.encode(), dtype=np.uint8)
+    sign = letters == ord("&")
+    joined = np.zeros(len(letters), dtype=np.bool_)
+    joined[1:] = sign[:-1]
+    acting = letters[~sign]
+    own = (acting >= ord("a")).astype(np.int32) if chunks is None else chunks
+    return Row(_KIND_OF[acting], own, joined[~sign])
+
+
+def counted(row: Row) -> NDArray[np.int32]:
+    """For each action, how many of its kind and chunk come before it in the row; shape of the row."""
+    numbers = np.zeros(len(row.kind), dtype=np.int32)
+    key = row.chunk * len(KINDS) + row.kind
+    for each in np.unique(key):
+        places = np.flatnonzero(key == each)
+        numbers[places] = np.arange(len(places), dtype=np.int32)
+    return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The actions of all ranks. Those of rank k are the entries [rows[k], rows[k+1]) of the arrays, in the order in which it does them."""
+
+    kind: NDArray[np.int8]  # shape (actions,)
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]  # of A: the round; of U: 0
+    joined: NDArray[np.bool_]  # runs at once with the action after it
+    rows: NDArray[np.int64]  # shape (ranks + 1,)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks, those without work among them."""
+        return len(self.rows) - 1
+
+    def name(self, action: int) -> str:
+        """The action as it is written: `2F0`."""
+        number = "" if self.kind[action] == U else str(self.microbatch[action])
+        return f"{self.stage[action]}{KINDS[self.kind[action]]}{number}"
+
+    def names(self, rank: int) -> list[str]:
+        """The actions of a rank as they are written, joined ones as `(0F3;3B1)OVERLAP_F_B`."""
+        names: list[str] = []
+        places = iter(range(self.rows[rank], self.rows[rank + 1]))
+        for place in places:
+            if self.joined[place]:
+                names.append(f"({self.name(place)};{self.name(next(places))})OVERLAP_F_B")
+            else:
+                names.append(self.name(place))
+        return names

@@ -1,0 +1,68 @@
+"""The ports of a topology, numbered: what transfers and all-reduces occupy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.links import levels_crossed
+from partopt.topology import Topology
+
+# k   level; its members are level-(k-1) components, each with one port out and one port in, `links` lanes each; a bus is one port for all
+
+
+@dataclass(frozen=True, eq=False)
+class Ports:
+    """Level k has the ports [first[k-1], first[k]). A member's are next to each other: out, in."""
+
+    topology: Topology
+    sizes: NDArray[np.int64]  # devices in a level-k component, k = 0..L, shape (L + 1,)
+    first: NDArray[np.int64]  # shape (L + 1,)
+    bus: NDArray[np.bool_]  # shape (L,)
+    lanes: NDArray[np.int64]  # links of a port, shape (L,)
+    bandwidth: NDArray[np.float64]  # bytes/s of one lane, shape (L,)
+    latency: NDArray[np.float64]  # seconds, shape (L,)
+
+    @property
+    def count(self) -> int:
+        """Ports in all."""
+        return int(self.first[-1])
+
+    def of(self, rank: int, k: int) -> tuple[int, int]:
+        """The ports through which a rank sends and receives at level k; one and the same on a bus."""
+        if self.bus[k - 1]:
+            port = int(self.first[k - 1] + rank // self.sizes[k])
+            return port, port
+        out = int(self.first[k - 1] + 2 * (rank // self.sizes[k - 1]))
+        return out, out + 1
+
+    def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
+        """The ports that a ring over `ranks` keeps busy, each with its level, ascending."""
+        found: set[tuple[int, int]] = set()
+        for k in levels_crossed(ranks, self.topology) if len(ranks) > 1 else []:
+            members: dict[int, set[int]] = {}
+            for rank in ranks:
+                members.setdefault(rank // int(self.sizes[k]), set()).add(rank // int(self.sizes[k - 1]))
+            for inside in members.values():
+                if len(inside) > 1:
+                    found |= {(port, k) for member in inside for port in self.of(member * int(self.sizes[k - 1]), k)}
+        return sorted(found)
+
+
+def ports_of(topology: Topology) -> Ports:
+    """The ports of `topology`."""
+    levels = topology.levels
+    sizes = np.array([topology.group_size(k) for k in range(len(levels) + 1)], dtype=np.int64)
+    counts = [topology.devices // sizes[k + 1] if level.bus else 2 * (topology.devices // sizes[k]) for k, level in enumerate(levels)]
+    return Ports(
+        topology=topology,
+        sizes=sizes,
+        first=np.cumsum([0, *counts]),
+        bus=np.array([level.bus for level in levels]),
+        lanes=np.array([level.links for level in levels], dtype=np.int64),
+        bandwidth=np.array([level.bandwidth_bytes_per_s for level in levels]),
+        latency=np.array([level.latency_s for level in levels]),
+    )

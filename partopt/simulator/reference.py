@@ -1,0 +1,243 @@
+"""The simulator as it is meant: discrete events, written to be read, on any kind of number.
+
+`partopt.simulator.events` does the same in compiled code; tests hold it to this one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from partopt.cost.links import ring_latency_s, ring_loads
+from partopt.errors import PartoptError
+from partopt.schedules.order import A, B, F, I, Order, U
+from partopt.simulator.ports import ports_of
+from partopt.simulator.timeline import Collectives, Timeline, Transfers
+from partopt.simulator.work import Work
+
+# Events, by time, then by number: device b has ended its action, b; look at device b again, R + b; the all-reduce of stage s, 2R + s.
+# R   ranks
+
+
+def simulate(order: Order, work: Work, exact: bool = False) -> Timeline:
+    """Execute `order` at the costs of `work`; with `exact`, in rational arithmetic. Raises PartoptError where it deadlocks."""
+    run = _Run(order, work, Fraction if exact else float)
+    for rank in range(order.ranks):
+        run.advance(rank, run.zero)
+    while run.events:
+        time, number = heapq.heappop(run.events)
+        what, which = divmod(number, order.ranks) if number < 2 * order.ranks else (2, number - 2 * order.ranks)
+        (run.ended, run.advance, run.exchanged)[what](which, time)
+    run.check()
+    return run.timeline()
+
+
+class _Run:
+    def __init__(self, order: Order, work: Work, number: Callable[[Any], Any]) -> None:
+        R, S = order.ranks, len(work.ranks)
+        self.order, self.work, self.number, self.zero = order, work, number, number(0)
+        self.ports = ports_of(work.topology)
+        self.events: list[tuple[Any, int]] = []
+        self.next = [int(place) for place in order.rows[:-1]]  # the action that each device comes to
+        self.free = [self.zero] * R  # when each device can begin it
+        self.running = [False] * R
+        self.arrived: dict[tuple[int, int, int], Any] = {}  # input of (kind, stage, microbatch) -> time
+        self.start: list[Any] = [None] * len(order.kind)
+        self.end: list[Any] = [None] * len(order.kind)
+        self.lanes = [[self.zero] * int(self.ports.lanes[k]) for k in range(len(work.topology.levels)) for _ in range(self._ports_at(k))]
+        self.busy = [self.zero] * self.ports.count  # seconds for which transfers held each port, all of its lanes together
+        self.transfers: list[tuple[Any, ...]] = []
+        self.rings = [self.ports.of_ring(ranks) for ranks in work.ranks]
+        self.loads = [
+            {k: number(seconds) for k, seconds in ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology).items()}
+            for s in range(S)
+        ]
+        self.latencies = [number(ring_latency_s(ranks, work.topology)) for ranks in work.ranks]
+        self.joined = [0] * S  # replicas that have come to the stage's present round
+        self.rounds = [0] * S  # rounds that each stage has exchanged
+        self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
+        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}  # stage -> start of its all-reduce, and what its ports had carried by then
+        self.collectives: list[tuple[Any, ...]] = []
+
+    def _ports_at(self, k: int) -> int:
+        return int(self.ports.first[k + 1] - self.ports.first[k])
+
+    def advance(self, rank: int, now: Any) -> None:
+        """Let a device begin its next action, if its inputs are there or on their way."""
+        if self.running[rank] or self.next[rank] == self.order.rows[rank + 1]:
+            return
+        place = self.next[rank]
+        places = [place, place + 1] if self.order.joined[place] else [place]
+        inputs = [self._input(each) for each in places]
+        if None in inputs:
+            return
+        begin = max(now, self.free[rank], *inputs)
+        if begin > now and (self.work.serial or self.order.kind[place] == A):
+            heapq.heappush(self.events, (begin, self.order.ranks + rank))  # a transfer may yet come before it
+            return
+        self.running[rank] = True
+        for each in places:
+            self.start[each] = begin
+        if self.order.kind[place] == A:
+            self._join(place, rank, now)
+            return
+        seconds = sum(self.number(self.work.seconds[self.order.kind[each], self.order.stage[each]]) for each in places)
+        self.free[rank] = begin + seconds
+        heapq.heappush(self.events, (begin + seconds, rank))
+
+    def _input(self, place: int) -> Any:
+        """When the input of an action is there; None where that is not known yet."""
+        kind, stage, microbatch = (int(column[place]) for column in (self.order.kind, self.order.stage, self.order.microbatch))
+        last = len(self.work.ranks) - 1
+        if (kind == F and stage > 0) or (kind in (B, I) and stage < last):
+            return self.arrived.get((F if kind == F else B, stage, microbatch))
+        if kind == A:
+            return self.zero if self.rounds[stage] == microbatch else None
+        if kind == U:
+            return self.zero if len(self.work.ranks[stage]) == 1 or self.rounds[stage] == 1 else None
+        return self.zero
+
+    def ended(self, rank: int, now: Any) -> None:
+        """A device is done with an action, or with two that were joined: its results are sent, and it goes on."""
+        place = self.next[rank]
+        places = [place, place + 1] if self.order.joined[place] else [place]
+        self.next[rank] += len(places)
+        self.running[rank] = False
+        self.free[rank] = now
+        for each in places:
+            self.end[each] = now
+            if not (self.work.blocking and self._comes_to_exchange(rank, int(self.order.stage[each]))):
+                self._send_result(each, rank, now)
+        self.advance(rank, now)
+
+    def _send_result(self, place: int, rank: int, now: Any) -> None:
+        kind, stage, microbatch = (int(column[place]) for column in (self.order.kind, self.order.stage, self.order.microbatch))
+        if kind == F and stage < len(self.work.ranks) - 1:
+            self._send(F, stage, stage + 1, microbatch, rank, now)
+        elif kind in (B, I) and stage > 0:
+            self._send(B, stage, stage - 1, microbatch, rank, now)
+
+    def _send(self, kind: int, stage: int, to: int, microbatch: int, source: int, now: Any) -> None:
+        """The output of a stage goes to the replica of the next that works on this microbatch."""
+        destination = self.work.ranks[to][microbatch % len(self.work.ranks[to])]
+        arrival = now
+        if source != destination:
+            arrival = self._transfer(kind, stage, max(stage, to), microbatch, source, destination, now)
+        self.arrived[kind, to, microbatch] = arrival
+        if destination != source:
+            self.advance(destination, now)
+
+    def _transfer(self, kind: int, stage: int, cut: int, microbatch: int, source: int, destination: int, now: Any) -> Any:
+        """When what is sent has arrived. It takes a lane of the sender's port and one of the receiver's as soon as both are free."""
+        k = self.work.topology.common_level(source, destination)
+        taken = {self.ports.of(source, k)[0], self.ports.of(destination, k)[1]}
+        lanes = [min(range(len(self.lanes[port])), key=lambda lane: self.lanes[port][lane]) for port in taken]
+        begin = max(now, *(self.lanes[port][lane] for port, lane in zip(taken, lanes, strict=True)))
+        if self.work.serial:
+            begin = max(begin, self.free[source], self.free[destination])
+        seconds = self.number(self.work.cut_bytes[cut]) / self.number(self.ports.bandwidth[k - 1])
+        for port, lane in zip(taken, lanes, strict=True):
+            self.lanes[port][lane] = begin + seconds
+            self.busy[port] += seconds / len(self.lanes[port])
+        arrival = begin + seconds + self.number(self.ports.latency[k - 1])
+        if self.work.serial:
+            self.free[source] = self.free[destination] = arrival
+        self.transfers.append((kind, stage, microbatch, source, destination, begin, arrival))
+        return arrival
+
+    def _join(self, place: int, rank: int, now: Any) -> None:
+        """A replica has come to the exchange of its stage's gradients; the last one to come asks for the ports."""
+        stage = int(self.order.stage[place])
+        self.joined[stage] += 1
+        last = self.joined[stage] == len(self.work.ranks[stage])
+        if not self.work.blocking:
+            self._leave(rank, now)
+        if last:
+            self.joined[stage] = 0
+            self.waiting.append(stage)
+            self._exchange_waiting(now)
+        if not self.work.blocking:
+            self.advance(rank, now)
+
+    def _leave(self, rank: int, now: Any) -> None:
+        self.end[self.next[rank]] = now
+        self.next[rank] += 1
+        self.running[rank] = False
+        self.free[rank] = max(self.free[rank], now)
+
+    def _exchange_waiting(self, now: Any) -> None:
+        """Begin the all-reduces whose ports no other holds or has asked for before."""
+        claimed = {port for stage in self.exchanging for port, _ in self.rings[stage]}
+        for stage in list(self.waiting):
+            ports = {port for port, _ in self.rings[stage]}
+            if not ports & claimed:
+                self.waiting.remove(stage)
+                self.exchanging[stage] = (now, [self.busy[port] for port, _ in self.rings[stage]])
+                heapq.heappush(self.events, (self._exchange_end(stage), 2 * self.order.ranks + stage))
+            claimed |= ports
+
+    def _exchange_end(self, stage: int) -> Any:
+        """When the all-reduce of a stage ends: it yields its ports to the transfers that came since it began."""
+        start, before = self.exchanging[stage]
+        carried = [self.loads[stage][k] + self.busy[port] - seconds for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
+        return start + max(carried) + self.latencies[stage]
+
+    def exchanged(self, stage: int, now: Any) -> None:
+        """The all-reduce of a stage is done, unless transfers have delayed it: then the next one may begin, and its replicas go on."""
+        end = self._exchange_end(stage)
+        if end > now:
+            heapq.heappush(self.events, (end, 2 * self.order.ranks + stage))
+            return
+        start, _ = self.exchanging.pop(stage)
+        self.collectives.append((stage, self.rounds[stage], start, now))
+        self.rounds[stage] += 1
+        self._exchange_waiting(now)
+        for rank in self.work.ranks[stage]:
+            if self.work.blocking:
+                self._leave(rank, now)
+                self._send_result(self.next[rank] - 2, rank, now)  # the backward that the exchange was part of
+            self.advance(rank, now)
+
+    def _comes_to_exchange(self, rank: int, stage: int) -> bool:
+        place = self.next[rank]
+        return bool(place < self.order.rows[rank + 1] and self.order.kind[place] == A and self.order.stage[place] == stage)
+
+    def check(self) -> None:
+        """PartoptError where a device has not come to the end of its row."""
+        for rank in range(self.order.ranks):
+            if self.next[rank] < self.order.rows[rank + 1]:
+                raise deadlocked(self.order, self.next)
+
+    def timeline(self) -> Timeline:
+        """What happened, as arrays."""
+        kind = object if self.number is Fraction else float
+        sent = sorted(self.transfers)
+        exchanged = sorted(self.collectives)
+        times = [np.array([each[field] for each in sent], dtype=kind) for field in (5, 6)]
+        integers = [np.array([each[field] for each in sent], dtype=np.int32) for field in range(5)]
+        return Timeline(
+            order=self.order,
+            start=np.array(self.start, dtype=kind),
+            end=np.array(self.end, dtype=kind),
+            transfers=Transfers(integers[0].astype(np.int8), *integers[1:], *times),
+            collectives=Collectives(
+                *(np.array([each[field] for each in exchanged], dtype=np.int32) for field in (0, 1)),
+                *(np.array([each[field] for each in exchanged], dtype=kind) for field in (2, 3)),
+            ),
+        )
+
+
+def deadlocked(order: Order, reached: Sequence[int]) -> PartoptError:
+    """The error of an order in which devices wait for each other; `reached` is the action that each rank has come to."""
+    stuck = [rank for rank in range(order.ranks) if reached[rank] < order.rows[rank + 1]]
+    first = min(stuck, key=lambda rank: (reached[rank] - order.rows[rank], rank))
+    waiting = ", ".join(f"rank {rank} at {order.name(reached[rank])}" for rank in stuck[:4] if rank != first)
+    others = f"; {waiting} wait too" if waiting else ""
+    return PartoptError(
+        f"the schedule deadlocks: rank {first} waits at {order.name(reached[first])} for ever{others}",
+        "an action needs its input from an action that comes first in its own rank's row",
+    )

@@ -1,0 +1,62 @@
+"""What the actions and messages of a plan cost: all that a simulation needs to know of it beside the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.plan import Plan, Stage
+from partopt.schedules.order import KINDS
+from partopt.topology import Topology
+
+# S   stages
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Seconds of each kind of action on each stage, bytes of each message, and whether the devices wait for messages.
+
+    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send and receive; `blocking`: they wait for
+    an all-reduce too.
+    """
+
+    ranks: Sequence[Sequence[int]]
+    seconds: NDArray[np.float64]  # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
+    cut_bytes: NDArray[np.float64]  # shape (S + 1,): cut s lies before stage s
+    gradient_bytes: NDArray[np.float64]  # shape (S,)
+    topology: Topology
+    serial: bool = False
+    blocking: bool = False
+
+
+def work_of(plan: Plan, recompute_apart: bool) -> Work:
+    """The work of `plan`. `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation."""
+    return Work(
+        ranks=[stage.ranks for stage in plan.stages],
+        seconds=np.array([_seconds(stage, recompute_apart) for stage in plan.stages]).T,
+        cut_bytes=np.array([*(stage.input_bytes for stage in plan.stages), 0.0]),
+        gradient_bytes=np.array([float(stage.parameter_bytes) for stage in plan.stages]),
+        topology=plan.topology,
+        serial=plan.comm == "serial",
+        blocking=plan.allreduce == "blocking",
+    )
+
+
+def _seconds(stage: Stage, recompute_apart: bool) -> list[float]:
+    """Seconds of each kind of action on a stage."""
+    again = stage.forward_s if stage.recompute else 0.0
+    within = 0.0 if recompute_apart else again
+    input_s = stage.backward_s - stage.backward_weight_s
+    seconds = {
+        "F": stage.forward_s,
+        "B": stage.backward_s + within,
+        "I": input_s + within,
+        "W": stage.backward_weight_s,
+        "R": again,
+        "A": 0.0,
+        "U": stage.optimizer_s,
+    }
+    return [seconds[kind] for kind in KINDS]
