@@ -63,6 +63,6 @@ def ports_of(topology: Topology) -> Ports:
         first=np.cumsum([0, *counts]),
         bus=np.array([level.bus for level in levels]),
         lanes=np.array([level.links for level in levels], dtype=np.int64),
-        bandwidth=np.array([level.bandwidth_bytes_per_s for level in levels]),
-        latency=np.array([level.latency_s for level in levels]),
+        bandwidth=np.array([level.bandwidth_bytes_per_s for level in levels], dtype=np.float64),
+        latency=np.array([level.latency_s for level in levels], dtype=np.float64),
     )

@@ -108,28 +108,30 @@ class _Run:
         self.next[rank] += len(places)
         self.running[rank] = False
         self.free[rank] = now
+        reached = []
         for each in places:
             self.end[each] = now
             if not (self.work.blocking and self._comes_to_exchange(rank, int(self.order.stage[each]))):
-                self._send_result(each, rank, now)
-        self.advance(rank, now)
+                reached += self._send_result(each, rank, now)
+        for other in [*reached, rank]:
+            self.advance(other, now)
 
-    def _send_result(self, place: int, rank: int, now: Any) -> None:
+    def _send_result(self, place: int, rank: int, now: Any) -> list[int]:
+        """What an action made goes to the replica of the next stage that works on this microbatch: the ranks that may now go on."""
         kind, stage, microbatch = (int(column[place]) for column in (self.order.kind, self.order.stage, self.order.microbatch))
         if kind == F and stage < len(self.work.ranks) - 1:
-            self._send(F, stage, stage + 1, microbatch, rank, now)
-        elif kind in (B, I) and stage > 0:
-            self._send(B, stage, stage - 1, microbatch, rank, now)
+            return self._send(F, stage, stage + 1, microbatch, rank, now)
+        if kind in (B, I) and stage > 0:
+            return self._send(B, stage, stage - 1, microbatch, rank, now)
+        return []
 
-    def _send(self, kind: int, stage: int, to: int, microbatch: int, source: int, now: Any) -> None:
-        """The output of a stage goes to the replica of the next that works on this microbatch."""
+    def _send(self, kind: int, stage: int, to: int, microbatch: int, source: int, now: Any) -> list[int]:
         destination = self.work.ranks[to][microbatch % len(self.work.ranks[to])]
-        arrival = now
-        if source != destination:
-            arrival = self._transfer(kind, stage, max(stage, to), microbatch, source, destination, now)
-        self.arrived[kind, to, microbatch] = arrival
-        if destination != source:
-            self.advance(destination, now)
+        if source == destination:
+            self.arrived[kind, to, microbatch] = now
+            return []
+        self.arrived[kind, to, microbatch] = self._transfer(kind, stage, max(stage, to), microbatch, source, destination, now)
+        return [destination]
 
     def _transfer(self, kind: int, stage: int, cut: int, microbatch: int, source: int, destination: int, now: Any) -> Any:
         """When what is sent has arrived. It takes a lane of the sender's port and one of the receiver's as soon as both are free."""
@@ -183,7 +185,7 @@ class _Run:
     def _exchange_end(self, stage: int) -> Any:
         """When the all-reduce of a stage ends: it yields its ports to the transfers that came since it began."""
         start, before = self.exchanging[stage]
-        carried = [self.loads[stage][k] + self.busy[port] - seconds for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
+        carried = [self.loads[stage][k] + (self.busy[port] - seconds) for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
         return start + max(carried) + self.latencies[stage]
 
     def exchanged(self, stage: int, now: Any) -> None:
@@ -196,10 +198,13 @@ class _Run:
         self.collectives.append((stage, self.rounds[stage], start, now))
         self.rounds[stage] += 1
         self._exchange_waiting(now)
+        reached = []
         for rank in self.work.ranks[stage]:
             if self.work.blocking:
                 self._leave(rank, now)
-                self._send_result(self.next[rank] - 2, rank, now)  # the backward that the exchange was part of
+                reached += self._send_result(self.next[rank] - 2, rank, now)  # the backward that the exchange was part of
+            reached.append(rank)
+        for rank in reached:
             self.advance(rank, now)
 
     def _comes_to_exchange(self, rank: int, stage: int) -> bool:

@@ -19,8 +19,8 @@ from partopt.topology import Topology
 class Work:
     """Seconds of each kind of action on each stage, bytes of each message, and whether the devices wait for messages.
 
-    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send and receive; `blocking`: they wait for
-    an all-reduce too.
+    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send and receive; `blocking`: an asynchronous
+    stage exchanges its gradients within the backward that ends a round, and sends on nothing before.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -41,7 +41,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         gradient_bytes=np.array([float(stage.parameter_bytes) for stage in plan.stages]),
         topology=plan.topology,
         serial=plan.comm == "serial",
-        blocking=plan.allreduce == "blocking",
+        blocking=plan.allreduce == "blocking" and plan.microbatches is None,
     )
 
 

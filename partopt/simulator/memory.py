@@ -1,0 +1,111 @@
+"""What the microbatches between their forward and their backward keep of a device, over time and at most."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.plan import Plan
+from partopt.schedules.order import KINDS, B, F, I, Order, R, W
+from partopt.simulator.timeline import Timeline
+
+# S, s   stages, and which one
+
+Integers = NDArray[np.int64]
+
+
+class Series(NamedTuple):
+    """A quantity that changes in steps: `values[n]` from `times[n]` seconds on, until the next; both of shape (changes + 1,)."""
+
+    times: NDArray[np.float64]
+    values: Integers
+
+
+class _Steps(NamedTuple):
+    """By kind of action and stage, shape (kinds, S): what is taken when an action starts and what is given back when it ends."""
+
+    taken: Integers
+    given: Integers
+
+
+def in_flight_over_time(timeline: Timeline, rank: int) -> Series:
+    """Microbatches that a rank holds: from the start of a forward to the end of its backward, where that is split of W.
+
+    A microbatch that is in flight in several of the rank's stages counts in each.
+    """
+    return _series(timeline, rank, _counting(_stages(timeline.order)), 0)
+
+
+def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
+    """Bytes that a rank holds: what is there throughout, and the stash of each microbatch while it is kept."""
+    return _series(timeline, rank, _stashing(timeline.order, plan), int(base_memory_bytes(plan)[rank]))
+
+
+def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
+    """The most bytes that each rank holds at once, shape (ranks,).
+
+    A stage keeps its stash from the start of a forward to the end of the backward, where that is split of W; where it recomputes, its
+    input alone, and the stash from the start of R, or of the backward where the schedule has no R. No clock is needed: on a rank one
+    action follows the other, and of two joined ones both take before either gives back.
+    """
+    steps = _stashing(order, plan)
+    most = [_levels(order, rank, steps)[0].max(initial=0) for rank in range(order.ranks)]
+    return base_memory_bytes(plan)[: order.ranks] + np.array(most, dtype=np.int64)
+
+
+def base_memory_bytes(plan: Plan) -> Integers:
+    """Bytes that each rank of the topology holds throughout, shape (devices,): weights, gradients, optimizer state and buffers."""
+    base = np.zeros(plan.topology.devices, dtype=np.int64)
+    for stage in plan.stages:
+        base[list(stage.ranks)] += stage.memory.total_bytes - stage.memory.activations_bytes
+    return base
+
+
+def _stages(order: Order) -> int:
+    return int(order.stage.max(initial=0)) + 1
+
+
+def _counting(S: int) -> _Steps:
+    taken, given = np.zeros((2, len(KINDS), S), dtype=np.int64)
+    taken[F] = 1
+    given[[B, W]] = 1
+    return _Steps(taken, given)
+
+
+def _stashing(order: Order, plan: Plan) -> _Steps:
+    """Bytes; every backward gives back all that its microbatch has taken."""
+    taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
+    recomputed = set(order.stage[order.kind == R].tolist())
+    for s, stage in enumerate(plan.stages):
+        if stage.recompute:
+            taken[F, s] = stage.input_bytes
+            taken[[R] if s in recomputed else [B, I], s] = stage.stash_bytes
+            given[[B, W], s] = stage.input_bytes + stage.stash_bytes
+        else:
+            taken[F, s] = given[[B, W], s] = stage.stash_bytes
+    return _Steps(taken, given)
+
+
+def _levels(order: Order, rank: int, steps: _Steps) -> tuple[Integers, Integers]:
+    """What a rank holds during each of its actions, and after it."""
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    kind, stage = order.kind[own], order.stage[own]
+    taken, given = steps.taken[kind, stage], steps.given[kind, stage]
+    first = np.flatnonzero(order.joined[own])
+    taken[first] += taken[first + 1]
+    given[first + 1] += given[first]
+    taken[first + 1] = given[first] = 0
+    after = np.cumsum(taken - given)
+    return after + given, after
+
+
+def _series(timeline: Timeline, rank: int, steps: _Steps, base: int) -> Series:
+    """What a rank holds, beginning with `base` at 0 s; points at which nothing changes are left out."""
+    own = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
+    levels = _levels(timeline.order, rank, steps)
+    times = np.stack([timeline.start[own], timeline.end[own]], axis=1).ravel().astype(np.float64)
+    values = base + np.stack(levels, axis=1).ravel()
+    changed = np.diff(values, prepend=base) != 0
+    return Series(np.concatenate([[0.0], times[changed]]), np.concatenate([[base], values[changed]]))
