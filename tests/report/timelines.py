@@ -1,0 +1,89 @@
+"""Plans of equal stages and what the simulator makes of them, for tests of what is drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partopt import schedules
+from partopt.plan import Memory, Plan, Predicted, ProfileReference, Stage
+from partopt.schedules.layout import Layout, ranks_of
+from partopt.simulator.reference import simulate
+from partopt.simulator.timeline import Timeline
+from partopt.simulator.work import work_of
+from partopt.topology import Topology
+from tests.helpers import flat
+
+MEMORY = Memory(parameters_bytes=100, gradients_bytes=50, optimizer_bytes=200, activations_bytes=30, buffers_bytes=20, total_bytes=400)
+
+
+def stage_of(s: int, ranks: list[int], **fields: Any) -> Stage:
+    """Stage s, layer s alone: 1 ms forward, 2 ms backward, half of it for the weights; it keeps 10 bytes, or its input of 2 bytes."""
+    usual: dict[str, Any] = {
+        "start": s,
+        "stop": s + 1,
+        "modules": [f"layer{s}"],
+        "replicas": len(ranks),
+        "ranks": ranks,
+        "recompute": False,
+        "warmup": 0,
+        "in_flight": 1,
+        "weight_versions": 1,
+        "compute_s": 3e-3,
+        "forward_s": 1e-3,
+        "backward_s": 2e-3,
+        "backward_weight_s": 1e-3,
+        "allreduce_s": 0.0,
+        "optimizer_s": 5e-4,
+        "parameter_bytes": 1000,
+        "input_bytes": 2 if s else 0,
+        "output_bytes": 2,
+        "stash_bytes": 10,
+        "memory": MEMORY,
+    }
+    return Stage(**(usual | fields))
+
+
+def plan_of(
+    schedule: str,
+    ranks: list[list[int]],
+    microbatches: int | None,
+    topology: Topology | None = None,
+    comm: Any = "overlap",
+    allreduce: Any = "overlap",
+    **stage: Any,
+) -> Plan:
+    """A plan of equal stages on `ranks`, each a list of its replicas; `stage` are fields of all of them."""
+    devices = max(rank for each in ranks for rank in each) + 1
+    return Plan(
+        planner="manual",
+        family="contiguous",
+        schedule=schedule,
+        microbatch_size=1,
+        microbatches=microbatches,
+        noam=len(ranks),
+        optimizer="adam",
+        comm=comm,
+        allreduce=allreduce,
+        stages=[stage_of(s, each, **stage) for s, each in enumerate(ranks)],
+        communication=[],
+        predicted=Predicted(
+            period_s=3e-3, iteration_s=None, samples_per_s=1.0, bubble=0.0, speedup_over_one_device=1.0, bound_by="compute of stage 0"
+        ),
+        certificate=None,
+        profile=ProfileReference(name="chain", sha256="", parameter_bytes=1000),
+        topology=topology or flat(devices),
+    )
+
+
+def simulated(plan: Plan, microbatches: int) -> Timeline:
+    """The plan's schedule, executed with `microbatches`."""
+    layout = Layout([stage.ranks for stage in plan.stages], plan.topology.devices, microbatches, [stage.recompute for stage in plan.stages])
+    order = schedules.order(plan.schedule, layout)
+    return simulate(order, work_of(plan, schedules.SCHEDULES[plan.schedule].recomputes))
+
+
+def example(schedule: str, P: int, M: int, v: int = 1, d: int = 1, **fields: Any) -> tuple[Plan, Timeline]:
+    """d pipelines of P devices with v stages each, side by side, and M microbatches through them."""
+    ranks = ranks_of(schedules.SCHEDULES[schedule].shape, P, v, d)
+    plan = plan_of(schedule, ranks, M, **fields)
+    return plan, simulated(plan, M)

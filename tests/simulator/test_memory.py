@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+
+from partopt import schedules
+from partopt.schedules.layout import Layout
+from partopt.schedules.order import KINDS, Order
+from partopt.simulator.memory import base_memory_bytes, in_flight_over_time, memory_over_time, peak_memory_bytes
+from tests.report.timelines import example, plan_of, simulated
+
+BASE = 370  # bytes of a stage that are there throughout
+
+
+def order_of(*rows: str) -> Order:
+    """An order of one stage a rank; `&` joins the two actions after it, and microbatches are counted."""
+    kinds, joined, numbers, ends = [], [], [], [0]
+    for row in rows:
+        letters = row.replace("&", "")
+        kinds += [KINDS.index(letter) for letter in letters]
+        numbers += [letters[:place].count(letter) for place, letter in enumerate(letters)]
+        joined += [row[place - 1 : place] == "&" for place, letter in enumerate(row) if letter != "&"]
+        ends.append(len(kinds))
+    stages = np.repeat(np.arange(len(rows)), np.diff(ends))
+    columns = np.array(kinds, np.int8), stages.astype(np.int32), np.array(numbers, np.int32), np.array(joined, np.bool_)
+    return Order(*columns, np.array(ends))
+
+
+def test_in_flight_of_1f1b_goes_up_in_the_warm_up_and_down_at_the_end():
+    _, timeline = example("1f1b", P=2, M=3)
+    times, values = in_flight_over_time(timeline, 0)
+    assert values.tolist() == [0, 1, 2, 1, 2, 1, 0]
+    assert times.tolist() == pytest.approx([0, 0, 1e-3, 6e-3, 6e-3, 9e-3, 12e-3], abs=1e-6)
+
+
+@pytest.mark.parametrize("schedule, peaks", [("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("naive", [1] * 4), ("pipedream", [4, 3, 2, 1])])
+def test_peaks_are_what_the_papers_say(schedule, peaks):
+    plan, timeline = example(schedule, P=4, M=8)
+    assert [in_flight_over_time(timeline, rank).values.max() for rank in range(4)] == peaks
+    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10 * peak for peak in peaks]
+
+
+def test_memory_over_time_starts_and_ends_with_the_base_and_reaches_the_peak():
+    plan, timeline = example("1f1b", P=4, M=8)
+    peaks = peak_memory_bytes(timeline.order, plan)
+    for rank in range(4):
+        times, values = memory_over_time(timeline, plan, rank)
+        assert values[0] == values[-1] == BASE
+        assert values.max() == peaks[rank]
+        assert (np.diff(times) >= 0).all()
+
+
+def test_recomputation_keeps_the_input_alone_and_one_stash():
+    """GPipe's R comes before each B: four inputs of 2 bytes and, during R and B, a stash of 10."""
+    plan, timeline = example("gpipe", P=2, M=4, recompute=True)
+    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 4 * 2 + 10]
+    values = memory_over_time(timeline, plan, 1).values - BASE
+    assert values.tolist() == [0, 2, 4, 6, 8, 18, 6, 16, 4, 14, 2, 12, 0]
+
+
+def test_a_backward_that_recomputes_takes_its_stash_itself():
+    plan, timeline = example("1f1b", P=2, M=4, recompute=True)
+    assert (timeline.order.kind != KINDS.index("R")).all()
+    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 10, BASE + 2 + 10]
+
+
+def test_split_backwards_give_back_with_the_weights_part():
+    plan = plan_of("1f1b", [[0]], 2)
+    assert peak_memory_bytes(order_of("FIFIWW"), plan).tolist() == [BASE + 20]
+    assert peak_memory_bytes(order_of("FIWFIW"), plan).tolist() == [BASE + 10]
+
+
+def test_of_two_joined_actions_both_take_before_either_gives_back():
+    plan = plan_of("1f1b", [[0]], 3)
+    assert peak_memory_bytes(order_of("FBFB"), plan).tolist() == [BASE + 10]
+    assert peak_memory_bytes(order_of("F&BFB"), plan).tolist() == [BASE + 20]
+    assert peak_memory_bytes(order_of("F&FBB"), plan).tolist() == [BASE + 20]
+
+
+def test_a_rank_holds_what_all_of_its_stages_hold_and_an_idle_one_nothing():
+    plan = plan_of("1f1b", [[0], [0], [2]], 1)
+    assert base_memory_bytes(plan).tolist() == [2 * BASE, 0, BASE]
+    order = schedules.order("1f1b", Layout([[0], [2]], 3, 2))
+    assert peak_memory_bytes(order, plan).tolist() == [2 * BASE + 20, 0, BASE + 10]
+
+
+def test_replicas_hold_what_is_theirs():
+    plan = plan_of("pipedream", [[0, 1], [2]], None)
+    timeline = simulated(plan, 8)
+    assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 20, BASE + 20, BASE + 10]
