@@ -7,10 +7,13 @@ from collections.abc import Sequence
 # M        microbatches per iteration of a synchronous schedule
 # S, s     stages, and which one
 # r_s      replicas of stage s
+# P, p     devices of one pipeline, and the place of one among them
+# v        chunks, stages of one device
 
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
-SYNCHRONOUS = ("1f1b", "gpipe", "naive")
-SCHEDULES = ASYNCHRONOUS + SYNCHRONOUS
+SYNCHRONOUS = ("1f1b", "1f1b-eager", "gpipe", "naive", "zb-h1")
+SCHEDULES = ASYNCHRONOUS + SYNCHRONOUS  # one stage on each device
+CHUNKED = ("interleaved", "interleaved-zb", "zbv", "dualpipe", "dualpipev")  # several, all of them synchronous
 
 
 def noam(devices: int, input_replicas: int) -> int:
@@ -19,33 +22,54 @@ def noam(devices: int, input_replicas: int) -> int:
 
 
 def in_flight(schedule: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """Microbatches that one replica of stage s holds between their forward and their backward, at most.
+    """Microbatches that one replica of stage s holds between their forward and the end of their backward, at most; one stage a device.
 
-    pipedream and 1f1b: ceil(sum of r_t over t >= s, over r_s), for 1f1b no more than the M/r_s that it gets in an iteration; without
-    replication that is S-s and min(M, S-s). gpipe: all that it gets. naive: 1.
+    One more than the warm-up, and no more than the M/r_s that it gets in an iteration: pipedream and 1f1b ceil(sum of r_t over t >= s,
+    over r_s), without replication S-s. gpipe: all that it gets. naive: 1. zb-h1: S on every stage.
     """
+    assert schedule not in CHUNKED, "chunks_in_flight counts those of a device"
     if schedule == "naive":
         return 1
-    downstream = -(-sum(replicas[s:]) // replicas[s])
+    downstream = _downstream(schedule, s, replicas) + 1
     if schedule in ASYNCHRONOUS:
         return downstream
     assert microbatches is not None
     own = -(-microbatches // replicas[s])
+    if schedule == "zb-h1":
+        return min(own, len(replicas))
     return own if schedule == "gpipe" else min(own, downstream)
 
 
-def interleaved_in_flight(s: int, stages: int, chunks: int, microbatches: int) -> int:
-    """Chunks in flight on device s of an interleaved schedule with v chunks per device: min(Mv, 2(S-1-s) + (v-1)S + 1).
-
-    Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 2.2.
-    """
-    return min(microbatches * chunks, 2 * (stages - 1 - s) + (chunks - 1) * stages + 1)
-
-
 def warmup(schedule: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """Forwards that one replica of stage s does before it alternates: floor((sum of r_t over t >= s, less 1) / r_s) for pipedream."""
-    held = in_flight(schedule, s, replicas, microbatches)
+    """Forwards that one replica of stage s does before it alternates: floor((sum of r_t over t >= s, less 1) / r_s) for pipedream.
+
+    That is the devices downstream over its own, rounded up; twice as many devices for 1f1b-eager. No more than the M/r_s that it gets,
+    less the one that it goes on with.
+    """
+    held = in_flight("1f1b" if schedule == "zb-h1" else schedule, s, replicas, microbatches)
     return held if schedule == "gpipe" else held - 1
+
+
+def _downstream(schedule: str, s: int, replicas: Sequence[int]) -> int:
+    """Microbatches that the devices after stage s work on, for each replica of it: ceil(sum of r_t over t > s, over r_s), eager twice."""
+    devices = sum(replicas[s + 1 :]) * (2 if schedule == "1f1b-eager" else 1)
+    return -(-devices // replicas[s])
+
+
+def chunks_in_flight(schedule: str, p: int, P: int, v: int, microbatches: int) -> int:
+    """Microbatches in flight on device p, those of all of its chunks together, under one of the CHUNKED schedules.
+
+    interleaved: min(Mv, (v-1)G + 2(P-1-p) + 1) (Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+    Megatron-LM", SC 2021, section 2.2), G = P where P divides M. interleaved-zb: with (v-1)G + P, released at the weights' backward.
+    zbv: 2P half-chunks, fewer of fewer than 2P microbatches. dualpipe: P+1, dualpipev: 2P+1 half-chunks.
+    """
+    own = v * microbatches
+    if schedule == "zbv":
+        return min(own, microbatches + 1 + p, 2 * P)
+    if schedule in ("interleaved", "interleaved-zb"):
+        group = microbatches // max(1, microbatches // P)
+        return min(own, (v - 1) * group + (2 * (P - 1 - p) + 1 if schedule == "interleaved" else P))
+    return {"dualpipe": P + 1, "dualpipev": 2 * P + 1}[schedule]
 
 
 def weight_versions(schedule: str, held: int) -> int:

@@ -14,28 +14,46 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.flight import ASYNCHRONOUS
 from partopt.cost.flight import warmup as usual_warmup
 from partopt.errors import PartoptError, did_you_mean
-from partopt.schedules.layout import MIRRORED, STRAIGHT, Chunk, Layout, Place, chunks_of, own_microbatches
+from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, VEE, Chunk, Layout, Place, chunks_of, own_microbatches, ranks_of
 from partopt.schedules.order import A, B, Order, Row, U, W, counted
 
 
 class Schedule(NamedTuple):
-    """A registered schedule: its module, what it does, in a line, and how its stages lie on the devices."""
+    """A registered schedule: its module, what it does, in a line, and what it asks of a plan."""
 
     module: str
     summary: str
-    shape: str = STRAIGHT
+    shape: str = STRAIGHT  # how its stages lie on the devices
+    asynchronous: bool = False  # it never flushes: there are no iterations
+    split: bool = False  # its backwards are in two parts, I and W
+    uneven: bool = False  # its stages may have unequal numbers of replicas
+    recomputes: bool = False  # recomputation is an action of its own, R
 
 
 SCHEDULES: dict[str, Schedule] = {
     "pipedream": Schedule(
-        "partopt.schedules.pipedream", "PipeDream's 1F1B-RR: asynchronous, a weight version for every microbatch in flight"
+        "partopt.schedules.pipedream",
+        "PipeDream's 1F1B-RR: asynchronous, a weight version for every microbatch in flight",
+        asynchronous=True,
+        uneven=True,
     ),
-    "1f1b": Schedule("partopt.schedules.one_f_one_b", "PipeDream-flush: one forward, one backward, one update an iteration"),
-    "gpipe": Schedule("partopt.schedules.gpipe", "GPipe: all forwards, then all backwards"),
-    "naive": Schedule("partopt.schedules.naive", "one microbatch at a time, one device at work"),
+    "pipedream-2bw": Schedule(
+        "partopt.schedules.pipedream_2bw", "PipeDream-2BW: asynchronous, two weight versions", asynchronous=True, uneven=True
+    ),
+    "1f1b": Schedule("partopt.schedules.one_f_one_b", "PipeDream-flush: one forward, one backward in turn, then a flush", uneven=True),
+    "1f1b-eager": Schedule(
+        "partopt.schedules.one_f_one_b_eager", "1F1B with twice the warm-up, which hides the links' latency", uneven=True
+    ),
+    "gpipe": Schedule("partopt.schedules.gpipe", "GPipe: all forwards, then all backwards", uneven=True, recomputes=True),
+    "naive": Schedule("partopt.schedules.naive", "one microbatch at a time, one device at work", uneven=True),
+    "interleaved": Schedule("partopt.schedules.interleaved", "1F1B over several chunks a device: a bubble as much smaller", LOOPED),
+    "zb-h1": Schedule("partopt.schedules.zb_h1", "1F1B with backwards in two parts: a third of its bubble", split=True),
+    "interleaved-zb": Schedule("partopt.schedules.interleaved_zb", "ZB-H1 over several chunks a device", LOOPED, split=True),
+    "zbv": Schedule("partopt.schedules.zbv", "ZB-V: two chunks a device in a V, backwards in two parts, 1F1B's memory", VEE, split=True),
+    "dualpipe": Schedule("partopt.schedules.dualpipe", "DualPipe: two copies of the model, fed from both ends", MIRRORED, split=True),
+    "dualpipev": Schedule("partopt.schedules.dualpipev", "DualPipeV: DualPipe cut in half, two chunks a device in a V", VEE, split=True),
 }
 
 
@@ -46,26 +64,55 @@ def schedule(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
+def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
+    """Why the schedule `name` cannot pass `microbatches` through one pipeline of P devices with v chunks each; None where it can."""
+    entry = schedule(name)
+    try:
+        if microbatches < 1:
+            raise PartoptError(f"{microbatches} microbatches are none", "choose 1 or more")
+        if CHUNKS.get(entry.shape, v) != v:
+            raise PartoptError(f"{v} chunks on each device: {name} has {CHUNKS[entry.shape]}", "interleaved takes any number of chunks")
+        layout = Layout(ranks_of(entry.shape, P, v), P, microbatches)
+        _writer(entry)(_place(layout, chunks_of(layout, entry.shape)[0], [0] * len(layout.ranks), entry.shape))
+    except PartoptError as error:
+        return error
+    return None
+
+
+def _writer(entry: Schedule) -> Callable[[Place], Row]:
+    write: Callable[[Place], Row] = importlib.import_module(entry.module).row
+    return write
+
+
 def order(name: str, layout: Layout) -> Order:
     """What every rank does under the schedule `name`.
 
     Raises PartoptError where the stages do not lie as it needs them, or the number of microbatches is none that it can run.
     """
     entry = schedule(name)
-    write: Callable[[Place], Row] = lru_cache(maxsize=None)(importlib.import_module(entry.module).row)
-    held = chunks_of(layout, entry.shape)
-    warmup = layout.warmup or [usual_warmup(name, s, layout.replicas, layout.microbatches) for s in range(len(layout.ranks))]
+    write = lru_cache(maxsize=None)(_writer(entry))
+    held = chunks_of(layout, entry.shape, entry.uneven)
+    warmup = layout.warmup
+    if warmup is None:
+        warmup = _usual_warmups(name, layout)
     rows = []
     for rank in range(layout.devices):
         chunks = held.get(rank)
         if chunks:
             place = _place(layout, chunks, warmup, entry.shape)
-            rows.append(_updated(_numbered(write(place), chunks, layout), chunks, layout, name in ASYNCHRONOUS))
+            rows.append(_updated(_numbered(write(place), chunks, layout), chunks, layout, entry.asynchronous))
         else:
             rows.append(np.zeros((4, 0), dtype=np.int32))
     kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
     ends = np.cumsum([0, *(row.shape[1] for row in rows)])
     return Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)
+
+
+def _usual_warmups(name: str, layout: Layout) -> Sequence[int]:
+    """Forwards before the first backward of each stage; schedules of several chunks a device have their own."""
+    if schedule(name).shape != STRAIGHT:
+        return [0] * len(layout.ranks)
+    return [usual_warmup(name, s, layout.replicas, layout.microbatches) for s in range(len(layout.ranks))]
 
 
 def _place(layout: Layout, chunks: Sequence[Chunk], warmup: Sequence[int], shape: str) -> Place:
@@ -92,19 +139,21 @@ def _numbered(row: Row, chunks: Sequence[Chunk], layout: Layout) -> NDArray[np.i
 def _updated(actions: NDArray[np.int32], chunks: Sequence[Chunk], layout: Layout, asynchronous: bool) -> NDArray[np.int32]:
     """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
 
-    A stage exchanges after its last backward, or asynchronous after every round of one microbatch on each replica; what a last, partial
-    round leaves over is not exchanged.
+    A stage exchanges after its last backward, a replica without microbatches at once; or asynchronous after every round of one microbatch
+    on each replica, and what a last, partial round leaves over is not exchanged.
     """
     kind, stage, microbatch, _ = actions
     after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
     for s, _ in chunks:
         r = len(layout.ranks[s])
         ended = np.flatnonzero((stage == s) & ((kind == B) | (kind == W)))
-        rounds = microbatch[ended] // r if asynchronous else np.zeros(len(ended), dtype=np.int32)
-        chosen = rounds < layout.microbatches // r if asynchronous else np.arange(len(ended)) == len(ended) - 1
-        if r > 1:
-            after.append(ended[chosen] + 1)
-            exchanges.append(_actions(A, s, rounds[chosen]))
+        if r > 1 and asynchronous:
+            ended = ended[microbatch[ended] // r < layout.microbatches // r]
+            after.append(ended + 1)
+            exchanges.append(_actions(A, s, microbatch[ended] // r))
+        elif r > 1:
+            after.append(ended[-1:] + 1 if len(ended) else np.zeros(1, dtype=np.int64))
+            exchanges.append(_actions(A, s, np.zeros(1, dtype=np.int32)))
     exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)
     updates = [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
     return np.concatenate([exchanged, *updates], axis=1)

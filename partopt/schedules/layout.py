@@ -17,6 +17,7 @@ STRAIGHT = "straight"  # stage s on device s, replicated as the plan says
 LOOPED = "looped"  # stages s, s + P, s + 2P, .. on device s
 VEE = "vee"  # stages s and 2P-1-s on device s
 MIRRORED = "mirrored"  # two copies of P stages, one from each end: device p holds stages p and P-1-p
+CHUNKS = {STRAIGHT: 1, VEE: 2, MIRRORED: 2}  # v, where the shape says
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +76,13 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
     return devices * v
 
 
-def chunks_of(layout: Layout, shape: str) -> dict[int, list[Chunk]]:
-    """For every rank with work the stages that it holds, chunk 0 first. PartoptError where they do not lie as `shape` says."""
+def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, list[Chunk]]:
+    """For every rank with work the stages that it holds, chunk 0 first.
+
+    PartoptError where they do not lie as `shape` says, or, but for `uneven`, are not all replicated alike.
+    """
+    if not uneven and len(set(layout.replicas)) > 1:
+        raise PartoptError("the schedule needs equally many replicas of every stage", "partopt plan --replication uniform, or none")
     held: dict[int, list[Chunk]] = {}
     for s, ranks in enumerate(layout.ranks):
         for k, rank in enumerate(ranks):
@@ -84,26 +90,25 @@ def chunks_of(layout: Layout, shape: str) -> dict[int, list[Chunk]]:
     if shape == MIRRORED:
         for chunks in held.values():
             chunks.sort(key=lambda chunk: chunk.k % 2)
-    _check(layout, shape, held)
+    right, wanted = _judged(layout, shape, held)
+    if not right:
+        raise PartoptError(f"the schedule needs {wanted}; the plan has them otherwise", "plan for this schedule: partopt plan --schedule")
     return held
 
 
-def _check(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> None:
+def _judged(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[bool, str]:
+    """Whether the stages lie as `shape` says, and how that is."""
     S, v = len(layout.ranks), len(held[layout.ranks[0][0]])
     if shape == STRAIGHT:
-        right = v == 1 and all(len(chunks) == 1 for chunks in held.values())
-        wanted = "one stage on each device"
-    elif shape == LOOPED:
+        return v == 1 and all(len(chunks) == 1 for chunks in held.values()), "one stage on each device"
+    if shape == LOOPED:
         right = S % v == 0 and all(list(ranks) == list(layout.ranks[s % (S // v)]) for s, ranks in enumerate(layout.ranks))
-        wanted = "stages s, s + P, s + 2P, .. on the devices of stage s"
-    elif shape == VEE:
+        return right and len(held) * v == sum(layout.replicas), "stages s, s + P, s + 2P, .. on the devices of stage s"
+    if shape == VEE:
         right = S % 2 == 0 and v == 2 and all(list(ranks) == list(layout.ranks[S - 1 - s]) for s, ranks in enumerate(layout.ranks))
-        wanted = "stages s and 2P-1-s on the same devices"
-    else:
-        right = all(
-            len(chunks) == 2 and chunks[0].stage + chunks[1].stage == S - 1 and [chunk.k % 2 for chunk in chunks] == [0, 1]
-            for chunks in held.values()
-        )
-        wanted = "two copies of every stage, stages s and P-1-s on each device"
-    if not right:
-        raise PartoptError(f"the schedule needs {wanted}; the plan has them otherwise", "plan for this schedule: partopt plan --schedule")
+        return right and len(held) * v == sum(layout.replicas), "stages s and 2P-1-s on the same devices"
+    right = all(
+        len(chunks) == 2 and chunks[0].stage + chunks[1].stage == S - 1 and [chunk.k % 2 for chunk in chunks] == [0, 1]
+        for chunks in held.values()
+    )
+    return right, "two copies of every stage, stages s and P-1-s on each device"

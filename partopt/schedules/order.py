@@ -21,6 +21,7 @@ F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
 _KIND_OF = np.full(128, -1, dtype=np.int8)
 for _kind, _letter in enumerate(KINDS):
     _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind
+_COUNTED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))], dtype=np.int32)
 
 
 class Row(NamedTuple):
@@ -46,12 +47,18 @@ def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
 
 
 def counted(row: Row) -> NDArray[np.int32]:
-    """For each action, how many of its kind and chunk come before it in the row; shape of the row."""
+    """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
+
+    Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs to the n-th I.
+    """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
-    key = row.chunk * len(KINDS) + row.kind
+    key = row.chunk * len(KINDS) + _COUNTED_AS[row.kind]
     for each in np.unique(key):
         places = np.flatnonzero(key == each)
-        numbers[places] = np.arange(len(places), dtype=np.int32)
+        if each % len(KINDS) == W:
+            numbers[places] = numbers[(row.kind == I) & (row.chunk == each // len(KINDS))]
+        else:
+            numbers[places] = np.arange(len(places), dtype=np.int32)
     return numbers
 
 

@@ -1,6 +1,19 @@
 import pytest
 
-from partopt.cost.flight import in_flight, interleaved_in_flight, noam, warmup, weight_versions
+from partopt.cost.flight import (
+    ASYNCHRONOUS,
+    CHUNKED,
+    SYNCHRONOUS,
+    chunks_in_flight,
+    in_flight,
+    noam,
+    warmup,
+    weight_versions,
+)
+from partopt.schedules import SCHEDULES, refusal
+from partopt.schedules import in_flight as counted
+from partopt.schedules.layout import STRAIGHT
+from tests.schedules.executed import built, chunks
 
 
 @pytest.mark.parametrize("devices, input_replicas, expected", [(4, 1, 4), (16, 15, 2), (4, 3, 2), (8, 8, 1)])
@@ -22,6 +35,13 @@ def test_noam_is_devices_over_input_replicas_rounded_up(devices, input_replicas,
         ("gpipe", [1, 1], 8, [8, 8]),
         ("gpipe", [2, 2], 8, [4, 4]),
         ("naive", [1, 1], 8, [1, 1]),
+        ("1f1b-eager", [1, 1, 1, 1], 16, [7, 5, 3, 1]),
+        ("1f1b-eager", [1, 1, 1, 1], 4, [4, 4, 3, 1]),
+        ("1f1b-eager", [2, 2, 2], 12, [5, 3, 1]),
+        ("1f1b-eager", [3, 1], 12, [2, 1]),
+        ("1f1b-eager", [1, 2], 12, [5, 1]),
+        ("zb-h1", [1, 1, 1], 12, [3, 3, 3]),
+        ("zb-h1", [1, 1, 1], 2, [2, 2, 2]),
     ],
 )
 def test_microbatches_in_flight_by_schedule(schedule, replicas, microbatches, expected):
@@ -43,10 +63,37 @@ def test_gpipe_forwards_everything_first():
     assert warmup("gpipe", 0, [1, 1], 8) == 8
 
 
+def test_the_eager_warmup_is_twice_the_devices_downstream():
+    assert [warmup("1f1b-eager", s, [1, 1, 1, 1], 16) for s in range(4)] == [6, 4, 2, 0]
+    assert [warmup("1f1b-eager", s, [2, 1, 1], 16) for s in range(3)] == [2, 2, 0]
+
+
 def test_interleaving_four_stages_with_two_chunks_each():
     """M = 8, v = 2, S = 4: 2(S-1-s) + (v-1)S + 1, at most Mv = 16."""
-    assert [interleaved_in_flight(s, 4, 2, 8) for s in range(4)] == [11, 9, 7, 5]
-    assert interleaved_in_flight(0, 4, 2, 4) == 8
+    assert [chunks_in_flight("interleaved", p, 4, 2, 8) for p in range(4)] == [11, 9, 7, 5]
+    assert chunks_in_flight("interleaved", 0, 4, 2, 4) == 8
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_formula_is_what_the_schedule_holds(schedule):
+    tried = 0
+    for P in (1, 2, 3, 4, 6):
+        for v in chunks(schedule):
+            for M in (1, 2, 3, 4, 6, 7, 10, 12, 24):
+                if refusal(schedule, P, v, M) is None:
+                    expected = counted.in_flight(built(schedule, P, v, M)).tolist()
+                    if schedule in CHUNKED:
+                        assert [chunks_in_flight(schedule, p, P, v, M) for p in range(P)] == expected, (P, v, M)
+                    else:
+                        assert [min(M, in_flight(schedule, p, [1] * P, M)) for p in range(P)] == expected, (P, M)
+                    tried += 1
+    assert tried >= 10
+
+
+def test_the_schedules_known_here_are_those_that_there_are():
+    assert {*ASYNCHRONOUS, *SYNCHRONOUS, *CHUNKED} == SCHEDULES.keys()
+    assert set(ASYNCHRONOUS) == {name for name, entry in SCHEDULES.items() if entry.asynchronous}
+    assert set(CHUNKED) == {name for name, entry in SCHEDULES.items() if entry.shape != STRAIGHT}
 
 
 def test_weight_versions():
