@@ -119,8 +119,8 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     microbatches: Count | None
     noam: Count
     optimizer: str
-    comm: Literal["overlap", "serial"] = "overlap"
-    allreduce: Literal["overlap", "blocking"] = "overlap"
+    comm: Literal["overlap", "serial"]
+    allreduce: Literal["overlap", "blocking"]
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
     communication: list[Flow]
     predicted: Predicted
@@ -139,15 +139,23 @@ class Plan(documents.Part, frozen=True, kw_only=True):
         """Ranks that the plan leaves without work."""
         return sorted(set(range(self.topology.devices)) - {rank for stage in self.stages for rank in stage.ranks})
 
+    def stages_by_rank(self) -> dict[int, list[int]]:
+        """The stages that each rank with work holds, in their order; more than one where the schedule has several chunks a device."""
+        held: dict[int, list[int]] = {}
+        for s, stage in enumerate(self.stages):
+            for rank in stage.ranks:
+                held.setdefault(rank, []).append(s)
+        return held
+
     @property
     def peak_memory_bytes(self) -> int:
         """Bytes on the fullest device."""
-        return self.stages[self.fullest_stage].memory.total_bytes
+        return sum(self.stages[s].memory.total_bytes for s in self.fullest_stages)
 
     @property
-    def fullest_stage(self) -> int:
-        """The stage whose devices hold the most; of equal ones the first."""
-        return max(range(len(self.stages)), key=lambda s: self.stages[s].memory.total_bytes)
+    def fullest_stages(self) -> list[int]:
+        """The stages of the device that holds the most; of equal ones the lowest rank."""
+        return max(self.stages_by_rank().values(), key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages))
 
     def fits(self, memory_bytes: int | None) -> bool:
         """Whether every device has room under the limit `memory_bytes`, `None` where there is none."""
@@ -172,7 +180,7 @@ def save(plan: Plan, path: str, force: bool = False) -> None:
 def find_faults(plan: Plan) -> Iterator[PartoptError]:
     """What types cannot say: stages tile the layers, ranks exist and are used once, flows join stages that exist."""
     stop = 0
-    owner: dict[int, int] = {}
+    held: dict[int, list[int]] = {}
     for s, stage in enumerate(plan.stages):
         if stage.start != stop or stage.stop <= stage.start:
             yield PartoptError(
@@ -188,18 +196,20 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
         parts = msgspec.structs.asdict(stage.memory)
         if parts.pop("total_bytes") != sum(parts.values()):
             yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
-        yield from _rank_faults(s, stage, plan.topology.devices, owner)
+        yield from _rank_faults(s, stage, plan.topology.devices, held)
+    if len({len(stages) for stages in held.values()}) > 1:
+        yield PartoptError("stages: some ranks hold more of them than others", "every rank of a plan holds equally many stages")
     for index, flow in enumerate(plan.communication):
         for end in (flow.source, flow.destination, flow.stage):
             if end is not None and end >= len(plan.stages):
                 yield PartoptError(f"communication[{index}]: there is no stage {end}", f"stages are numbered 0 to {len(plan.stages) - 1}")
 
 
-def _rank_faults(s: int, stage: Stage, devices: int, owner: dict[int, int]) -> Iterator[PartoptError]:
-    """Ranks of stage s that do not exist or are taken; `owner` maps the ranks seen so far to their stages."""
+def _rank_faults(s: int, stage: Stage, devices: int, held: dict[int, list[int]]) -> Iterator[PartoptError]:
+    """Ranks of stage s that do not exist or come twice; `held` maps the ranks seen so far to their stages."""
     for rank in stage.ranks:
         if rank >= devices:
             yield PartoptError(f"stages[{s}].ranks: there is no rank {rank}", f"the topology has ranks 0 to {devices - 1}")
-        if rank in owner:
-            yield PartoptError(f"stages[{s}].ranks: rank {rank} is already in stage {owner[rank]}", "a rank runs one stage")
-        owner[rank] = s
+        if s in held.setdefault(rank, []):
+            yield PartoptError(f"stages[{s}].ranks: rank {rank} is given twice", "each replica has a rank of its own")
+        held[rank].append(s)

@@ -19,6 +19,7 @@ Restated = Callable[..., "Problem"]  # states the problem again, with some of it
 
 def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptError:
     """The error of a plan that does not fit; its hint names flags with which a plan does."""
+    from partopt.report.plan import stages_text
     from partopt.units import format_bytes
 
     assert problem.memory_bytes is not None
@@ -26,7 +27,7 @@ def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptErr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PartoptWarning)  # of plans that nobody asked for
         hint = _what_would_fit(plan.planner, problem, restated)
-    needed = f"stage {plan.fullest_stage} needs {format_bytes(plan.peak_memory_bytes)} a device"
+    needed = f"a device of {stages_text(plan.fullest_stages)} needs {format_bytes(plan.peak_memory_bytes)}"
     message = f"the plan does not fit: {needed}, {over} more than there is"
     return PartoptError(message, hint, ANSWER_IS_NO)
 

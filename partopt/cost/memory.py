@@ -20,19 +20,26 @@ def optimizer_bytes(parameter_bytes: float, optimizer: str, sixteen_bit: bool) -
 
 
 def stage_memory(chain: Chain, i: int, j: int, in_flight: int, weight_versions: int, optimizer: str, recompute: bool) -> Memory:
-    """Bytes on each device that holds layers [i, j), by what they are for.
+    """Bytes on each device that holds layers [i, j), by what they are for."""
+    weights = chain.parameter_bytes(i, j)
+    state = optimizer_bytes(weights, optimizer, chain.sixteen_bit)
+    return device_memory(weights, state, chain.stash_bytes(i, j), chain.a[i], chain.a[j], in_flight, weight_versions, recompute)
+
+
+def device_memory(
+    weights: float, state: float, stash: float, inputs: float, outputs: float, in_flight: int, weight_versions: int, recompute: bool
+) -> Memory:
+    """Bytes on a device whose stage has `weights` bytes of parameters and `state` of its optimizer, and of each microbatch `stash`.
 
     With `recompute` only the stage's input is kept for each microbatch in flight, and one microbatch's stash while it is recomputed. The
     buffers are one per microbatch in flight for what each cut brings: activations from before, gradients from behind.
     """
-    weights = chain.parameter_bytes(i, j)
-    stash = chain.stash_bytes(i, j)
     parts = {
         "parameters_bytes": weight_versions * weights,
         "gradients_bytes": weights,
-        "optimizer_bytes": optimizer_bytes(weights, optimizer, chain.sixteen_bit),
-        "activations_bytes": in_flight * chain.a[i] + stash if recompute else in_flight * stash,
-        "buffers_bytes": in_flight * (chain.a[i] + chain.a[j]),
+        "optimizer_bytes": state,
+        "activations_bytes": in_flight * inputs + stash if recompute else in_flight * stash,
+        "buffers_bytes": in_flight * (inputs + outputs),
     }
     whole = {name: round(size) for name, size in parts.items()}
     return Memory(**whole, total_bytes=sum(whole.values()))

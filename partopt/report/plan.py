@@ -98,12 +98,17 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
 
 def _memory(plan: Plan, limit: int | None) -> str:
     peak = plan.peak_memory_bytes
-    text = f"{format_bytes(peak)} on each device of stage {plan.fullest_stage}"
+    text = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
     if limit is None:
         return f"{text}; no limit is known"
     if peak > limit:
         return f"{text}: DOES NOT FIT {format_bytes(limit)}, over by {format_bytes(peak - limit)}"
     return f"{text}, {peak / limit:.0%} of {format_bytes(limit)}"
+
+
+def stages_text(stages: list[int]) -> str:
+    """`stage 0`, or where a device holds several `stages 0 and 4`."""
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -84,7 +84,7 @@ class Heap(NamedTuple):
 
     time: Floats
     number: Integers
-    count: Integers  # shape (1,)
+    size: Integers  # events in it, shape (1,)
 
 
 WAITING, DONE, SEARCHES = range(3)
@@ -127,7 +127,7 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
                     _leave(actions, devices, rank, now)
                 _join(rings, network.carried, heap, devices, stage[place], now)
         looks[0] = 0
-        if heap.count[0] == 0:
+        if heap.size[0] == 0:
             return
         now, number = _pop(heap)
         if number >= 2 * R:
@@ -314,8 +314,8 @@ def _exchanged(rings, carried, heap, stage, R, now):  # type: ignore[no-untyped-
 @compiled()
 def _push(heap, time, number):  # type: ignore[no-untyped-def]
     """Put an event into the heap."""
-    child = heap.count[0]
-    heap.count[0] += 1
+    child = heap.size[0]
+    heap.size[0] += 1
     while child > 0:
         parent = (child - 1) // 2
         if (heap.time[parent], heap.number[parent]) <= (time, number):
@@ -329,8 +329,8 @@ def _push(heap, time, number):  # type: ignore[no-untyped-def]
 def _pop(heap):  # type: ignore[no-untyped-def]
     """Take the first event out of the heap: its time and its number."""
     first = heap.time[0], heap.number[0]
-    heap.count[0] -= 1
-    count = heap.count[0]
+    heap.size[0] -= 1
+    count = heap.size[0]
     time, number = heap.time[count], heap.number[count]
     place = 0
     while True:

@@ -39,6 +39,11 @@ class Ports:
         out = int(self.first[k - 1] + 2 * (rank // self.sizes[k - 1]))
         return out, out + 1
 
+    def of_each(self, ranks: NDArray[np.int32], k: NDArray[np.int64], side: int) -> NDArray[np.int64]:
+        """The port out (side 0) or in (side 1) of each of `ranks` at its own level `k`; shape of `ranks`."""
+        members = np.where(self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side)
+        return self.first[k - 1] + members
+
     def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
         """The ports that a ring over `ranks` keeps busy, each with its level, ascending."""
         found: set[tuple[int, int]] = set()

@@ -248,7 +248,7 @@ class TestWhatDoesNotFit:
     def test_it_says_by_how_much_and_writes_nothing(self, planned, tmp_path):
         outcome = planned("--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json")
         assert outcome.code == 1
-        assert outcome.errors == ["the plan does not fit: stage 0 needs 16 GB a device, 13 GB more than there is"]
+        assert outcome.errors == ["the plan does not fit: a device of stage 0 needs 16 GB, 13 GB more than there is"]
         assert outcome.hints == ["this fits: --planner gpipe --microbatch-size 1 --recompute always (100.0 samples/s)"]
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()

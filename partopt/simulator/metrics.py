@@ -1,0 +1,154 @@
+"""Where the time of every rank goes, and how busy the links are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.links import ring_loads
+from partopt.schedules.order import A, B, F, I, U
+from partopt.simulator.ports import ports_of
+from partopt.simulator.timeline import Timeline
+from partopt.simulator.work import Work
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Seconds of every rank in a stretch of time, by what it did or waited for; each of shape (ranks,). They add up to the stretch.
+
+    `forward_s` and `gradient_s` are spent waiting for another stage to compute an activation or a gradient, `transfer_s` for it to arrive
+    or, with serial transfers, for the rank's own messages; `allreduce_s` for gradients to be exchanged; `end_s` with nothing left to do.
+    """
+
+    compute_s: Floats
+    forward_s: Floats
+    gradient_s: Floats
+    transfer_s: Floats
+    allreduce_s: Floats
+    end_s: Floats
+
+    @property
+    def idle_s(self) -> Floats:
+        """Seconds in which a rank waits for others to compute."""
+        return self.forward_s + self.gradient_s + self.end_s
+
+
+@dataclass(frozen=True)
+class LevelUse:
+    """The busiest port of a level: its share of the time, transfers and all-reduces apart, and all the bytes that crossed the level."""
+
+    level: str
+    transfer_share: float
+    allreduce_share: float
+    bytes: float
+
+
+def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shares:
+    """What every rank did between `start_s` and `end_s`."""
+    order = timeline.order
+    ranks = np.repeat(np.arange(order.ranks), np.diff(order.rows))
+
+    def seconds(begin: Floats, end: Floats, chosen: NDArray[np.bool_] | None = None) -> Floats:
+        inside = np.maximum(0.0, np.minimum(end, end_s) - np.maximum(begin, start_s))
+        return np.bincount(ranks, inside if chosen is None else inside * chosen, minlength=order.ranks).astype(np.float64)
+
+    before = _ended_before(timeline)
+    ready = np.minimum(np.maximum(_made(timeline, work), before), timeline.start)
+    second = np.concatenate([[False], order.joined[:-1]])  # of two that run at once: counted with the first
+    gradients = np.isin(order.kind, (B, I))
+    exchanges = np.isin(order.kind, (A, U))
+    acts = (order.kind != A) & ~second
+    last = np.concatenate([[0.0], timeline.end])[order.rows[1:]] * (np.diff(order.rows) > 0)
+    return Shares(
+        compute_s=seconds(timeline.start, timeline.end, acts),
+        forward_s=seconds(before, ready, ~gradients & ~exchanges & ~second),
+        gradient_s=seconds(before, ready, gradients & ~second),
+        transfer_s=seconds(ready, timeline.start, ~exchanges & ~second),
+        allreduce_s=seconds(before, timeline.start, exchanges) + seconds(timeline.start, timeline.end, order.kind == A),
+        end_s=np.maximum(0.0, end_s - np.maximum(last, start_s)),
+    )
+
+
+def _ended_before(timeline: Timeline) -> Floats:
+    """When the rank of every action ended the one before it; 0 for its first."""
+    before = np.concatenate([[0.0], timeline.end[:-1]])
+    firsts = timeline.order.rows[:-1][np.diff(timeline.order.rows) > 0]
+    before[firsts] = 0.0
+    return before
+
+
+def _made(timeline: Timeline, work: Work) -> Floats:
+    """When the stage before, or behind for a gradient, had made the input of every action; 0 where it needs none from another."""
+    order, S = timeline.order, len(work.ranks)
+    ended = _result_ended(timeline, work)
+    G = int(order.microbatch.max(initial=0)) + 1
+    by_stage = np.zeros((2, S + 2, G))  # stages from 1, so that the first and the last need no exception
+    forwards, gradients = order.kind == F, np.isin(order.kind, (B, I))
+    by_stage[0, order.stage[forwards] + 1, order.microbatch[forwards]] = ended[forwards]
+    by_stage[1, order.stage[gradients] + 1, order.microbatch[gradients]] = ended[gradients]
+    made = np.zeros(len(order.kind))
+    made[forwards] = by_stage[0, order.stage[forwards], order.microbatch[forwards]]
+    made[gradients] = by_stage[1, order.stage[gradients] + 2, order.microbatch[gradients]]
+    return made
+
+
+def _result_ended(timeline: Timeline, work: Work) -> Floats:
+    """When what an action made could be sent: at its end, or at the end of the exchange that is part of it."""
+    if not work.blocking:
+        return timeline.end
+    followed = np.concatenate([timeline.order.kind[1:] == A, [False]])
+    return np.where(followed, np.concatenate([timeline.end[1:], [0.0]]), timeline.end)
+
+
+def longest_span_s(timeline: Timeline) -> float:
+    """Seconds between the first start and the last end of the rank for which that is longest, its optimizer steps left out.
+
+    What papers on zero-bubble schedules quote in place of the makespan.
+    """
+    order = timeline.order
+    computes = ~np.isin(order.kind, (A, U))
+    rows = np.repeat(np.arange(order.ranks), np.diff(order.rows))[computes]
+    firsts = np.flatnonzero(np.diff(rows, prepend=-1))
+    return float((np.maximum.reduceat(timeline.end[computes], firsts) - timeline.start[computes][firsts]).max())
+
+
+def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
+    """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
+    ports, topology = ports_of(work.topology), work.topology
+    carried, exchanged = np.zeros(ports.count), np.zeros(ports.count)
+    sent = timeline.transfers
+    crossed = np.ones(len(sent.kind), dtype=np.int64)
+    for k in range(1, len(topology.levels)):
+        crossed += sent.source // ports.sizes[k] != sent.destination // ports.sizes[k]
+    size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
+    wire = size / ports.bandwidth[crossed - 1]
+    inside = np.maximum(0.0, np.minimum(sent.start + wire, end_s) - np.maximum(sent.start, start_s)) / ports.lanes[crossed - 1]
+    np.add.at(carried, ports.of_each(sent.source, crossed, 0), inside)
+    np.add.at(carried, ports.of_each(sent.destination, crossed, 1), np.where(ports.bus[crossed - 1], 0.0, inside))
+    moved = np.bincount(crossed, size * (sent.end > start_s) * (sent.end <= end_s), minlength=len(topology.levels) + 1)
+    for s, times in enumerate(_exchanges(timeline, len(work.ranks), start_s, end_s)):
+        loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], topology)
+        for port, k in ports.of_ring(work.ranks[s]) if times else []:
+            exchanged[port] += times * loads[k]
+    return [
+        LevelUse(
+            level.name,
+            float(carried[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)),
+            float(exchanged[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)),
+            float(moved[k + 1]),
+        )
+        for k, level in enumerate(topology.levels)
+    ]
+
+
+def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:
+    """How many all-reduces of each stage lie between `start_s` and `end_s`; of one that lies there in part, that part."""
+    done = timeline.collectives
+    inside = np.maximum(0.0, np.minimum(done.end, end_s) - np.maximum(done.start, start_s))
+    took = done.end - done.start
+    parts = np.divide(inside, took, out=np.zeros(len(took)), where=took > 0)
+    return [float(part) for part in np.bincount(done.stage, parts, minlength=stages)]
