@@ -1,7 +1,7 @@
 """Schedules: what every device does, in order. One file each, and one line in the registry here.
 
 A schedule's file has one pure function, `row(place: Place) -> Row`: the forwards and backwards of one device. Here they are numbered,
-spread over replicas, and followed by all-reduces and optimizer steps.
+spread over replicas, and followed by all-reduces and optimizer steps (`partopt.schedules.assemble`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from partopt.cost.flight import warmup as usual_warmup
 from partopt.errors import PartoptError, did_you_mean
+from partopt.schedules.assemble import Actions, assembled, numbered, updated
 from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, VEE, Chunk, Layout, Place, chunks_of, own_microbatches, ranks_of
-from partopt.schedules.order import A, B, Order, Row, U, W, counted
+from partopt.schedules.order import Order, Row
 
 
 class Schedule(NamedTuple):
@@ -95,17 +93,11 @@ def order(name: str, layout: Layout) -> Order:
     warmup = layout.warmup
     if warmup is None:
         warmup = _usual_warmups(name, layout)
-    rows = []
-    for rank in range(layout.devices):
-        chunks = held.get(rank)
-        if chunks:
-            place = _place(layout, chunks, warmup, entry.shape)
-            rows.append(_updated(_numbered(write(place), chunks, layout), chunks, layout, entry.asynchronous))
-        else:
-            rows.append(np.zeros((4, 0), dtype=np.int32))
-    kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
-    ends = np.cumsum([0, *(row.shape[1] for row in rows)])
-    return Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)
+    rows: list[Actions | None] = [None] * layout.devices
+    for rank, chunks in held.items():
+        row = write(_place(layout, chunks, warmup, entry.shape))
+        rows[rank] = updated(numbered(row, chunks, layout), chunks, layout, entry.asynchronous)
+    return assembled(rows)
 
 
 def _usual_warmups(name: str, layout: Layout) -> Sequence[int]:
@@ -125,39 +117,3 @@ def _place(layout: Layout, chunks: Sequence[Chunk], warmup: Sequence[int], shape
     stage = chunks[0].stage
     recompute = bool(layout.recompute) and layout.recompute[stage]
     return Place(stage, S if shape == MIRRORED else S // v, v, counts.pop(), warmup[stage], recompute)
-
-
-def _numbered(row: Row, chunks: Sequence[Chunk], layout: Layout) -> NDArray[np.int32]:
-    """Kind, stage, microbatch and joined of every action of a row, shape (4, actions): the n-th of a chunk is for its n-th microbatch."""
-    stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
-    first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
-    step = np.array([len(layout.ranks[chunk.stage]) for chunk in chunks], dtype=np.int32)
-    microbatch = counted(row) * step[row.chunk] + first[row.chunk]
-    return np.stack([row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)])
-
-
-def _updated(actions: NDArray[np.int32], chunks: Sequence[Chunk], layout: Layout, asynchronous: bool) -> NDArray[np.int32]:
-    """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
-
-    A stage exchanges after its last backward, a replica without microbatches at once; or asynchronous after every round of one microbatch
-    on each replica, and what a last, partial round leaves over is not exchanged.
-    """
-    kind, stage, microbatch, _ = actions
-    after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
-    for s, _ in chunks:
-        r = len(layout.ranks[s])
-        ended = np.flatnonzero((stage == s) & ((kind == B) | (kind == W)))
-        if r > 1 and asynchronous:
-            ended = ended[microbatch[ended] // r < layout.microbatches // r]
-            after.append(ended + 1)
-            exchanges.append(_actions(A, s, microbatch[ended] // r))
-        elif r > 1:
-            after.append(ended[-1:] + 1 if len(ended) else np.zeros(1, dtype=np.int64))
-            exchanges.append(_actions(A, s, np.zeros(1, dtype=np.int32)))
-    exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)
-    updates = [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
-    return np.concatenate([exchanged, *updates], axis=1)
-
-
-def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.stack([np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)])
