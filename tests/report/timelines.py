@@ -7,7 +7,7 @@ from typing import Any
 from partopt import schedules
 from partopt.plan import Memory, Plan, Predicted, ProfileReference, Stage
 from partopt.schedules.layout import Layout, ranks_of
-from partopt.simulator.reference import simulate
+from partopt.simulator.execute import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import work_of
 from partopt.topology import Topology

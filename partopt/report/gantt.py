@@ -1,0 +1,224 @@
+"""A timeline in a terminal: a line a rank, its actions as letters and microbatches, or what each moment is mostly spent on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.report.actions import WORDS, Slots, drawn_ranks, exchanges, slots, ticks
+from partopt.schedules.order import KINDS, A, B, F, I
+from partopt.simulator.timeline import Timeline
+from partopt.units import format_seconds
+
+# A cell is one character. What it shows is its look: the kind of the action, with ODD added in the rank's second chunk, fourth, ..
+ODD = len(KINDS)
+IDLE = -1
+ROWS = 32
+_LEAST = 8  # columns of the picture, however narrow the page
+_PRESENT = 0.05  # share of a column below which something is not shown in it
+
+# of the 256 colours of terminals, those nearest to the figures'; the text on them is black
+_BACKGROUNDS = {"F": (117, 75), "B": (209, 173), "I": (214, 178), "W": (79, 36), "R": (218, 175), "A": (250, 250), "U": (228, 228)}
+
+Seconds = NDArray[np.float64]
+Looks = NDArray[np.int64]  # shape (columns,)
+
+
+class _View(NamedTuple):
+    """From `begin` on, `cell` seconds a column. `names`: there is room to name actions one by one."""
+
+    begin: float
+    cell: float
+    columns: int
+    names: bool
+
+    @property
+    def end(self) -> float:
+        return self.begin + self.cell * self.columns
+
+
+class _Line(NamedTuple):
+    rank: int
+    looks: Looks
+    texts: list[str]  # of each column its character
+    pairs: bool  # two actions at once are in it
+    busy: float
+
+
+def render(
+    timeline: Timeline,
+    width: int = 80,
+    ascii_only: bool = False,
+    colour: bool = False,
+    window: tuple[float, float] | None = None,
+    rows: int = ROWS,
+) -> str:
+    """The timeline, or the seconds of it in `window`, in `width` columns and at most `rows` ranks.
+
+    Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each character stands for what its rank
+    does in that time, kinds in proportion. A rank's second chunk has small letters. The last column is the share of the time at work.
+    """
+    ranks, note = drawn_ranks(timeline.order, rows)
+    begin, end = window or (0.0, float(timeline.makespan))
+    if not ranks or end <= begin:
+        return "nothing happens"
+    label = max(4, len(str(ranks[-1])))
+    view = _view(timeline, ranks, begin, end, max(_LEAST, width - label - 7))
+    lines = [_line(timeline, rank, view, ascii_only, colour) for rank in ranks]
+    body = [f"{line.rank:>{label}}  {_painted(line, colour)} {line.busy:>4.0%}" for line in lines]
+    heading = click.style(f"{'RANK':>{label}}  {_axis(view, min(end, view.end))} BUSY", bold=True)
+    return "\n".join([heading, *body, *_legend(lines, view, ascii_only, colour, width), *([note] if note else [])])
+
+
+def _view(timeline: Timeline, ranks: list[int], begin: float, end: float, columns: int) -> _View:
+    """Whole columns for the shortest kind of action where that costs little of the width, so that equal actions look equal."""
+    short = min(_typical_s(slots(timeline, rank)) for rank in ranks)
+    each = short * columns / (end - begin)
+    whole = int(each + 1e-9)
+    if whole >= 2 or (whole == 1 and each < 1.25):
+        cell = short / whole
+        return _View(begin, cell, min(columns, int(np.ceil((end - begin) / cell - 1e-6))), whole >= 2)
+    return _View(begin, (end - begin) / columns, columns, False)
+
+
+def _typical_s(own: Slots) -> float:
+    """Seconds of a forward, or of a backward where that is shorter: medians, joined ones halved."""
+    seconds = (own.end - own.start) / np.where(own.pair > 0, 2, 1)
+    medians = [float(np.median(seconds[own.kind == kind])) for kind in (F, B, I) if (own.kind == kind).any()]
+    return min((median for median in medians if median > 0), default=float("inf"))
+
+
+def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: bool) -> _Line:
+    own = _side_by_side(slots(timeline, rank))
+    inside = (own.end > view.begin) & (own.start < view.end)
+    own = Slots._make(column[inside] for column in own)
+    shares = _shares(own, *exchanges(timeline, rank), view)
+    working = float(shares.sum() - shares[[A, A + ODD]].sum())
+    if view.names:
+        looks, texts = _named(own, shares, view, "-" if ascii_only else "─", colour)
+    else:
+        looks = _diffused(shares)
+        texts = [_letter(look) for look in looks]
+    idle = "." if ascii_only else "·"
+    shown = [idle if look == IDLE else text for look, text in zip(looks, texts, strict=True)]
+    return _Line(rank, looks, shown, bool(own.pair.any()), working / view.columns)
+
+
+def _side_by_side(own: Slots) -> Slots:
+    """Two joined actions as halves of their time: the first, then the second."""
+    middle = (own.start + own.end) / 2
+    return own._replace(start=np.where(own.pair == 2, middle, own.start), end=np.where(own.pair == 1, middle, own.end))
+
+
+def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
+    """Share of each column that each look takes, shape (2 kinds, columns). All-reduces take of what is idle otherwise."""
+    edges = view.begin + view.cell * np.arange(view.columns + 1, dtype=np.float64)
+    looks = own.kind + ODD * (own.chunk % 2)
+    shares = np.zeros((2 * len(KINDS), view.columns))
+    for look in np.unique(looks):
+        chosen = looks == look
+        shares[look] = _covered(own.start[chosen], own.end[chosen], edges) / view.cell
+    if len(starts):
+        idle = np.maximum(0.0, 1 - shares.sum(axis=0))
+        shares[A] += np.minimum(idle, _covered(np.sort(starts), np.sort(ends), edges) / view.cell)
+    return shares
+
+
+def _covered(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
+    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,); they are in order and do not overlap."""
+    times = np.stack([starts, ends], axis=1).ravel()
+    total = np.cumsum(ends - starts)
+    sums = np.stack([total - (ends - starts), total], axis=1).ravel()
+    return np.diff(np.interp(edges, times, sums))
+
+
+def _diffused(shares: NDArray[np.float64]) -> Looks:
+    """A look for each column, in the long run in proportion to the shares: each column takes the one that is owed most of those in it."""
+    whole = np.vstack([shares, np.maximum(0.0, 1 - shares.sum(axis=0))])
+    owed = np.zeros(len(whole))
+    looks = np.empty(whole.shape[1], dtype=np.int64)
+    for column, share in enumerate(whole.T):
+        owed = np.where(share > _PRESENT, owed + share, 0.0)
+        looks[column] = owed.argmax()
+        owed[looks[column]] -= 1
+    return np.where(looks == len(shares), IDLE, looks)
+
+
+def _named(own: Slots, shares: NDArray[np.float64], view: _View, fill: str, colour: bool) -> tuple[Looks, list[str]]:
+    """Each action in the columns that it takes, with its letter and its microbatch."""
+    looks = np.where(shares[A] > 0.5, A, IDLE).astype(np.int64)
+    texts = [KINDS[A]] * view.columns
+    columns = np.rint((np.stack([own.start, own.end]) - view.begin) / view.cell).astype(np.int64).clip(0, view.columns)
+    for kind, microbatch, chunk, first, last in zip(own.kind, own.microbatch, own.chunk, *columns, strict=True):
+        look = int(kind) + ODD * int(chunk % 2)
+        looks[first:last] = look
+        texts[first:last] = _label(_letter(look), "" if KINDS[kind] in "AU" else str(microbatch), last - first, " " if colour else fill)
+    return looks, texts
+
+
+def _label(letter: str, number: str, room: int, fill: str) -> str:
+    """The letter and the number, or what of them there is room for."""
+    return (letter + number if len(letter + number) <= room else letter).ljust(room, fill)[:room]
+
+
+def _letter(look: int) -> str:
+    return "" if look == IDLE else KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
+
+
+def _painted(line: _Line, colour: bool) -> str:
+    """The characters of a line, runs of one look on its colour."""
+    if not colour:
+        return "".join(line.texts)
+    ends = [0, *(np.flatnonzero(np.diff(line.looks)) + 1).tolist(), len(line.looks)]
+    return "".join(_paint("".join(line.texts[a:b]), int(line.looks[a]), colour) for a, b in itertools.pairwise(ends))
+
+
+def _paint(text: str, look: int, colour: bool) -> str:
+    if not colour:
+        return text
+    if look == IDLE:
+        return click.style(text, dim=True)
+    return click.style(text, fg=16, bg=_BACKGROUNDS[KINDS[look % ODD]][look // ODD])
+
+
+def _axis(view: _View, end: float) -> str:
+    """A stroke at each tick, and after it the time."""
+    text = [" "] * view.columns
+    for time, label in ticks(view.begin, end, max(2, view.columns // 12)):
+        column = round((time - view.begin) / view.cell)
+        if column + len(label) + 1 <= view.columns:
+            text[column : column + len(label) + 1] = f"|{label}"
+    return "".join(text)
+
+
+def _legend(lines: list[_Line], view: _View, ascii_only: bool, colour: bool, width: int) -> list[str]:
+    """What the letters mean, of those that occur, and how long a character is."""
+    looks = {int(look) for line in lines for look in np.unique(line.looks)}
+    kinds = sorted({look % ODD for look in looks if look != IDLE})
+    parts = [f"{_paint(KINDS[kind], kind, colour)} {WORDS[KINDS[kind]]}" for kind in kinds]
+    if IDLE in looks:
+        parts.append(f"{_paint('.' if ascii_only else '·', IDLE, colour)} idle")
+    parts.append(f"a character is {format_seconds(view.cell)}")
+    if not view.names:
+        parts.append("letters in proportion to time")
+    if any(look >= ODD for look in looks):
+        parts.append("small letters: a rank's second chunk")
+    if any(line.pairs for line in lines):
+        parts.append("two at once: side by side")
+    return _flowed(parts, width)
+
+
+def _flowed(parts: list[str], width: int) -> list[str]:
+    """The parts, as many on a line as there is room for."""
+    flowed = [parts[0]]
+    for part in parts[1:]:
+        together = f"{flowed[-1]}  {part}"
+        if len(click.unstyle(together)) <= width:
+            flowed[-1] = together
+        else:
+            flowed.append(part)
+    return flowed
