@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "topology": BASE | {"documents"},
     "plan": BASE | {"documents", "profile", "topology"},
     "cost": DOCUMENTS,
-    "planners": PLANNING,
+    "planners": PLANNING | {"schedules"},
     "schedules": PLANNING,
     "importers": DOCUMENTS,
     "profiler": DOCUMENTS,

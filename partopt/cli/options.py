@@ -48,8 +48,9 @@ _PROBLEM_OPTIONS = [
     click.option("--topology", required=True, metavar="FILE|NAME", help="The cluster: a YAML file, - or the name of a shipped one."),
     click.option("--servers", type=click.IntRange(min=1), help="Size of the topology's outermost level."),
     click.option(
-        "--schedule", default="pipedream", show_default=True, metavar="NAME", help="pipedream, pipedream-2bw, 1f1b, gpipe or naive."
+        "--schedule", default="pipedream", show_default=True, metavar="NAME", help="pipedream, 1f1b, gpipe, interleaved, zbv, .. or auto."
     ),
+    click.option("--chunks", type=click.IntRange(min=1), metavar="V", help="Stages on a device, for interleaved schedules (default: 2)."),
     click.option("--stages", type=click.IntRange(min=1), help="Stages for the planners that take a number (default: one a device)."),
     click.option("--cut-at", multiple=True, metavar="GLOB", help="Let stages begin only with layers of such names (repeat)."),
     click.option("--microbatch-size", type=click.IntRange(min=1), metavar="B", help="Samples (default: the fastest size per sample)."),
@@ -61,6 +62,13 @@ _PROBLEM_OPTIONS = [
     click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="For its memory."),
     click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
     click.option("--comm", type=click.Choice(["overlap", "serial"]), default="overlap", show_default=True, help="Whether transfers hide."),
+    click.option(
+        "--allreduce",
+        type=click.Choice(["overlap", "blocking"]),
+        default="overlap",
+        show_default=True,
+        help="Whether asynchronous stages wait for their gradients.",
+    ),
     click.option("--cost", default="time", show_default=True, metavar="KIND", help="GPipe: time, flops, parameters or a FILE."),
 ]
 
@@ -109,7 +117,10 @@ def problem(
 ) -> Problem:
     """The problem that the values of `problem_options` state. Raises PartoptError where they contradict each other."""
     from partopt.cost.problem import problem_of
+    from partopt.planners.placing import stage_count
+    from partopt.schedules import schedule
 
+    schedule(options["schedule"])
     limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
     stated = problem_of(
         profile,
@@ -119,15 +130,37 @@ def problem(
         optimizer=options["optimizer"],
         recompute=options["recompute"] == "always",
         serial_transfers=options["comm"] == "serial",
+        blocking_allreduce=_blocking(options),
         stages=options["stages"],
+        chunks=_chunks(options),
         cut_at=_starts(profile, options["cut_at"]),
         cuts=tuple(cuts),
         replicas=tuple(replicas),
         **limit,
     )
     if stated.stages is not None:
-        stated.stage_count()
+        stage_count(stated)
     return _with_costs(_with_microbatches(stated, options), options["cost"])
+
+
+def _blocking(options: dict[str, Any]) -> bool:
+    """Whether devices wait for their gradients; a synchronous schedule exchanges them once, when nothing else is left to do."""
+    from partopt.schedules import schedule
+
+    if options["allreduce"] == "blocking" and not schedule(options["schedule"]).asynchronous:
+        raise PartoptError(f"--allreduce: {options['schedule']} exchanges gradients when its last backward is done", "drop --allreduce")
+    return bool(options["allreduce"] == "blocking")
+
+
+def _chunks(options: dict[str, Any]) -> int:
+    """v, the stages on a device, by default 2. PartoptError for schedules that have a number of their own."""
+    from partopt.schedules import SCHEDULES, schedule
+    from partopt.schedules.layout import LOOPED
+
+    if options["chunks"] is not None and schedule(options["schedule"]).shape != LOOPED:
+        able = [name for name, entry in SCHEDULES.items() if entry.shape == LOOPED]
+        raise PartoptError(f"--chunks: not for {options['schedule']}", f"choose --schedule {' or '.join(able)}")
+    return options["chunks"] or 2
 
 
 def integers(text: str | None, flag: str) -> list[int]:
@@ -164,18 +197,16 @@ def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
     """M, from --microbatches or --global-batch, for a synchronous schedule, which needs one of them; asynchronous ones take neither."""
     from dataclasses import replace
 
-    from partopt.cost.flight import SCHEDULES, SYNCHRONOUS
+    from partopt.schedules import schedule
 
-    schedule, count, batch = stated.schedule, options["microbatches"], options["global_batch"]
-    if schedule not in SCHEDULES:
-        raise PartoptError(f"--schedule {schedule}: no such schedule", did_you_mean(schedule, SCHEDULES))
-    if schedule not in SYNCHRONOUS:
+    name, count, batch = stated.schedule, options["microbatches"], options["global_batch"]
+    if schedule(name).asynchronous:
         if count or batch:
             flag = "--microbatches" if count else "--global-batch"
-            raise PartoptError(f"{flag}: {schedule} is asynchronous and has no iterations", f"drop {flag}, or choose --schedule 1f1b")
+            raise PartoptError(f"{flag}: {name} is asynchronous and has no iterations", f"drop {flag}, or choose --schedule 1f1b")
         return stated
     if (count is None) == (batch is None):
-        raise PartoptError(f"--schedule {schedule}: needs either --microbatches or --global-batch", "for example --microbatches 64")
+        raise PartoptError(f"--schedule {name}: needs either --microbatches or --global-batch", "for example --microbatches 64")
     size = stated.chain.microbatch_size
     if batch is not None and batch % size:
         raise PartoptError(

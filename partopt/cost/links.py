@@ -69,8 +69,10 @@ def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -
 
     `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q members of level K-1, each with a port of
     its own, among which its replicas take turns. Activations and gradients go in opposite directions, which only a bus must share; the
-    copies of a nested pipeline have a bus each.
+    copies of a nested pipeline have a bus each. Level 0, a device passing to itself, costs nothing.
     """
+    if k == 0:
+        return 0.0
     level = topology.levels[k - 1]
     if level.bus:
         return 2 * cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k, topology))
@@ -79,7 +81,7 @@ def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -
 
 def exchange_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
     """Seconds per microbatch for an activation and a gradient to pass one side of a cut, one after the other; see `side_s`."""
-    return side_s(cut_bytes, ranks, k, topology) * (1 if topology.levels[k - 1].bus else 2)
+    return side_s(cut_bytes, ranks, k, topology) * (1 if k and topology.levels[k - 1].bus else 2)
 
 
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from partopt.cost.links import allreduce_s, exchange_s, side_s
-from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.plan import Plan
 
 # C        compute seconds of a stage for one microbatch on one replica
@@ -34,7 +34,7 @@ def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
     microbatch part, the same for all.
     """
     before, after = partition.stages[c - 1].ranks, partition.stages[c].ranks
-    if partition.family != CONTIGUOUS:
+    if partition.family != CONTIGUOUS:  # 0 where a device passes to itself, at the turn of a V
         return problem.topology.common_level(before[0], after[0])
     if of == c:
         return problem.topology.common_level(before[-1], after[-1])
@@ -62,13 +62,21 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     ranks, topology = partition.stages[s].ranks, problem.topology
     r = len(ranks)
     cuts = cuts_of(partition, s, problem)
-    busy = Load(compute_s(partition.stages[s], problem) / r, "compute", s)
+    busy = Load(sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)), "compute", s)
     if problem.serial_transfers and cuts:
         waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
         busy = Load(busy.seconds + waiting, "compute and transfers", s)
     weights = problem.chain.parameter_bytes(partition.stages[s].start, partition.stages[s].stop)
     sides = [Load(side_s(size, ranks, k, topology), "cut", c) for c, size, k in cuts]
     return [busy, Load(allreduce_s(weights, ranks, topology) / r, "all-reduce", s), *sides]
+
+
+def _together(partition: Partition, s: int) -> list[Assignment]:
+    """The stages on the devices of stage s: itself alone, unless its schedule gives a device several."""
+    if partition.family in (CONTIGUOUS, NESTED):
+        return [partition.stages[s]]
+    device = partition.stages[s].ranks[0]
+    return [stage for stage in partition.stages if device in stage.ranks]
 
 
 def binding(partition: Partition, problem: Problem) -> Load:
@@ -84,8 +92,9 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     """Seconds for one iteration of a synchronous schedule with M microbatches.
 
     For the stage that makes it longest: every other stage passes one microbatch on, C each, and this one works through all of them; then
-    the gradients are exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. The naive schedule overlaps
-    nothing: M times the sum of C.
+    the gradients are exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. GPipe recomputes while it
+    waits, so that passing on takes no recomputation. The naive schedule overlaps nothing: M times the sum of C. With v stages on a device
+    the pipeline is filled in a v-th of the time; what the zero-bubble schedules save beyond that is left to the simulator.
     """
     M = problem.microbatches
     assert M is not None
@@ -93,7 +102,10 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     update = max(_update_s(stage, problem) for stage in partition.stages)
     if problem.schedule == "naive":
         return M * sum(computes) + update
-    return sum(computes) + max(_all_s(partition, s, M, problem) - compute for s, compute in enumerate(computes)) + update
+    apart = problem.schedule == "gpipe"
+    passing = [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages] if apart else computes
+    chunks = len(_together(partition, 0))
+    return sum(passing) / chunks + max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)) + update
 
 
 def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:

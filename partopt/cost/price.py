@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.cost.flight import in_flight, noam, warmup, weight_versions
+from partopt.cost.flight import CHUNKED, chunks_in_flight, in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, optimizer_step_s, utilisation
@@ -19,7 +19,7 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         schedule=problem.schedule,
         microbatch_size=problem.chain.microbatch_size,
         microbatches=problem.microbatches,
-        noam=noam(sum(replicas), replicas[0]),
+        noam=noam(devices_used(partition), replicas[0]),
         optimizer=problem.optimizer,
         comm="serial" if problem.serial_transfers else "overlap",
         allreduce="blocking" if problem.blocking_allreduce else "overlap",
@@ -34,7 +34,7 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
 
 def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:
     stage, chain = partition.stages[s], problem.chain
-    held = in_flight(problem.schedule, s, replicas, problem.microbatches)
+    held, before = _flight(partition, s, replicas, problem)
     versions = weight_versions(problem.schedule, held)
     weights = chain.parameter_bytes(stage.start, stage.stop)
     return Stage(
@@ -44,7 +44,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         replicas=replicas[s],
         ranks=list(stage.ranks),
         recompute=problem.recompute,
-        warmup=warmup(problem.schedule, s, replicas, problem.microbatches),
+        warmup=before,
         in_flight=held,
         weight_versions=versions,
         compute_s=compute_s(stage, problem),
@@ -61,6 +61,23 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
     )
 
 
+def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem) -> tuple[int, int]:
+    """Microbatches in flight and warm-up of stage s. Where devices hold several stages: an even share of what the device holds."""
+    M = problem.microbatches
+    if problem.schedule not in CHUNKED:
+        return in_flight(problem.schedule, s, replicas, M), warmup(problem.schedule, s, replicas, M)
+    assert M is not None
+    P = devices_used(partition) // replicas[0]
+    v = len(replicas) // P
+    held = chunks_in_flight(problem.schedule, s % P, P, v, -(-M // replicas[0]))
+    return max(1, -(-held // v)), max(0, -(-held // v) - 1)
+
+
+def devices_used(partition: Partition) -> int:
+    """Devices that have work."""
+    return len({rank for stage in partition.stages for rank in stage.ranks})
+
+
 def _communication(partition: Partition, problem: Problem) -> list[Flow]:
     """Activations forward and gradients backward across each cut, and the all-reduce of each replicated stage."""
     topology, flows = problem.topology, []
@@ -71,6 +88,7 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
             flows += [
                 Flow(kind="send", source=source, destination=destination, bytes=size, per="microbatch", level=level)
                 for source, destination in ((s - 1, s), (s, s - 1))
+                if outermost > 0
             ]
         if len(stage.ranks) > 1:
             level = topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name
@@ -88,12 +106,11 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
         iteration = iteration_s(partition, problem)
         period = iteration / problem.microbatches
     computes = [compute_s(stage, problem) for stage in partition.stages]
-    devices = sum(len(stage.ranks) for stage in partition.stages)
     return Predicted(
         period_s=period,
         iteration_s=iteration,
         samples_per_s=problem.chain.microbatch_size / period,
-        bubble=max(0.0, 1.0 - utilisation(computes, devices, period)),
+        bubble=max(0.0, 1.0 - utilisation(computes, devices_used(partition), period)),
         speedup_over_one_device=one_device_s(problem) / period,
         bound_by="every stage in turn" if problem.schedule == "naive" else str(load),
     )

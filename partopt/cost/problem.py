@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
-from partopt.errors import PartoptError
 from partopt.plan import ProfileReference
 from partopt.profile import Profile
 from partopt.topology import Topology
@@ -25,10 +24,11 @@ NESTED = "nested"  # pipelines inside the members of a level, replicated over th
 class Problem:
     """A model on a cluster, and how it is to be trained there.
 
-    `stages` is how many stages were asked for; `microbatches` is M of a synchronous schedule, `None` for an asynchronous one;
-    `serial_transfers` and `blocking_allreduce` say whether the devices wait for their messages and for their gradients; `memory_bytes` is
-    the limit of one device, `None` where there is none; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and
-    `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
+    `stages` is how many stages were asked for, `chunks` how many of them a schedule that interleaves puts on a device; `microbatches` is M
+    of a synchronous schedule, `None` for an asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
+    their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers
+    that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics
+    balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -42,6 +42,7 @@ class Problem:
     blocking_allreduce: bool = False
     memory_bytes: int | None = None
     stages: int | None = None
+    chunks: int = 2
     cut_at: Sequence[int] | None = None
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
@@ -68,15 +69,6 @@ class Problem:
         """Where stages may begin and end, ascending, from 0 to N."""
         starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
         return [*starts, self.chain.layers]
-
-    def stage_count(self) -> int:
-        """The number of stages asked for, by default one a device. PartoptError where it exceeds the layers or the devices."""
-        if self.stages is None:
-            return min(self.topology.devices, self.chain.layers)
-        for limit, what in ((self.chain.layers, "layers"), (self.topology.devices, "devices")):
-            if self.stages > limit:
-                raise PartoptError(f"{self.stages} stages for {limit} {what}", f"ask for at most {limit}: --stages {limit}")
-        return self.stages
 
 
 def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object) -> Problem:

@@ -12,6 +12,7 @@ import numpy as np
 
 from partopt.cost.compiled import compiled
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.planners.placing import stage_count
 
 # N   layers
 # K   stages; row q holds the best of q stages
@@ -21,7 +22,7 @@ from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 def plan(problem: Problem) -> Partition:
     """The contiguous partition into K stages of least variance, one device each."""
     prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
-    return Partition(CONTIGUOUS, consecutive(_boundaries(prefix, problem.stage_count()).tolist()))
+    return Partition(CONTIGUOUS, consecutive(_boundaries(prefix, stage_count(problem)).tolist()))
 
 
 @compiled()

@@ -12,11 +12,12 @@ import numpy as np
 
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.errors import PartoptWarning
+from partopt.planners.placing import stage_count
 
 
 def plan(problem: Problem) -> Partition:
     """The partition by cumulative cost into at most K stages, one device each."""
-    K = problem.stage_count()
+    K = stage_count(problem)
     prefix = np.cumsum(problem.cell_costs())
     stage = np.minimum((prefix / prefix[-1] * K).astype(int), K - 1)
     begins = np.flatnonzero(np.diff(stage)) + 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.errors import PartoptError
+from partopt.planners.placing import stages_a_device
 
 
 def plan(problem: Problem) -> Partition:
     """Stages between `problem.cuts`, with `problem.replicas` each (default one). Raises PartoptError where they make no partition."""
-    layers, devices = problem.chain.layers, problem.topology.devices
+    layers, places = problem.chain.layers, problem.topology.devices * stages_a_device(problem)
     cuts = list(problem.cuts)
     replicas = list(problem.replicas) or [1] * (len(cuts) + 1)
     wrong = next((cut for before, cut in zip([0, *cuts], cuts, strict=False) if not before < cut < layers), None)
@@ -22,6 +23,6 @@ def plan(problem: Problem) -> Partition:
         )
     if min(replicas) < 1:
         raise PartoptError(f"--replicas: {min(replicas)} is not a number of devices", "give each stage at least one")
-    if sum(replicas) > devices:
-        raise PartoptError(f"--replicas: {sum(replicas)} devices needed, {devices} there", "give fewer replicas, or a larger topology")
+    if sum(replicas) > places:
+        raise PartoptError(f"--replicas: {sum(replicas)} devices needed, {places} there", "give fewer replicas, or a larger topology")
     return Partition(CONTIGUOUS, consecutive([0, *cuts, layers], replicas))

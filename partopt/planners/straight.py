@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.links import exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.planners.placing import stage_count
 from partopt.planners.split import jumps, split_off
 from partopt.topology import Topology
 
@@ -24,7 +25,7 @@ from partopt.topology import Topology
 
 def plan(problem: Problem) -> Partition:
     """The partition into one-device stages with the least period; exactly `problem.stages` of them where that is given."""
-    K, N = problem.stage_count(), problem.chain.layers
+    K, N = stage_count(problem), problem.chain.layers
     sides = {k: _at_cuts(side_s, problem, k) for k in range(1, len(problem.topology.levels) + 1)}
     A = np.full((K + 1, N + 1), np.inf)
     split = np.zeros((K + 1, N + 1), np.int32)

@@ -13,11 +13,12 @@ from partopt.cost.period import utilisation
 from partopt.plan import Plan
 from partopt.schedules import order, schedule
 from partopt.schedules.in_flight import in_flight
+from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.order import Order
 from partopt.simulator.execute import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import LevelUse, Shares, level_use, longest_span_s, shares
-from partopt.simulator.restate import layout_of
+from partopt.simulator.restate import layout_of, restated
 from partopt.simulator.steady import Steady, microbatches_to_settle, steady_state
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
@@ -115,8 +116,12 @@ def _run(plan: Plan, microbatches: int | None) -> Simulation:
 
 
 def judged(plan: Plan) -> Plan:
-    """The plan with what it predicts taken from its simulation: period, iteration, speed and bubble; and what binds it."""
-    return with_prediction(simulation_of(plan))
+    """The plan with what it predicts taken from its simulation: period, iteration, speed and bubble; and what binds it.
+
+    Where devices hold several stages, what they keep in flight is counted too.
+    """
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
+    return with_prediction(simulation_of(counted))
 
 
 def with_prediction(simulation: Simulation) -> Plan:
