@@ -62,7 +62,7 @@ def test_two_actions_at_once_stand_side_by_side():
 
 def test_recomputation_and_the_optimizer_have_their_letters():
     lines = picture(fast("gpipe", P=2, M=2, recompute=True, optimizer_s=1e-3), width=48)
-    assert [line[6:-5].rstrip() for line in lines[1:3]] == ["F0-F1-R0-.........B0----R1-B1----U--", "...F0-F1-R0-B0----R1-B1----U--..."]
+    assert [line[6:-5].rstrip() for line in lines[1:3]] == ["F0-F1-R0-.........B0----R1-B1----U--", "...F0-F1-R0-B0----R1-B1----U--......"]
     assert "R recomputation" in "\n".join(lines) and "U optimizer step" in "\n".join(lines)
 
 
