@@ -1,6 +1,6 @@
 """DualPipeV: DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1) cut in half, so that no stage is held twice.
 
-The cut is that of Sea AI Lab, "DualPipe could be better without the dual" (2025). Device p holds stages p and 2P-1-p. In the steady state
+The cut is Sea AI Lab's ("DualPipe could be better without the dual", 2025). Device p holds stages p and 2P-1-p. In the steady state
 a forward of one chunk and a backward of the other run at once, in one slot, so that each one's communication hides behind the other.
 """
 
