@@ -1,0 +1,151 @@
+import itertools
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from partopt.errors import PartoptError
+from partopt.report import trace
+from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
+from tests.helpers import flat, two_level
+from tests.report.timelines import example, plan_of, simulated
+
+CASES = {
+    "1f1b": lambda: example("1f1b", P=4, M=8),
+    "gpipe that recomputes": lambda: example("gpipe", P=3, M=4, recompute=True),
+    "interleaved": lambda: example("interleaved", P=2, M=4, v=2),
+    "zbv": lambda: example("zbv", P=4, M=8),
+    "dualpipe": lambda: example("dualpipe", P=4, M=8),
+    "replicas": lambda: replicated("overlap"),
+    "replicas that wait": lambda: replicated("blocking"),
+    "two lanes": lambda: example("1f1b", P=4, M=8, topology=flat(4, 1e4, links=2), input_bytes=40),
+    "latency": lambda: example("1f1b", P=4, M=8, topology=two_level(2, 2, inner_latency=1e-4, outer_latency=5e-3)),
+}
+
+
+def replicated(allreduce):
+    plan = plan_of("pipedream", [[0, 1], [2]], None, parameter_bytes=10**6, allreduce=allreduce)
+    return plan, simulated(plan, 8)
+
+
+def events(timeline, plan):
+    return json.loads(b"".join(trace.write(timeline, plan)))["traceEvents"]
+
+
+def of_phase(found, phase):
+    return [event for event in found if event["ph"] == phase]
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    plan, timeline = CASES[request.param]()
+    return plan, timeline, events(timeline, plan)
+
+
+def test_slices_of_a_track_do_not_overlap(case):
+    tracks = defaultdict(list)
+    for event in of_phase(case[2], "X"):
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        spans.sort()
+        assert all(first[1] <= second[0] + 1e-6 for first, second in itertools.pairwise(spans))
+
+
+def test_every_action_is_a_slice_at_its_time(case):
+    _, timeline, found = case
+    order = timeline.order
+    ranks = np.repeat(np.arange(order.ranks), np.diff(order.rows))
+    drawn = {(event["pid"] - 1, event["name"]): event for event in of_phase(found, "X") if event["tid"] < 100}
+    waits = [action for action in range(len(order.kind)) if timeline.end[action] > timeline.start[action]]
+    assert len(drawn) == len(waits)
+    for action in waits:
+        event = drawn[ranks[action], order.name(action)]
+        assert event["ts"] == pytest.approx(timeline.start[action] * 1e6, abs=1e-3)
+        assert event["dur"] == pytest.approx((timeline.end[action] - timeline.start[action]) * 1e6, abs=2e-3)
+        assert event["args"]["stage"] == order.stage[action]
+
+
+def test_every_transfer_is_a_slice_with_its_bytes(case):
+    plan, timeline, found = case
+    drawn = [event for event in of_phase(found, "X") if 100 <= event["tid"] < 10_000]
+    assert len(drawn) == len(timeline.transfers.start)
+    assert sum(event["dur"] for event in drawn) == pytest.approx(
+        sum(timeline.transfers.end - timeline.transfers.start) * 1e6, abs=1e-3 * len(drawn)
+    )
+    assert {event["args"]["bytes"] for event in drawn} <= {stage.input_bytes for stage in plan.stages}
+
+
+def test_flows_lead_from_the_action_through_the_transfer_to_the_action(case):
+    _, timeline, found = case
+    slices = defaultdict(list)
+    for event in of_phase(found, "X"):
+        slices[event["pid"], event["tid"]].append(event)
+    flows = {phase: {event["id"]: event for event in of_phase(found, phase)} for phase in "stf"}
+    assert flows["s"].keys() == flows["t"].keys() == flows["f"].keys() == set(range(len(timeline.transfers.start)))
+
+    def at(event):
+        return next(
+            each["name"]
+            for each in slices[event["pid"], event["tid"]]
+            if each["ts"] <= event["ts"] < each["ts"] + max(each["dur"], 1e-3) - 1e-6
+        )
+
+    for number, start in flows["s"].items():
+        made, taken = at(start), at(flows["f"][number])
+        sent = timeline.transfers
+        assert made == f"{sent.stage[number]}{made.lstrip('0123456789')[0]}{sent.microbatch[number]}"
+        assert at(flows["t"][number]).startswith(f"{sent.stage[number]}{'FB'[int(sent.kind[number])]}{sent.microbatch[number]} to rank")
+        assert taken.lstrip("0123456789")[1:] == str(sent.microbatch[number])
+        assert start["ts"] <= flows["t"][number]["ts"] + 1e-3 and flows["t"][number]["ts"] <= flows["f"][number]["ts"]
+
+
+def test_counters_return_to_what_they_began_with_and_reach_the_peak(case):
+    plan, timeline, found = case
+    peaks, base = peak_memory_bytes(timeline.order, plan), base_memory_bytes(plan)
+    counters = defaultdict(list)
+    for event in of_phase(found, "C"):
+        counters[event["pid"] - 1, event["name"]].append((event["ts"], next(iter(event["args"].values()))))
+    for (rank, name), points in counters.items():
+        times, values = zip(*points, strict=True)
+        assert list(times) == sorted(set(times))
+        assert values[-1] == (base[rank] if name == "memory" else 0)
+        if name == "memory":
+            assert max(values) == peaks[rank]
+
+
+def test_all_reduces_are_slices_on_every_rank_that_takes_part():
+    plan, timeline = replicated("overlap")
+    drawn = [event for event in of_phase(events(timeline, plan), "X") if event["tid"] >= 10_000]
+    assert [(event["pid"] - 1, event["name"]) for event in drawn] == [(rank, f"0A{number}") for rank in (0, 1) for number in range(4)]
+    assert drawn[0]["args"] == {"stage": 0, "round": 0, "bytes": 10**6, "replicas": 2}
+
+
+def test_ranks_and_tracks_have_names_and_their_order():
+    plan, timeline = CASES["dualpipe"]()
+    found = of_phase(events(timeline, plan), "M")
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert names[1, 1], names[1, 2] == ("compute", "compute, at the same time")
+    processes = [event["args"]["name"] for event in found if event["name"] == "process_name"]
+    assert processes[0] == "rank 0, stage 0 (replica 0) and 3 (replica 1)"
+    assert {event["pid"] for event in found} == {1, 2, 3, 4}
+    assert all(event["tid"] > 0 for event in found)
+
+
+def test_names_of_layers_are_escaped():
+    plan = plan_of("1f1b", [[0]], 1, modules=['a"b\\'])
+    assert of_phase(events(simulated(plan, 1), plan), "X")[0]["args"]["layers"] == 'a"b\\'
+
+
+def test_the_same_timeline_gives_the_same_bytes():
+    whole = [b"".join(trace.write(timeline, plan)) for plan, timeline in (CASES["zbv"](), CASES["zbv"]())]
+    assert whole[0] == whole[1]
+
+
+def test_more_than_a_viewer_loads_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(trace, "MOST_ACTIONS", 10)
+    plan, timeline = CASES["1f1b"]()
+    with pytest.raises(PartoptError) as error:
+        trace.write(timeline, plan)
+    assert error.value.message == "a trace of 68 actions is more than a viewer can load; 10 are"
+    assert error.value.hint == "simulate fewer: --microbatches"
