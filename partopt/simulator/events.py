@@ -146,7 +146,7 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
         else:
             place = next_[rank]
             next_[rank] += 1 + joined[place]
-            running[rank], free[rank] = False, now
+            running[rank] = False  # it is free now, or when serial messages that were booked meanwhile have passed
             after = next_[rank]
             exchanges = blocking and after < rows[rank + 1] and kind[after] == A
             for each in range(place, after):

@@ -106,8 +106,7 @@ class _Run:
         place = self.next[rank]
         places = [place, place + 1] if self.order.joined[place] else [place]
         self.next[rank] += len(places)
-        self.running[rank] = False
-        self.free[rank] = now
+        self.running[rank] = False  # it is free now, or when serial messages that were booked meanwhile have passed
         reached = []
         for each in places:
             self.end[each] = now

@@ -1,0 +1,64 @@
+"""The simulator in compiled code against the one that is written to be read."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES
+from partopt.simulator import reference
+from partopt.simulator.execute import simulate
+from tests.simulator.cases import case, cases, consecutive
+
+
+def outcome(run, case):
+    """Every number of a timeline by its name, or what the error says."""
+    try:
+        timeline = run(case.order, case.work)
+    except PartoptError as error:
+        return str(error)
+    parts = {"timeline": timeline, "transfers": timeline.transfers, "collectives": timeline.collectives}
+    return {
+        f"{name}.{field.name}": getattr(part, field.name)
+        for name, part in parts.items()
+        for field in fields(part)
+        if isinstance(getattr(part, field.name), np.ndarray)
+    }
+
+
+def assert_same(case):
+    compiled, read = outcome(simulate, case), outcome(reference.simulate, case)
+    assert isinstance(compiled, str) == isinstance(read, str)
+    if isinstance(compiled, str):
+        assert compiled == read
+        return
+    assert compiled.keys() == read.keys()
+    for name, found in compiled.items():
+        assert found.dtype == read[name].dtype, name
+        assert np.array_equal(found, read[name]), name
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_compiled_simulator_is_the_reference_bit_for_bit(name):
+    @settings(max_examples=60, deadline=None)
+    @given(cases([name]))
+    def on(case):
+        assert_same(case)
+
+    on()
+
+
+def test_both_deadlock_alike():
+    """PipeDream's warm-up can be too small where replicas wait for each other's gradients."""
+    stuck = case("pipedream", consecutive([1, 3, 1]), 12, blocking=True)
+    assert "deadlocks" in outcome(simulate, stuck)
+    assert_same(stuck)
+
+
+@pytest.mark.parametrize("replicas", [[8], [5, 3], [1] * 12, [3, 1, 4, 1, 5]])
+def test_longer_runs_are_the_same_too(replicas):
+    for blocking in (False, True):
+        for serial in (False, True):
+            assert_same(case("pipedream", consecutive(replicas), 150, cut=0.3, gradient=0.7, serial=serial, blocking=blocking))

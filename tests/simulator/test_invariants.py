@@ -1,0 +1,204 @@
+"""What holds of every timeline, whatever the schedule, the costs and the network."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+
+from partopt.cost.links import allreduce_s
+from partopt.errors import PartoptError
+from partopt.schedules.order import A, B, F, I, W
+from partopt.simulator.execute import simulate
+from partopt.simulator.metrics import shares
+from partopt.simulator.ports import ports_of
+from tests.simulator.cases import cases, row_of, scaled
+
+CLOSE = 1e-9
+
+
+def ran(case):
+    """The timeline of a case; those that deadlock are left out."""
+    try:
+        return simulate(case.order, case.work)
+    except PartoptError:
+        assume(False)
+
+
+def everywhere(examples=150, **fixed):
+    """A test of random cases."""
+
+    def decorate(test):
+        return settings(max_examples=examples, deadline=None)(given(case=cases(**fixed))(test))
+
+    return decorate
+
+
+def ended_at(case, timeline, kinds):
+    """When each of the actions of `kinds` ended, by stage and microbatch; with the exchange that a backward waits for."""
+    times = {}
+    order = case.order
+    for place in np.flatnonzero(np.isin(order.kind, kinds)):
+        last = place
+        follows = place + 1 < len(order.kind) and order.kind[place + 1] == A and order.stage[place + 1] == order.stage[place]
+        if case.work.blocking and follows:
+            last = place + 1
+        times[int(order.stage[place]), int(order.microbatch[place])] = timeline.end[last]
+    return times
+
+
+def wire_s(case, transfers):
+    """Seconds on the wire and of latency of every transfer."""
+    levels = [case.work.topology.common_level(int(a), int(b)) for a, b in zip(transfers.source, transfers.destination, strict=True)]
+    sizes = case.work.cut_bytes[np.where(transfers.kind == F, transfers.stage + 1, transfers.stage)]
+    found = [case.work.topology.levels[k - 1] for k in levels]
+    rates, latencies = ([getattr(level, what) for level in found] for what in ("bandwidth_bytes_per_s", "latency_s"))
+    return sizes / np.array(rates), np.array(latencies), np.array(levels, dtype=int)
+
+
+@everywhere()
+def test_a_device_does_one_thing_after_the_other_for_as_long_as_each_takes(case):
+    timeline, order = ran(case), case.order
+    for rank in range(order.ranks):
+        now = 0.0
+        places = row_of(order, rank)
+        while places:
+            slot = [places.pop(0)]
+            if order.joined[slot[0]]:
+                slot.append(places.pop(0))
+            assert len({(timeline.start[place], timeline.end[place]) for place in slot}) == 1
+            assert timeline.start[slot[0]] >= now
+            now = timeline.end[slot[0]]
+            if order.kind[slot[0]] != A:
+                seconds = sum(case.work.seconds[order.kind[place], order.stage[place]] for place in slot)
+                assert now == timeline.start[slot[0]] + seconds
+
+
+@everywhere()
+def test_nothing_begins_before_its_input_has_arrived(case):
+    """An input made on the same rank is there when it is made; on the last stage a backward needs its own forward."""
+    timeline, order, sent, S = ran(case), case.order, None, len(case.work.ranks)
+    sent = timeline.transfers
+    arrived = {
+        (kind == F, stage + (1 if kind == F else -1), microbatch): end
+        for kind, stage, microbatch, end in zip(*(x.tolist() for x in (sent.kind, sent.stage, sent.microbatch, sent.end)), strict=True)
+    }
+    made = {True: ended_at(case, timeline, [F]), False: ended_at(case, timeline, [B, I])}
+    for place in np.flatnonzero(np.isin(order.kind, (F, B, I))):
+        forward, s, m = bool(order.kind[place] == F), int(order.stage[place]), int(order.microbatch[place])
+        source = s + (-1 if forward else 1)
+        if 0 <= source < S:
+            needed = arrived.get((forward, s, m), made[forward][source, m])
+            assert timeline.start[place] >= needed >= made[forward][source, m]
+        elif not forward:
+            assert timeline.start[place] >= made[True][s, m]
+        if order.kind[place] == I:
+            weights = np.flatnonzero((order.kind == W) & (order.stage == s) & (order.microbatch == m))
+            assert timeline.start[weights[0]] >= timeline.end[place]
+
+
+@everywhere()
+def test_a_transfer_begins_after_what_it_carries_was_made_and_takes_its_bytes_over_the_bandwidth_and_the_latency(case):
+    timeline = ran(case)
+    sent = timeline.transfers
+    wire, latency, _ = wire_s(case, sent)
+    assert np.array_equal(sent.start + wire + latency, sent.end)
+    made = ended_at(case, timeline, [F]), ended_at(case, timeline, [B, I])
+    for kind, stage, microbatch, start in zip(sent.kind.tolist(), sent.stage.tolist(), sent.microbatch.tolist(), sent.start, strict=True):
+        assert start >= made[kind != F][stage, microbatch]
+
+
+@everywhere()
+def test_every_microbatch_crosses_every_cut_between_two_devices_once_each_way(case):
+    timeline = ran(case)
+    sent, ranks = timeline.transfers, case.work.ranks
+    G = int(case.order.microbatch[case.order.kind == F].max()) + 1
+    for s in range(len(ranks) - 1):
+        pairs = [(ranks[s][m % len(ranks[s])], ranks[s + 1][m % len(ranks[s + 1])]) for m in range(G)]
+        across = {m: pair for m, pair in enumerate(pairs) if pair[0] != pair[1]}
+        for kind, stage, reverse in ((F, s, False), (B, s + 1, True)):
+            chosen = (sent.kind == kind) & (sent.stage == stage)
+            ends = zip(sent.source[chosen].tolist(), sent.destination[chosen].tolist(), strict=True)
+            found = dict(zip(sent.microbatch[chosen].tolist(), ends, strict=True))
+            assert found == {m: pair[::-1] if reverse else pair for m, pair in across.items()}
+
+
+@everywhere()
+def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
+    timeline = ran(case)
+    sent, ports = timeline.transfers, ports_of(case.work.topology)
+    wire, _, levels = wire_s(case, sent)
+    busy = {}
+    for n, k in enumerate(levels.tolist()):
+        out, into = ports.of(int(sent.source[n]), k)[0], ports.of(int(sent.destination[n]), k)[1]
+        for port in {out, into} if wire[n] > 0 else ():
+            busy.setdefault((port, k), []).append((sent.start[n], sent.start[n] + wire[n]))
+    for (_, k), spans in busy.items():
+        for start, _ in spans:
+            assert sum(begin <= start < end for begin, end in spans) <= ports.lanes[k - 1]
+
+
+@everywhere(examples=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
+def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the_ring_takes_and_what_transfers_take_of_its_ports(case):
+    timeline = ran(case)
+    order, done = case.order, timeline.collectives
+    came = {}
+    for place in np.flatnonzero(order.kind == A):
+        came.setdefault((int(order.stage[place]), int(order.microbatch[place])), []).append(timeline.start[place])
+    assert sorted(came) == list(zip(done.stage.tolist(), done.round.tolist(), strict=True))
+    for stage, number, start, end in zip(done.stage.tolist(), done.round.tolist(), done.start, done.end, strict=True):
+        ranks = case.work.ranks[stage]
+        alone = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology)
+        assert start >= max(came[stage, number])
+        assert end - start >= alone - CLOSE
+        if not len(timeline.transfers.start):
+            assert end - start == pytest.approx(alone, abs=CLOSE)
+
+
+@everywhere(examples=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
+def test_all_reduces_that_share_a_port_do_not_overlap(case):
+    timeline, ports = ran(case), ports_of(case.work.topology)
+    done = timeline.collectives
+    rings = [{port for port, _ in ports.of_ring(ranks)} for ranks in case.work.ranks]
+    for first in range(len(done.start)):
+        for second in range(first):
+            if rings[done.stage[first]] & rings[done.stage[second]]:
+                apart = done.start[first] >= done.end[second] or done.start[second] >= done.end[first]
+                assert apart
+
+
+@everywhere(examples=300, serial=True)
+def test_serial_devices_are_idle_while_their_messages_are_on_the_wire(case):
+    timeline, order = ran(case), case.order
+    sent = timeline.transfers
+    for rank in range(order.ranks):
+        own = np.array(row_of(order, rank), dtype=int)
+        acting = own[(order.kind[own] != A) & (timeline.end[own] > timeline.start[own])]
+        first = ~np.concatenate([[False], order.joined[:-1]])[acting]
+        spans = [(timeline.start[place], timeline.end[place]) for place in acting[first]]
+        mine = (sent.source == rank) | (sent.destination == rank)
+        spans += [(start, end) for start, end in zip(sent.start[mine], sent.end[mine], strict=True) if end > start]
+        spans.sort()
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+@everywhere()
+def test_where_the_time_of_a_rank_goes_adds_up_to_all_of_it(case):
+    timeline = ran(case)
+    whole = float(timeline.makespan)
+    for start, end in ((0.0, whole), (whole / 3, whole / 2), (whole / 2, whole)):
+        found = shares(timeline, case.work, start, end)
+        parts = np.array([getattr(found, name) for name in found.__dataclass_fields__])
+        assert (parts >= -CLOSE).all()
+        assert parts.sum(axis=0) == pytest.approx(np.full(case.order.ranks, end - start), abs=1e-9)
+
+
+@everywhere()
+def test_costs_twice_as_large_take_exactly_twice_as_long(case):
+    once, twice = ran(case), simulate(case.order, scaled(case.work, 2.0))
+    assert np.array_equal(2 * once.start, twice.start)
+    assert np.array_equal(2 * once.end, twice.end)
+    assert np.array_equal(2 * once.transfers.start, twice.transfers.start)
+    assert np.array_equal(2 * once.collectives.end, twice.collectives.end)
