@@ -50,6 +50,20 @@ def warmup(schedule: str, s: int, replicas: Sequence[int], microbatches: int | N
     return held if schedule == "gpipe" else held - 1
 
 
+def blocking_warmups(replicas: Sequence[int]) -> list[int]:
+    """Forwards that each stage's replicas do first under pipedream, so that all-reduces that they wait for cannot deadlock.
+
+    No gradient of a round leaves stage s+1 before all of its replicas have had their backward, for which it has taken in
+    (w_{s+1} + 1) r_{s+1} microbatches; the replica of stage s that sends the last of these must get to it without a backward of that
+    round: w_s >= ceil(((w_{s+1} + 1) r_{s+1} - 1) / r_s). PipeDream's own warm-up is less for 1-3-1 and deadlocks. Derived here.
+    """
+    warmups = [0] * len(replicas)
+    for s in reversed(range(len(replicas) - 1)):
+        taken_in = (warmups[s + 1] + 1) * replicas[s + 1]
+        warmups[s] = max(warmup("pipedream", s, replicas, None), -(-(taken_in - 1) // replicas[s]))
+    return warmups
+
+
 def _downstream(schedule: str, s: int, replicas: Sequence[int]) -> int:
     """Microbatches that the devices after stage s work on, for each replica of it: ceil(sum of r_t over t > s, over r_s), eager twice."""
     devices = sum(replicas[s + 1 :]) * (2 if schedule == "1f1b-eager" else 1)

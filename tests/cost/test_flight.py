@@ -4,6 +4,7 @@ from partopt.cost.flight import (
     ASYNCHRONOUS,
     CHUNKED,
     SYNCHRONOUS,
+    blocking_warmups,
     chunks_in_flight,
     in_flight,
     noam,
@@ -57,6 +58,14 @@ def test_warmup_is_the_downstream_devices_less_one_over_the_replicas_rounded_dow
     for replicas in ([1, 1, 1], [3, 1], [2, 1, 1], [1, 2], [5, 2, 3]):
         expected = [(sum(replicas[s:]) - 1) // replicas[s] for s in range(len(replicas))]
         assert [warmup("pipedream", s, replicas, None) for s in range(len(replicas))] == expected
+
+
+def test_waiting_for_all_reduces_may_need_a_longer_warmup():
+    assert blocking_warmups([1, 1, 1]) == [2, 1, 0]
+    assert blocking_warmups([2, 1, 1]) == [1, 1, 0]
+    assert blocking_warmups([15, 1]) == [1, 0]
+    assert blocking_warmups([1, 3, 1]) == [5, 1, 0]
+    assert blocking_warmups([2, 3, 1]) == [3, 1, 0]
 
 
 def test_gpipe_forwards_everything_first():

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt.cost.flight import blocking_warmups
+from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.check import check
 from partopt.schedules.layout import STRAIGHT
@@ -39,7 +41,21 @@ def run(name, layout, serial, blocking):
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(REPLICATED), st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 20), st.booleans(), st.booleans())
 def test_any_replication_runs_to_its_end(name, replicas, microbatches, serial, blocking):
-    run(name, straight(name, replicas, microbatches), serial, blocking)
+    warmup = blocking_warmups(replicas) if blocking and SCHEDULES[name].asynchronous else None
+    run(name, straight(name, replicas, microbatches, warmup=warmup), serial, blocking and name != "naive")
+
+
+def test_pipedreams_warmup_can_be_too_short_for_all_reduces_that_are_waited_for():
+    """1-3-1: the middle stage's round needs microbatch 5, which the first stage takes in only after a gradient of that round."""
+    with pytest.raises(PartoptError, match="deadlocks: rank 3 waits at 1F5"):
+        run("pipedream", straight("pipedream", [1, 3, 1], 6), serial=False, blocking=True)
+    assert blocking_warmups([1, 3, 1]) == [5, 1, 0]
+
+
+def test_a_naive_pipeline_with_replicas_cannot_block_in_its_all_reduce():
+    """The exchange waits for the second replica, that for the next microbatch, that for the gradient that the exchange holds back."""
+    with pytest.raises(PartoptError, match="deadlocks: rank 2 waits at 1F1"):
+        run("naive", straight("naive", [1, 2], 2), serial=False, blocking=True)
 
 
 @settings(max_examples=150, deadline=None)
