@@ -22,9 +22,9 @@ WORDS = {
     "U": "optimizer step",
 }
 
-# Okabe and Ito's colours, told apart by people who see fewer: forwards lighter, so that they differ from backwards in grey too.
-COLOURS = {"F": "#9AD1F2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#CC79A7", "A": "#4D4D4D", "U": "#F0E442"}
-DARKENED = {"F": "#56B4E9", "B": "#A84A00", "I": "#B87F00", "W": "#006B4E", "R": "#A3527F", "A": "#4D4D4D", "U": "#C9BE1F"}
+# Okabe and Ito's colours or shades of them, told apart by people who see fewer. In grey, too, forwards are lighter than any backward.
+COLOURS = {"F": "#AEDCF7", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#CC79A7", "A": "#4D4D4D", "U": "#F0E442"}
+DARKENED = {"F": "#7CC3EE", "B": "#A84A00", "I": "#C08400", "W": "#006B4E", "R": "#A3527F", "A": "#4D4D4D", "U": "#C9BE1F"}
 
 
 class Slots(NamedTuple):

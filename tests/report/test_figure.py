@@ -1,0 +1,135 @@
+import re
+import subprocess
+import sys
+
+import pytest
+
+from partopt.errors import PartoptError
+from partopt.report import figure, page
+from partopt.report.actions import COLOURS, DARKENED
+from tests.helpers import ROOT, flat
+from tests.report.timelines import example, plan_of, simulated
+
+pytest.importorskip("matplotlib", reason="figures are an extra")
+
+CASES = {
+    "1f1b": lambda: example("1f1b", P=4, M=8),
+    "recomputation": lambda: example("gpipe", P=3, M=4, recompute=True),
+    "interleaved": lambda: example("interleaved", P=4, M=8, v=3),
+    "zbv": lambda: example("zbv", P=4, M=8),
+    "dualpipe": lambda: example("dualpipe", P=4, M=8),
+    "large": lambda: example("1f1b", P=32, M=128),
+}
+
+
+def lightness(colour):
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+@pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize("case", ["1f1b", "interleaved", "dualpipe"])
+def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
+    _, timeline = CASES[case]()
+    content = figure.render(timeline, form)
+    assert content.startswith(first)
+    assert content == figure.render(timeline, form)
+
+
+def test_the_extension_chooses_the_form_and_nothing_is_overwritten(tmp_path):
+    _, timeline = CASES["1f1b"]()
+    path = str(tmp_path / "a.SVG")
+    figure.save(timeline, path)
+    with pytest.raises(PartoptError):
+        figure.save(timeline, path)
+    figure.save(timeline, path, force=True)
+    with pytest.raises(PartoptError, match=r"'.gif' is no form of a figure"):
+        figure.save(timeline, str(tmp_path / "a.gif"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_text_where_they_fit(case):
+    _, timeline = CASES[case]()
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", figure.render(timeline, "svg").decode())
+    assert {"rank", "time (ms)", "forward", "idle"} <= set(text)
+    assert (len(text) > 50) == (case != "large")
+
+
+@pytest.mark.parametrize(
+    "case, legend",
+    [
+        ("1f1b", {"forward", "backward", "optimizer step", "idle"}),
+        ("recomputation", {"forward", "backward", "recomputation", "optimizer step", "idle"}),
+        ("zbv", {"forward", "backward of inputs", "backward of weights", "optimizer step", "idle", "a rank's stages from light to dark"}),
+    ],
+)
+def test_the_legend_names_what_appears(case, legend):
+    _, timeline = CASES[case]()
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", figure.render(timeline, "svg").decode())
+    assert {each for each in text if not each.isdigit()} - {"rank", "time (ms)"} == legend
+
+
+def test_all_reduces_beside_compute_are_drawn():
+    plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
+    content = figure.render(simulated(plan, 4), "svg").decode()
+    assert "all-reduce" in content
+    assert COLOURS["A"].lower() in content.lower()
+
+
+def test_messages_are_lines_if_they_are_asked_for():
+    _, timeline = CASES["1f1b"]()
+    assert figure.render(timeline, "svg").count(b"LineCollection") == 0
+    assert figure.render(timeline, "svg", transfers=True).count(b"LineCollection") > 0
+
+
+def test_small_figures_take_one_column_and_large_ones_two():
+    widths = {case: page.page_of(CASES[case]()[1], None).width for case in CASES}
+    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(page.COLUMN - page.LEFT - page.RIGHT)
+    assert widths["large"] == pytest.approx(page.FULL - page.LEFT - page.RIGHT)
+
+
+def test_a_window_is_what_is_drawn():
+    _, timeline = CASES["large"]()
+    part = page.page_of(timeline, (0.1, 0.11))
+    assert (part.begin, part.end) == (0.1, 0.11)
+    assert 32 < part.cells < 32 * 10
+    with pytest.raises(PartoptError, match="nothing to draw"):
+        page.page_of(timeline, (5.0, 6.0))
+
+
+def test_too_much_is_refused(monkeypatch):
+    monkeypatch.setattr(page, "_MOST_DRAWN", 10)
+    with pytest.raises(PartoptError, match="a figure of 68 actions is more than anyone can see"):
+        page.page_of(CASES["1f1b"]()[1], None)
+
+
+def test_many_cells_are_drawn_as_pixels(monkeypatch):
+    monkeypatch.setattr(figure, "_VECTORS", 10)
+    assert b"<image" in figure.render(CASES["large"]()[1], "svg")
+
+
+def test_more_ranks_than_fit_are_sampled():
+    part = page.page_of(example("1f1b", P=100, M=4)[1], None)
+    assert len(part.ranks) == 64
+    assert part.note == "64 of 100 ranks are shown, at even distances"
+
+
+def test_in_grey_forwards_are_lighter_than_backwards():
+    for backward in "BIW":
+        assert (
+            min(lightness(shades["F"]) for shades in (COLOURS, DARKENED))
+            > max(lightness(shades[backward]) for shades in (COLOURS, DARKENED)) + 10
+        )
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PartoptError) as error:
+        figure.render(CASES["1f1b"]()[1], "svg")
+    assert (error.value.message, error.value.hint) == ("a figure needs matplotlib", 'pip install "partopt[figures]"')
+
+
+def test_importing_the_reports_does_not_import_matplotlib():
+    script = "import sys, partopt.report.figure, partopt.report.trace, partopt.report.gantt; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
