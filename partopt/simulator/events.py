@@ -68,7 +68,8 @@ class Rings(NamedTuple):
     first: Integers
     port: Integers
     load: Floats  # seconds for which an all-reduce keeps the port busy
-    before: Floats  # what the port had carried when the all-reduce began
+    before: Floats  # what the port had carried when the all-reduce began, less what was booked and yet to pass
+    counted: Floats  # of a port: how much of what it has carried has delayed an all-reduce, or passed before one
     latency: Floats  # of a stage
     came: Integers  # of a stage: replicas that have come to the round
     rounds: Integers  # of a stage: rounds exchanged
@@ -125,14 +126,14 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
                     continue
                 if not blocking:
                     _leave(actions, devices, rank, now)
-                _join(rings, network.carried, heap, devices, stage[place], now)
+                _join(rings, network, heap, devices, stage[place], now)
         looks[0] = 0
         if heap.size[0] == 0:
             return
         now, number = _pop(heap)
         if number >= 2 * R:
             s = number - 2 * R
-            if _exchanged(rings, network.carried, heap, s, R, now):
+            if _exchanged(rings, network, heap, s, R, now):
                 for replica in range(devices.replica_first[s], devices.replica_first[s + 1]):
                     rank = devices.rank_of[replica]
                     if blocking:
@@ -224,6 +225,15 @@ def _transfer(network, size_bytes, source, destination, earliest):  # type: igno
 
 
 @compiled()
+def _booked_s(network, port, now):  # type: ignore[no-untyped-def]
+    """Seconds for which transfers that are known now will hold a port."""
+    seconds = 0.0
+    for lane in range(network.lane_first[port], network.lane_first[port + 1]):
+        seconds += max(0.0, network.lane_free[lane] - now)
+    return seconds / (network.lane_first[port + 1] - network.lane_first[port])
+
+
+@compiled()
 def _free_lane(network, port):  # type: ignore[no-untyped-def]
     best = network.lane_first[port]
     for lane in range(best + 1, network.lane_first[port + 1]):
@@ -242,18 +252,18 @@ def _leave(actions, devices, rank, now):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _join(rings, carried, heap, devices, stage, now):  # type: ignore[no-untyped-def]
+def _join(rings, network, heap, devices, stage, now):  # type: ignore[no-untyped-def]
     """A replica has come to the exchange of its stage's gradients; the last one to come asks for the ports."""
     rings.came[stage] += 1
     if rings.came[stage] == devices.replica_first[stage + 1] - devices.replica_first[stage]:
         rings.came[stage] = 0
         rings.waiting[rings.counts[WAITING]] = stage
         rings.counts[WAITING] += 1
-        _exchange_waiting(rings, carried, heap, len(devices.free), now)
+        _exchange_waiting(rings, network, heap, len(devices.free), now)
 
 
 @compiled()
-def _exchange_waiting(rings, carried, heap, R, now):  # type: ignore[no-untyped-def]
+def _exchange_waiting(rings, network, heap, R, now):  # type: ignore[no-untyped-def]
     """Begin the all-reduces whose ports no other holds or has asked for before."""
     if rings.counts[WAITING] == 0:
         return
@@ -270,8 +280,9 @@ def _exchange_waiting(rings, carried, heap, R, now):  # type: ignore[no-untyped-
         else:
             rings.start[stage] = now
             for entry in range(rings.first[stage], rings.first[stage + 1]):
-                rings.before[entry] = carried[rings.port[entry]]
-            _push(heap, _exchange_end(rings, carried, stage), 2 * R + stage)
+                port = rings.port[entry]
+                rings.before[entry] = max(rings.counted[port], network.carried[port] - _booked_s(network, port, now))
+            _push(heap, _exchange_end(rings, network.carried, stage), 2 * R + stage)
     rings.counts[WAITING] = left
 
 
@@ -288,7 +299,7 @@ def _claim(rings, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _exchange_end(rings, carried, stage):  # type: ignore[no-untyped-def]
-    """When the all-reduce of a stage ends: it yields its ports to the transfers that came since it began."""
+    """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there and those that came since."""
     longest = 0.0
     for entry in range(rings.first[stage], rings.first[stage + 1]):
         longest = max(longest, rings.load[entry] + (carried[rings.port[entry]] - rings.before[entry]))
@@ -296,18 +307,20 @@ def _exchange_end(rings, carried, stage):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _exchanged(rings, carried, heap, stage, R, now):  # type: ignore[no-untyped-def]
+def _exchanged(rings, network, heap, stage, R, now):  # type: ignore[no-untyped-def]
     """Whether the all-reduce of a stage is done and not delayed by transfers: then the next one may begin."""
-    end = _exchange_end(rings, carried, stage)
+    end = _exchange_end(rings, network.carried, stage)
     if end > now:
         _push(heap, end, 2 * R + stage)
         return False
     row = rings.done[rings.counts[DONE]]
     row[0], row[1], row[2], row[3] = stage, rings.rounds[stage], rings.start[stage], now
     rings.counts[DONE] += 1
+    for entry in range(rings.first[stage], rings.first[stage + 1]):
+        rings.counted[rings.port[entry]] = network.carried[rings.port[entry]]
     rings.start[stage] = np.nan
     rings.rounds[stage] += 1
-    _exchange_waiting(rings, carried, heap, R, now)
+    _exchange_waiting(rings, network, heap, R, now)
     return True
 
 

@@ -72,6 +72,7 @@ def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
         port=np.array([port for ring in rings for port, _ in ring], dtype=np.int64),
         load=np.array([loads[s][k] for s, ring in enumerate(rings) for _, k in ring], dtype=np.float64),
         before=np.zeros(sum(len(ring) for ring in rings)),
+        counted=np.zeros(ports.count),
         latency=np.array([ring_latency_s(ranks, work.topology) for ranks in work.ranks]),
         came=np.zeros(S, dtype=np.int64),
         rounds=np.zeros(S, dtype=np.int64),

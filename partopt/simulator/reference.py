@@ -60,7 +60,8 @@ class _Run:
         self.joined = [0] * S  # replicas that have come to the stage's present round
         self.rounds = [0] * S  # rounds that each stage has exchanged
         self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
-        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}  # stage -> start of its all-reduce, and what its ports had carried by then
+        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}  # stage -> start of its all-reduce, and what its ports had done by then
+        self.counted = [self.zero] * self.ports.count  # how much of `busy` has delayed an all-reduce, or passed before one
         self.collectives: list[tuple[Any, ...]] = []
 
     def _ports_at(self, k: int) -> int:
@@ -177,12 +178,19 @@ class _Run:
             ports = {port for port, _ in self.rings[stage]}
             if not ports & claimed:
                 self.waiting.remove(stage)
-                self.exchanging[stage] = (now, [self.busy[port] for port, _ in self.rings[stage]])
+                self.exchanging[stage] = (
+                    now,
+                    [max(self.counted[port], self.busy[port] - self._booked(port, now)) for port, _ in self.rings[stage]],
+                )
                 heapq.heappush(self.events, (self._exchange_end(stage), 2 * self.order.ranks + stage))
             claimed |= ports
 
+    def _booked(self, port: int, now: Any) -> Any:
+        """Seconds for which transfers that are known now will hold a port."""
+        return sum((max(self.zero, free - now) for free in self.lanes[port]), self.zero) / len(self.lanes[port])
+
     def _exchange_end(self, stage: int) -> Any:
-        """When the all-reduce of a stage ends: it yields its ports to the transfers that came since it began."""
+        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there and those that came since."""
         start, before = self.exchanging[stage]
         carried = [self.loads[stage][k] + (self.busy[port] - seconds) for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
         return start + max(carried) + self.latencies[stage]
@@ -194,6 +202,8 @@ class _Run:
             heapq.heappush(self.events, (end, 2 * self.order.ranks + stage))
             return
         start, _ = self.exchanging.pop(stage)
+        for port, _ in self.rings[stage]:
+            self.counted[port] = self.busy[port]
         self.collectives.append((stage, self.rounds[stage], start, now))
         self.rounds[stage] += 1
         self._exchange_waiting(now)

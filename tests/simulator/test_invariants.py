@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from partopt.cost.links import allreduce_s
+from partopt.cost.links import allreduce_s, ring_loads
 from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, W
 from partopt.simulator.execute import simulate
@@ -202,3 +202,20 @@ def test_costs_twice_as_large_take_exactly_twice_as_long(case):
     assert np.array_equal(2 * once.end, twice.end)
     assert np.array_equal(2 * once.transfers.start, twice.transfers.start)
     assert np.array_equal(2 * once.collectives.end, twice.collectives.end)
+
+
+@everywhere(examples=200)
+def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
+    """Transfers go over its links and all-reduces over all of them: together they take no more than all that passed."""
+    timeline, ports = ran(case), ports_of(case.work.topology)
+    sent, done = timeline.transfers, timeline.collectives
+    busy = np.zeros(ports.count)
+    wire, _, levels = wire_s(case, sent)
+    for source, destination, k, seconds in zip(sent.source.tolist(), sent.destination.tolist(), levels.tolist(), wire, strict=True):
+        for port in {ports.of(source, k)[0], ports.of(destination, k)[1]}:
+            busy[port] += seconds / ports.lanes[k - 1]
+    for stage in done.stage.tolist():
+        loads = ring_loads(float(case.work.gradient_bytes[stage]), case.work.ranks[stage], case.work.topology)
+        for port, k in ports.of_ring(case.work.ranks[stage]):
+            busy[port] += loads[k]
+    assert busy.max(initial=0.0) <= float(timeline.makespan) + CLOSE
