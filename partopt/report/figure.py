@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from partopt import documents
 from partopt.errors import PartoptError
 from partopt.report.actions import COLOURS, DARKENED, WORDS, exchanges, ticks
-from partopt.report.page import COLUMN, DIGIT, GAP, LEFT, POINTS, RIGHT, Page, number_size, page_of
+from partopt.report.page import COLUMN, DIGIT, GAP, LEFT, RIGHT, Page, number_size, page_of
 from partopt.schedules.order import KINDS, A, U
 from partopt.simulator.timeline import Timeline
 
@@ -88,7 +88,7 @@ def _draw_rows(axes: Axes, timeline: Timeline, page: Page) -> None:
     """The cells of all ranks, a collection for each colour, on bands of light grey, which is what is seen of idle time."""
     from matplotlib.collections import PolyCollection
 
-    line = 0.3 if page.cells * 4 < page.width * POINTS * len(page.ranks) else 0.0
+    line = 0.3 if page.outlined else 0.0
     raster = page.cells > _VECTORS
     bands: list[Any] = [_boxes(np.array([page.begin]), np.array([page.end]), y + GAP, y + 1 - GAP) for y in range(len(page.ranks))]
     axes.add_collection(PolyCollection(_joined(bands), facecolors=_IDLE, edgecolors="none"))
@@ -145,7 +145,7 @@ def _draw_numbers(axes: Axes, page: Page) -> None:
             *(column.tolist() for column in (own.kind, own.chunk, own.microbatch, own.pair, own.start, own.end)), strict=True
         ):
             room = (end - start) * page.points_per_second
-            if kind in (A, U) or room < DIGIT * size * len(str(number)):
+            if kind == U or room < DIGIT * size * len(str(number)):
                 continue
             red, green, blue = _shade(KINDS[kind], chunk, page.chunks)
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"

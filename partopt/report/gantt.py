@@ -94,10 +94,10 @@ def _typical_s(own: Slots) -> float:
 
 def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: bool) -> _Line:
     own = _side_by_side(slots(timeline, rank))
-    inside = (own.end > view.begin) & (own.start < view.end)
+    inside = (own.end > view.begin) & (own.start < view.end) & (own.kind != A)  # all-reduces are shown while they are exchanged
     own = Slots._make(column[inside] for column in own)
     shares = _shares(own, *exchanges(timeline, rank), view)
-    working = float(shares.sum() - shares[[A, A + ODD]].sum())
+    working = float(shares.sum() - shares[A].sum())
     if view.names:
         looks, texts = _named(own, shares, view, "-" if ascii_only else "─", colour)
     else:

@@ -40,6 +40,11 @@ class Page:
         return self.width * POINTS / (self.end - self.begin)
 
     @property
+    def outlined(self) -> bool:
+        """Whether most cells are wide enough for a line between them."""
+        return float(np.quantile(np.concatenate([own.end - own.start for own in self.rows.values()]), 0.2)) * self.points_per_second > 2
+
+    @property
     def cells(self) -> int:
         """Actions that are drawn."""
         return sum(len(own.kind) for own in self.rows.values())
@@ -78,14 +83,14 @@ def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
 
 
 def _within(own: Slots, begin: float, end: float) -> Slots:
-    """The actions that take time in [begin, end]; an all-reduce that is not waited for takes none."""
-    inside = (own.end > begin) & (own.start < end) & (own.end > own.start)
+    """The actions that take time in [begin, end]; all-reduces are drawn while they are exchanged, not while a rank waits for them."""
+    inside = (own.end > begin) & (own.start < end) & (own.end > own.start) & (own.kind != A)
     return Slots._make(column[inside] for column in own)
 
 
 def number_size(page: Page) -> float:
     """Points of the numbers that fit the cells of most microbatches, 0 where they would be too small to read."""
-    numbered = [own.kind < min(A, U) for own in page.rows.values()]
+    numbered = [own.kind != U for own in page.rows.values()]
     seconds = np.concatenate([(own.end - own.start)[which] for own, which in zip(page.rows.values(), numbered, strict=True)])
     widest = len(str(max(int(own.microbatch.max(initial=0)) for own in page.rows.values())))
     if not len(seconds) or len(seconds) > _MOST_NUMBERS:
