@@ -12,7 +12,7 @@ from partopt.schedules.order import B, F, I, Order
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed
-# D   microbatches in flight in the whole pipeline, at most
+# D   microbatches in flight in the whole pipeline, at most, and those whose gradients may yet be exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
 
 _TOLERANCE = 1e-9  # of a cycle: what adding the same seconds in another order may change
@@ -35,26 +35,23 @@ class Steady:
 def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     """The steady state of an asynchronous timeline of stages with `replicas` each.
 
-    Two cycles are taken to be the same where every forward and every backward of all stages begins later by one and the same time, over as
-    many microbatches as are in flight at once and a cycle more: then nothing that the second began from differs from what the first did,
-    and all that follow are the same too.
+    Two cycles are taken to be the same where every forward, backward, message and all-reduce of all stages begins later by one and the
+    same time, over as many microbatches as are in flight at once and a cycle more: then nothing that the second began from differs from
+    what the first did, and all that follow are the same too. Computations alone can repeat while all-reduces come later and later.
     """
-    starts = _starts(timeline.order, timeline.start)
+    starts = _starts(timeline, replicas)
     G = starts.shape[2]
-    D = in_flight_in_all(timeline.order, replicas)
+    D = in_flight_in_all(timeline.order, replicas) + 2 * max(replicas)  # a round's all-reduce is over before the next but one ends
     last = G - D  # what comes later knows that the pipeline is running dry
-    step = math.lcm(*replicas)
-    for c in range(step, (last - D) // 2 + 1, step):
-        compared = max(c, D)
-        if last - c - compared < 0:
-            break
-        shift = _shift(starts, last, c, compared)
+    if last < 2:
+        return Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
+    for c in _candidates(starts[0, 0], last, D, math.lcm(*replicas)):
+        shift = _shift(starts, last, c, max(c, D))
         if shift is not None:
-            start = float(starts[:, :, last - c - 1].max())
+            start = float(starts[:2, :, last - c - 1].max())
             return Steady(shift / c, True, start - shift, start, c)
-    half = max(1, last // 2)
-    first, end = (float(starts[1, 0, max(0, place - 1)]) for place in (last - half, last))
-    return Steady((end - first) / half, False, first, end, half)
+    first, end = (float(starts[1, 0, place - 1]) for place in (last - last // 2, last))
+    return Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
 def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
@@ -71,21 +68,35 @@ def in_flight_in_all(order: Order, replicas: list[int]) -> int:
     return peak * replicas[0]
 
 
-def _starts(order: Order, start: NDArray[np.float64]) -> NDArray[np.float64]:
-    """When the forward and the backward of every microbatch began on every stage, shape (2, S, G)."""
-    starts = np.zeros((2, int(order.stage.max()) + 1, int(order.microbatch[order.kind == F].max()) + 1))
+def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
+    """When the forward and the backward of every microbatch began on every stage, what they sent, and its round's all-reduce.
+
+    Shape (5, S, G); nan where there is none.
+    """
+    order, sent, done = timeline.order, timeline.transfers, timeline.collectives
+    G = int(order.microbatch[order.kind == F].max()) + 1
+    starts = np.full((5, len(replicas), G), np.nan)
     for direction, kinds in enumerate(((F,), (B, I))):
         chosen = np.isin(order.kind, kinds)
-        starts[direction, order.stage[chosen], order.microbatch[chosen]] = start[chosen]
+        starts[direction, order.stage[chosen], order.microbatch[chosen]] = timeline.start[chosen]
+    starts[np.where(sent.kind == F, 2, 3), sent.stage, sent.microbatch] = sent.start
+    for s, r in enumerate(replicas):
+        rounds = np.repeat(done.start[done.stage == s], r)
+        starts[4, s, : len(rounds)] = rounds
     return starts
+
+
+def _candidates(starts: NDArray[np.float64], last: int, D: int, step: int) -> list[int]:
+    """Numbers of microbatches, multiples of `step`, after which the last few forwards of the first stage repeat."""
+    c = np.arange(step, (last - D) // 2 + 1, step)
+    for back in range(2, min(D, 16)):
+        apart = (starts[last - 1] - starts[last - 1 - c]) - (starts[last - back] - starts[last - back - c])
+        c = c[abs(apart) <= _TOLERANCE * starts[last - 1]]
+    return [int(each) for each in c]
 
 
 def _shift(starts: NDArray[np.float64], last: int, c: int, compared: int) -> float | None:
     """Seconds by which the `compared` microbatches before `last` come later than those one cycle before; None where they do not agree."""
-    allowed = _TOLERANCE * starts[0, 0, last - 1]
-    of_first = starts[0, 0, last - compared : last] - starts[0, 0, last - compared - c : last - c]
-    shift = float(of_first[-1])
-    if abs(of_first - shift).max() > allowed:
-        return None
+    shift = float(starts[0, 0, last - 1] - starts[0, 0, last - 1 - c])
     differences = starts[:, :, last - compared : last] - starts[:, :, last - compared - c : last - c]
-    return shift if abs(differences - shift).max() <= allowed else None
+    return shift if np.nanmax(abs(differences - shift)) <= _TOLERANCE * starts[0, 0, last - 1] else None

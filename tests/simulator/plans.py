@@ -1,0 +1,74 @@
+"""Plans of layers that are a stage each, for the simulator to execute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec import structs
+
+from partopt import planners
+from partopt.cost.problem import problem_of
+from partopt.plan import Plan
+from partopt.schedules import SCHEDULES
+from partopt.schedules.layout import ranks_of
+from partopt.simulator.restate import restated
+from partopt.topology import Topology
+from tests.helpers import chain_profile, flat
+from tests.simulator.cases import topologies
+
+
+def plan_of(
+    replicas: Sequence[int],
+    forward: Sequence[float] | None = None,
+    backward: Sequence[float] | None = None,
+    cuts: Sequence[int] | None = None,
+    weights: Sequence[int] | None = None,
+    topology: Topology | None = None,
+    **options: Any,
+) -> Plan:
+    """A stage a layer, asynchronous unless `options` say otherwise; stages of 1 s and 2 s for each replica where no costs are given.
+
+    `cuts` are the bytes between the stages, over links of 1 byte/s where no topology is given.
+    """
+    S = len(replicas)
+    profile = chain_profile(
+        [float(r) for r in replicas] if forward is None else forward,
+        [2.0 * r for r in replicas] if backward is None else backward,
+        [*([0] * (S - 1) if cuts is None else cuts), 0],
+        [0] * S if weights is None else weights,
+        stash_groups=[((s,), 10 + s) for s in range(S)],
+    )
+    on = topology or flat(sum(replicas), 1.0)
+    options = {"schedule": "pipedream"} | options
+    return planners.plan("manual", problem_of(profile, on, cuts=list(range(1, S)), replicas=list(replicas), **options))
+
+
+def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: Any) -> Plan:
+    """A plan under a schedule of several stages a device: made as a straight pipeline, its stages then laid where they belong."""
+    ranks = ranks_of(SCHEDULES[name].shape, P, v, d)
+    straight = plan_of([1] * len(ranks), schedule="1f1b", microbatches=microbatches, **costs)
+    stages = [structs.replace(stage, ranks=own, replicas=len(own)) for stage, own in zip(straight.stages, ranks, strict=True)]
+    laid = structs.replace(straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0))
+    return restated(laid, name, microbatches)
+
+
+@st.composite
+def plans(draw: st.DrawFn, messages: bool = True, gradients: bool = True, stages: int = 4, replicas: int = 3, **options: Any) -> Plan:
+    """Asynchronous plans of whole seconds and bytes on random topologies; the layers take some time."""
+    counts = draw(st.lists(st.integers(1, replicas), min_size=1, max_size=stages))
+    S = len(counts)
+
+    def drawn(least: int, most: int, size: int) -> list[int]:
+        return draw(st.lists(st.integers(least, most), min_size=size, max_size=size))
+
+    return plan_of(
+        counts,
+        [float(seconds) for seconds in drawn(1, 6, S)],
+        [float(seconds) for seconds in drawn(0, 12, S)],
+        drawn(0, 10, S - 1) if messages else None,
+        drawn(0, 30, S) if gradients else None,
+        draw(topologies(sum(counts), (0.0, 0.5) if messages else (0.0,))),
+        **options,
+    )
