@@ -18,14 +18,19 @@ _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUS
 def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False) -> str:
     """The plan as text; `memory_bytes` is the limit of a device, by default what the topology says."""
     limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
+    rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
+    return "\n\n".join([head(plan), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))])
+
+
+def head(plan: Plan) -> str:
+    """The model, the cluster, and the plan in a line each."""
     layers, weights = plan.stages[-1].stop, plan.profile.parameter_bytes
-    head = [
+    lines = [
         ("model", f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}"),
         ("cluster", describe(plan.topology)),
         ("plan", f"{plan.planner}: {_count(len(plan.stages), 'stage')}, {shorten(plan.shape, 40)}, schedule {plan.schedule}"),
     ]
-    rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
-    return "\n\n".join([labelled(head), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))])
+    return labelled(lines)
 
 
 def format_ranks(ranks: list[int]) -> str:
@@ -47,7 +52,7 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     return [
         str(s),
         _layers(stage, _LAYERS_WIDTH),
-        _ranks(stage.ranks, _RANKS_WIDTH),
+        ranks_text(stage.ranks, _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
         format_seconds(stage.allreduce_s / exchanged_by) if stage.replicas > 1 else "-",
         str(stage.in_flight),
@@ -56,7 +61,7 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     ]
 
 
-def _ranks(ranks: list[int], width: int) -> str:
+def ranks_text(ranks: list[int], width: int) -> str:
     """The ranks in the fullest form that fits: all of them, the first and how many, how many."""
     forms = [format_ranks(ranks), f"{min(ranks)}.. (x{len(ranks)})"]
     return next((form for form in forms if len(form) <= width), f"x{len(ranks)}")

@@ -11,7 +11,7 @@ from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 def describe(topology: Topology) -> str:
     """`v100-pcie, 16 x V100-16GB: server (4, pcie 12 GB/s), cluster (4, ethernet 10 Gb/s)`."""
-    levels = ", ".join(f"{level.name} ({level.size}, {_link(level)})" for level in topology.levels)
+    levels = ", ".join(f"{level.name} ({level.size}, {link_text(level)})" for level in topology.levels)
     return f"{topology.name}, {topology.devices} x {topology.device.name}: {levels}"
 
 
@@ -44,7 +44,8 @@ def _row(level: Level) -> list[str]:
     ]
 
 
-def _link(level: Level) -> str:
+def link_text(level: Level) -> str:
+    """`ethernet 1.25 GB/s`, or `infiniband 8 x 50 GB/s` of several links."""
     rate = format_bandwidth(level.bandwidth_bytes_per_s)
     count = f"{level.links} x " if level.links > 1 else ""
     return f"{level.link} {count}{rate}".strip()
