@@ -78,6 +78,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     """What the plan is expected to do. `period_s` is per microbatch; `iteration_s` where synchronous.
 
     `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
+    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better.
     """
 
     period_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -86,6 +87,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     bubble: float
     speedup_over_one_device: Seconds
     bound_by: str
+    formula_period_s: Seconds | None = None
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):

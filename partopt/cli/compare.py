@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress
+from partopt.cli import contest, options, progress
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 @options.problem_options
 @options.json_option
 def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_json: bool, **given: Any) -> None:
-    """Compare the planners on PROFILE, fastest first, all judged by the same cost model.
+    """Compare the planners on PROFILE, fastest first, all judged by one simulator.
 
     \b
     Example:
       partopt compare gpt.cpu.float32 --topology v100-pcie
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
     """
-    from partopt import documents, planners
+    from partopt import documents
     from partopt.report import comparison
     from partopt.report.table import labelled
     from partopt.report.topology import describe
@@ -41,9 +42,9 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     problem = options.problem(loaded, topology, given)
     with progress.shown() as tell:
         told = replace(problem, progress=tell)
-        plans = {name: planners.plan(name, told) for name in chosen} or _all(told)
-    plans |= {path: _again(path, problem) for path in files}
-    base = plans["data_parallel"] if "data_parallel" in plans else planners.plan("data_parallel", problem)
+        plans = {name: contest.planned(name, told) for name in chosen} or contest.plans_of(contest.contestants(told), told)
+        plans |= {path: _again(path, problem) for path in files}
+    base = plans["data_parallel"] if "data_parallel" in plans else _data_parallel(problem)
     result = comparison.compare(plans, base, problem.memory_bytes)
     if as_json:
         documents.write_bytes("-", documents.encode(result))
@@ -57,17 +58,11 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     click.echo(f"\nnext:    {f'partopt show {shlex.quote(best)}' if best in files else again}", err=True)
 
 
-def _all(problem: Problem) -> dict[str, Plan]:
-    """The plan of every planner, but for those that refuse the problem, which say why."""
-    from partopt import planners
-
-    plans = {}
-    for name in (name for name in planners.PLANNERS if name != "manual"):
-        try:
-            plans[name] = planners.plan(name, problem)
-        except PartoptError as error:
-            click.echo(f"warning: without {name}: {error.message}", err=True)
-    return plans
+def _data_parallel(problem: Problem) -> Plan | None:
+    """The base of the column x DP; None under a schedule that cannot have it."""
+    with suppress(PartoptError):
+        return contest.planned("data_parallel", problem)
+    return None
 
 
 def _again(path: str, problem: Problem) -> Plan:
@@ -75,6 +70,7 @@ def _again(path: str, problem: Problem) -> Plan:
     from partopt import plan as documents
     from partopt.cost.price import price
     from partopt.cost.problem import Assignment, Partition
+    from partopt.simulator import judged_at_best
 
     plan = documents.load(path)
     layers, devices = problem.chain.layers, problem.topology.devices
@@ -88,4 +84,4 @@ def _again(path: str, problem: Problem) -> Plan:
         raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
     stages = [Assignment(stage.start, stage.stop, stage.ranks) for stage in plan.stages]
     assert stages[-1].stop == layers
-    return price(Partition(plan.family, stages), problem, plan.planner)
+    return judged_at_best(price(Partition(plan.family, stages), problem, plan.planner), problem.memory_bytes)

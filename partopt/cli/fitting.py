@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from partopt.cli import contest
 from partopt.errors import ANSWER_IS_NO, PartoptError, PartoptWarning
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:
     from partopt.units import format_rate
 
     for optimizer in (problem.optimizer, "momentum", "sgd"):
-        for names in ([planner], [] if planner == "manual" else _others(planner, problem)):
+        for names in ([planner], [] if planner == "manual" else [name for name in contest.contestants(problem) if name != planner]):
             found = list(_fitting(names, planner, optimizer, problem, restated))
             if found:
                 speed, flags = max(found, key=lambda each: each[0])  # the first of equal ones
@@ -47,23 +48,13 @@ def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:
     return "nothing tried fits: smaller measured microbatch sizes, --recompute always, other planners, --optimizer sgd; take larger devices"
 
 
-def _others(planner: str, problem: Problem) -> list[str]:
-    """The planners that can take the place of `planner`: all, but for those that would leave an option of the problem unused."""
-    from partopt.planners import PLANNERS
-
-    needed = {use for use, stated in (("stages", problem.stages), ("costs", problem.costs)) if stated is not None}
-    return [name for name, entry in PLANNERS.items() if name not in (planner, "manual") and needed <= entry.uses]
-
-
 def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, restated: Restated) -> Iterator[tuple[float, str]]:
     """Samples/s and flags of the plans that fit, at every smaller measured size, with and without recomputation."""
-    from partopt import planners
-
     now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
     sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
     for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):
         with suppress(PartoptError):  # a --global-batch may be no multiple of that size
-            plan = planners.plan(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
+            plan = contest.planned(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
             if plan.fits(problem.memory_bytes):
                 flags = "" if name == planner else f" --planner {name}"
                 flags += "" if size == now else f" --microbatch-size {size}"

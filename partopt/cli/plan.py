@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress
+from partopt.cli import contest, options, progress
 from partopt.cli.fitting import does_not_fit
 from partopt.errors import PartoptError
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from partopt.profile import Profile
     from partopt.topology import Topology
 
-_BESIDE = ("gpipe", "data_parallel")  # printed under every plan, on the same cluster
+_BESIDE = ("gpipe", "data_parallel")  # printed under the plan of a planner that was named
+_BESIDE_SHOWN = 3  # at most
 
 
 @click.command(short_help="stages, replicas and microbatches in flight for a cluster")
 @click.argument("profile")
-@click.option("--planner", metavar="NAME", help="Which planner (default: pipedream, or manual where --cuts is given).")
+@click.option("--planner", metavar="NAME", help="Which planner (default: the fastest plan of all that fits; manual with --cuts).")
 @click.option("--cuts", metavar="5,9", help="Your own split: the first layer of every stage but the first.")
 @click.option("--replicas", metavar="1,2,1", help="Replicas of each stage of your own split (default: one each).")
 @options.problem_options
@@ -45,8 +46,8 @@ def command(
       partopt plan gpt.json --topology dgx-h100 --servers 4 --schedule 1f1b --microbatches 64
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
     """
-    from partopt import documents, planners
-    from partopt import plan as plans
+    from partopt import documents
+    from partopt import plan as documents_of_plans
 
     if output:
         documents.check_writable(output, force)
@@ -58,15 +59,15 @@ def command(
     stated = partial(_stated, loaded, topology, given, split)
     problem = stated()
     with progress.shown() as tell:
-        plan = planners.plan(name, replace(problem, progress=tell))
+        plan, plans = _planned(name, replace(problem, progress=tell))
     if as_json:
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
-        _show(plan, problem)
+        _show(plan, plans, problem)
     if not plan.fits(problem.memory_bytes):
         raise does_not_fit(plan, problem, stated)
     if output and not (as_json and output == "-"):
-        plans.save(plan, output, force)
+        documents_of_plans.save(plan, output, force)
     if output and output != "-":
         click.echo(f"Wrote {output}", err=True)
     if not as_json and output != "-":
@@ -80,12 +81,14 @@ def _stated(
     return options.problem(profile, topology, given | changed, *split)
 
 
-def _planner(planner: str | None, cuts: str | None, replicas: str | None, given: dict[str, Any]) -> str:
-    """The planner to use. PartoptError for options that it would not look at: a split of one's own goes with `manual` alone."""
-    from partopt.planners import DEFAULT, PLANNERS
+def _planner(planner: str | None, cuts: str | None, replicas: str | None, given: dict[str, Any]) -> str | None:
+    """The planner to use, None for the best of all. PartoptError for options that it would not look at: a split of one's own goes with
+    `manual` alone.
+    """
+    from partopt.planners import PLANNERS
 
     own = cuts is not None or replicas is not None
-    name = planner or ("manual" if own else DEFAULT)
+    name = planner or ("manual" if own else None)
     if own and name != "manual":
         raise PartoptError(f"--planner {name}: --cuts and --replicas go with the planner manual", "drop one or the other")
     if name == "manual" and given["cut_at"]:
@@ -97,11 +100,21 @@ def _planner(planner: str | None, cuts: str | None, replicas: str | None, given:
     return name
 
 
-def _show(plan: Plan, problem: Problem) -> None:
-    from partopt import planners
+def _planned(name: str | None, problem: Problem) -> tuple[Plan, dict[str, Plan]]:
+    """The plan of the planner that was named, or the best of all, and the plans to print beside it."""
+    able = contest.contestants(problem)
+    chosen = {} if name is None else {name: contest.planned(name, problem)}
+    with contest.quiet():
+        others = contest.plans_of([other for other in (able if name is None else _BESIDE) if other in able and other != name], problem)
+    plans = chosen | others
+    return plans[name or contest.best_of(plans, problem.memory_bytes)], plans
+
+
+def _show(plan: Plan, plans: dict[str, Plan], problem: Problem) -> None:
     from partopt.report.comparison import render_beside
     from partopt.report.plan import render
 
-    others = [planners.plan(name, problem) for name in _BESIDE if name != plan.planner]
+    others = sorted((other for other in plans.values() if other is not plan), key=lambda other: -other.predicted.samples_per_s)
     click.echo(render(plan, problem.memory_bytes, options.ascii_only()))
-    click.echo(f"\n{render_beside(plan, others, problem.memory_bytes)}")
+    if others:
+        click.echo(f"\n{render_beside(plan, others[:_BESIDE_SHOWN], problem.memory_bytes)}")

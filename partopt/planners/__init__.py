@@ -39,7 +39,6 @@ PLANNERS: dict[str, Planner] = {
     "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device"),
     "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks"})),
 }
-DEFAULT = "pipedream"
 
 
 def partition(name: str, problem: Problem) -> Partition:

@@ -20,7 +20,7 @@ class Row(documents.Part, frozen=True, kw_only=True):
     period_s: float
     samples_per_s: float
     speedup_over_one_device: float
-    speedup_over_data_parallel: float
+    speedup_over_data_parallel: float | None
     peak_memory_bytes: int
     fits: bool
     stage_variance_s2: float
@@ -33,8 +33,9 @@ class Comparison(documents.Part, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-def compare(plans: dict[str, Plan], data_parallel: Plan, memory_bytes: int | None) -> Comparison:
-    """The comparison of `plans` by name; ties keep their order."""
+def compare(plans: dict[str, Plan], data_parallel: Plan | None, memory_bytes: int | None) -> Comparison:
+    """The comparison of `plans` by name; ties keep their order. `data_parallel` is None where the schedule cannot have it."""
+    base_s = data_parallel.predicted.period_s if data_parallel else None
     rows = [
         Row(
             planner=name,
@@ -43,7 +44,7 @@ def compare(plans: dict[str, Plan], data_parallel: Plan, memory_bytes: int | Non
             period_s=plan.predicted.period_s,
             samples_per_s=plan.predicted.samples_per_s,
             speedup_over_one_device=plan.predicted.speedup_over_one_device,
-            speedup_over_data_parallel=data_parallel.predicted.period_s / plan.predicted.period_s,
+            speedup_over_data_parallel=None if base_s is None else base_s / plan.predicted.period_s,
             peak_memory_bytes=plan.peak_memory_bytes,
             fits=plan.fits(memory_bytes),
             stage_variance_s2=stage_variance(plan),
@@ -67,7 +68,7 @@ def _cells(row: Row) -> list[str]:
         format_seconds(row.period_s),
         f"{row.samples_per_s:,.{0 if row.samples_per_s >= 1000 else 2}f}",
         f"{row.speedup_over_one_device:.2f}",
-        f"{row.speedup_over_data_parallel:.2f}",
+        "-" if row.speedup_over_data_parallel is None else f"{row.speedup_over_data_parallel:.2f}",
         format_bytes(row.peak_memory_bytes),
         "yes" if row.fits else "no",
         _variance(row.stage_variance_s2 * 1e6),

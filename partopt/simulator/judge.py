@@ -25,6 +25,9 @@ from partopt.simulator.work import Work, work_of
 
 ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 
+SETTLE_LIMIT = 300_000  # actions after which an asynchronous plan that has not settled is taken at its mean pace
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
@@ -99,7 +102,7 @@ def simulation_of(plan: Plan, microbatches: int | None = None) -> Simulation:
     while True:
         simulation = _run(plan, count)
         assert simulation.steady is not None
-        if simulation.steady.settled or 4 * count * len(plan.stages) > ACTION_LIMIT:
+        if simulation.steady.settled or 4 * count * len(plan.stages) > SETTLE_LIMIT:
             return simulation
         count *= 2
 
@@ -129,13 +132,14 @@ def with_prediction(simulation: Simulation) -> Plan:
 
     Where an asynchronous plan is slower than every load on it allows, nothing is always busy: it is bound by the microbatches in flight.
     """
-    plan, period = simulation.plan, simulation.period_s
-    before = plan.predicted
+    plan, before, period = simulation.plan, simulation.plan.predicted, simulation.period_s
+    if abs(period - before.period_s) < _ROUNDING * period:
+        period = before.period_s  # the simulation confirms it; adding in another order changed the last digits
     limited = simulation.steady is not None and period > before.period_s * (1 + 1e-3)
     predicted = replace(
         before,
         period_s=period,
-        iteration_s=None if simulation.steady is not None else simulation.makespan_s,
+        iteration_s=None if plan.microbatches is None else period * plan.microbatches,
         samples_per_s=plan.microbatch_size / period,
         bubble=simulation.bubble,
         speedup_over_one_device=before.speedup_over_one_device * before.period_s / period,

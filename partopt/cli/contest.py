@@ -1,0 +1,62 @@
+"""Plans of several planners for one problem, all judged by the simulator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from partopt.errors import PartoptError, PartoptWarning
+
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.plan import Plan
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of planners that nobody named."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PartoptWarning)
+        yield
+
+
+def planned(name: str, problem: Problem) -> Plan:
+    """The plan of one planner, judged. PartoptError where it refuses the problem, or its schedule cannot run its plan."""
+    from partopt import planners
+    from partopt.simulator import judged_at_best
+
+    problem.progress(f"simulating {name}", 0, 1)
+    return judged_at_best(planners.plan(name, problem), problem.memory_bytes)
+
+
+def contestants(problem: Problem) -> list[str]:
+    """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
+    from partopt.planners import PLANNERS
+    from partopt.schedules import schedule
+    from partopt.schedules.layout import STRAIGHT
+
+    needed = {use for use, stated in (("stages", problem.stages), ("costs", problem.costs)) if stated is not None}
+    needed |= set() if schedule(problem.schedule).shape == STRAIGHT else {"chunks"}
+    return [name for name, entry in PLANNERS.items() if name != "manual" and needed <= entry.uses]
+
+
+def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
+    """The judged plans of `names`, but for those that refuse the problem, which say why. PartoptError where there are some and all do."""
+    plans, refusals = {}, []
+    for name in names:
+        try:
+            plans[name] = planned(name, problem)
+        except PartoptError as error:
+            refusals.append(error)
+            warnings.warn(f"without {name}: {error.message}", PartoptWarning, stacklevel=2)
+    if refusals and not plans:
+        raise PartoptError.together(refusals)
+    return plans
+
+
+def best_of(plans: dict[str, Plan], memory_bytes: int | None) -> str:
+    """The name of the fastest plan that fits, or of all where none does; of equal ones the first."""
+    fitting = {name: plan for name, plan in plans.items() if plan.fits(memory_bytes)} or plans
+    return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)
