@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "importers": DOCUMENTS,
     "profiler": DOCUMENTS,
     "simulator": PLANNING | {"schedules"},
+    "search": PLANNING | {"planners", "schedules", "simulator"},
     "report": PLANNING | {"schedules", "simulator"},
     "exporters": PLANNING | {"schedules", "simulator"},
     "runtime": PLANNING | {"schedules", "simulator"},
@@ -81,7 +82,7 @@ SCRIPT = """
 import contextlib, sys
 import partopt.cli
 for arguments in (["plan", PROFILE, "--topology", "v100-pcie", "-o", PLAN], ["compare", PROFILE, "--topology", "v100-pcie"],
-                  ["show", PLAN], ["show", PROFILE], ["topology", "list"], ["schema", "plan"]):
+                  ["simulate", PLAN], ["show", PLAN], ["show", PROFILE], ["topology", "list"], ["schema", "plan"]):
     with contextlib.suppress(SystemExit):
         partopt.cli.main(arguments)
 print(sorted(name for name in sys.modules if name in {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.runtime"}))

@@ -20,6 +20,7 @@ VERBS = {
     "profile": ("partopt.cli.profile", "measure the layers of a PyTorch model on one device"),
     "plan": ("partopt.cli.plan", "stages, replicas and microbatches in flight for a cluster"),
     "compare": ("partopt.cli.compare", "every planner side by side"),
+    "simulate": ("partopt.cli.simulate", "execute a plan: where its time goes, and what would change it"),
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
     "topology": ("partopt.cli.topology", "list and show the topologies that come with partopt"),

@@ -1,0 +1,212 @@
+"""`partopt simulate`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt.cli import options, progress, whatif
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.plan import Plan
+    from partopt.report.simulation import SimulationDocument
+    from partopt.simulator.judge import Simulation
+
+FORMS = (".json", ".svg", ".pdf", ".png", ".csv")
+_WIDTH = 80  # columns, where it is not a terminal
+_ASK_AGAIN_S = 0.2
+
+
+@click.command(short_help="execute a plan: where its time goes, and what would change it")
+@click.argument("plan")
+@whatif.what_if_options
+@options.output_options("the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)")
+@options.json_option
+def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
+    """Execute PLAN on the cluster for which it was made, or under other circumstances, and say where the time goes.
+
+    Draws the timeline, splits the time of every device into work and kinds of waiting, and points at what costs most. Where something is
+    changed, stages stay as they are, and the plan's own prediction stands beside what becomes of it. Exits with 1 where the plan does not
+    fit the devices' memory.
+
+    \b
+    Example:
+      partopt simulate plan.json
+      partopt simulate plan.json --schedule zb-h1 --microbatches 64 -o trace.json
+      partopt simulate plan.json --bandwidth cluster="100 Gb/s" --latency cluster="5 us"
+      partopt simulate plan.json --schedule mine.csv
+    """
+    from partopt import plan as documents
+    from partopt.report.simulation import document
+    from partopt.simulator.advice import findings
+
+    _check_output(output, force, as_json)
+    before = documents.load(plan)
+    simulation = _in_background(_prepared(before, plan, given))
+    found = findings(simulation, simulation.plan.topology.device.memory_bytes)
+    result = document(simulation, before, found)
+    _show(simulation, before, result, as_json, output)
+    if output:
+        _write(simulation, output, force)
+    if not as_json and output != "-":
+        click.echo(_next(plan, output), err=True)
+    if not result.fits:
+        raise _does_not_fit(result, simulation)
+
+
+def _check_output(output: str | None, force: bool, as_json: bool) -> None:
+    """PartoptError for an output that could not be written, or of no known form, before any work is done."""
+    from partopt import documents
+
+    if output == "-" and as_json:
+        raise PartoptError("-o - --json: both print on standard output", "choose one of them")
+    if output and output != "-" and Path(output).suffix.lower() not in FORMS:
+        raise PartoptError(
+            f"-o {output}: the extension chooses what is written, and this is none that partopt writes",
+            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
+        )
+    if output:
+        documents.check_writable(output, force)
+
+
+def _prepared(plan: Plan, path: str, given: dict[str, Any]) -> Callable[[], Simulation]:
+    """What is to be simulated: the plan under the options' circumstances. Raises PartoptError where it cannot be."""
+    from partopt.simulator import simulation_of
+
+    if whatif.own_order(given["schedule"]):
+        return _own(plan, given)
+    changed, passing = whatif.changed(plan, given), given["microbatches"]
+
+    def run() -> Simulation:
+        try:
+            return _whole(simulation_of(changed, passing))
+        except PartoptError as error:
+            raise error.at(f"{path}: {changed.schedule}") from None
+
+    return run
+
+
+def _own(plan: Plan, given: dict[str, Any]) -> Callable[[], Simulation]:
+    """The order in the file that --schedule names."""
+    from msgspec.structs import replace as restated
+
+    from partopt.documents import read_bytes
+    from partopt.simulator.own_order import microbatches_in, simulation_of_csv
+
+    path = given["schedule"]
+    for flag in ("warmup", "allreduce"):
+        if given[flag] is not None:
+            raise PartoptError(f"--{flag}: the order in {path} says itself what is done when", f"drop --{flag}")
+    text = read_bytes(path).decode(errors="replace")
+    changed = restated(plan, topology=whatif.network(plan.topology, given), comm=given["comm"] or plan.comm)
+    try:
+        M = given["microbatches"] or microbatches_in(text, plan)
+        whatif.check_size(plan, path, M)
+    except PartoptError as error:
+        raise error.at(path) from None
+
+    def run() -> Simulation:
+        try:
+            return simulation_of_csv(text, Path(path).name, changed, M)
+        except PartoptError as error:
+            raise error.at(path) from None
+
+    return run
+
+
+def _whole(simulation: Simulation) -> Simulation:
+    """Of so few asynchronous microbatches that there is no steady half, the pace of all of them."""
+    from partopt.simulator.steady import Steady, in_flight_in_all
+
+    steady, M = simulation.steady, simulation.microbatches
+    if steady is None or steady.settled:
+        return simulation
+    replicas = [stage.replicas for stage in simulation.plan.stages]
+    if 2 * (in_flight_in_all(simulation.order, replicas) + max(replicas)) <= M:
+        return simulation
+    end = simulation.makespan_s
+    return replace(simulation, steady=Steady(end / M, False, 0.0, end, M), start_s=0.0, end_s=end)
+
+
+def _in_background(work: Callable[[], Simulation]) -> Simulation:
+    """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait for it."""
+    done: list[Simulation] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with progress.shown() as tell:
+        thread.start()
+        while thread.is_alive():
+            thread.join(_ASK_AGAIN_S)
+            tell("simulating", 0, 1)
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def _show(simulation: Simulation, before: Plan, result: SimulationDocument, as_json: bool, output: str | None) -> None:
+    from partopt import documents
+    from partopt.report.simulation import render
+
+    if as_json:
+        documents.write_bytes("-", documents.encode(result))
+    elif output != "-":
+        terminal = sys.stdout.isatty()
+        width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH
+        context = click.get_current_context()
+        colour = terminal if context.color is None else context.color
+        click.echo(render(simulation, before, result.advice, width, options.ascii_only(), colour))
+
+
+def _write(simulation: Simulation, output: str, force: bool) -> None:
+    """The form that the extension of `output` chooses; the trace on standard output."""
+    from partopt import documents
+    from partopt.report import trace
+    from partopt.report.simulation import drawn
+    from partopt.schedules.torch_csv import to_csv
+    from partopt.simulator.restate import layout_of
+
+    form = ".json" if output == "-" else Path(output).suffix.lower()
+    if form == ".json":
+        documents.write_bytes(output, b"".join(trace.write(simulation.timeline, simulation.plan)), force)
+    elif form == ".csv":
+        layout = layout_of(simulation.plan, simulation.microbatches)
+        documents.write_bytes(output, to_csv(simulation.order, layout).encode(), force)
+    else:
+        from partopt.report import figure
+
+        figure.save(simulation.timeline, output, force, drawn(simulation))
+    if output != "-":
+        click.echo(f"Wrote {output}", err=True)
+
+
+def _next(plan: str, output: str | None) -> str:
+    if output and Path(output).suffix.lower() == ".json":
+        return f"next:    open {output} in https://ui.perfetto.dev"
+    return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
+
+
+def _does_not_fit(result: SimulationDocument, simulation: Simulation) -> PartoptError:
+    from partopt.units import format_bytes
+
+    limit = simulation.plan.topology.device.memory_bytes
+    assert limit is not None
+    over = f"rank {int(simulation.peak_memory_bytes.argmax())} needs {format_bytes(result.peak_memory_bytes)}"
+    more = format_bytes(result.peak_memory_bytes - limit)
+    hint = next((finding.change for finding in result.advice if finding.kind == "memory"), "")
+    return PartoptError(f"the plan does not fit: {over}, {more} more than there is", hint, ANSWER_IS_NO)

@@ -1,0 +1,289 @@
+"""What a simulation points at: where its time or memory goes, in numbers, and one change that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from partopt import documents
+from partopt.schedules import SCHEDULES, refusal
+from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.simulator.balance import imbalance
+from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
+from partopt.simulator.judge import Simulation
+from partopt.topology import Level
+from partopt.units import format_bandwidth, format_bytes, format_seconds
+
+NOTICED = 0.05  # of the time: less than that is within what measured times are off
+ENOUGH_MICROBATCHES = 4  # for each device of a pipeline: 1F1B then idles for at most a fifth of the time
+SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the host
+FULL = 0.9  # of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a tenth
+BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
+BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be worth the trouble
+
+
+class Finding(documents.Part, frozen=True, kw_only=True):
+    """Something to point at. `value`, in `unit`, is the number on which it rests; `change` is what to do about it.
+
+    With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not simulated.
+    """
+
+    kind: str
+    severity: Literal["fault", "loss", "risk"]
+    value: float
+    unit: str
+    text: str
+    change: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    simulation: Simulation
+    memory_bytes: int | None
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.simulation.steady is not None
+
+    @property
+    def window_s(self) -> float:
+        return self.simulation.end_s - self.simulation.start_s
+
+    @cached_property
+    def rank(self) -> int:
+        """The working rank that waits least for others to compute: what holds it up holds up all."""
+        ranks = sorted(self.simulation.plan.stages_by_rank())
+        return ranks[int(np.argmin(self.simulation.shares.idle_s[ranks]))]
+
+    @property
+    def transfer_share(self) -> float:
+        """Of the time of that rank, what it waits for messages."""
+        return float(self.simulation.shares.transfer_s[self.rank]) / self.window_s
+
+    @cached_property
+    def overloaded(self) -> list[tuple[Level, float]]:
+        """The levels with a port that is busy nearly all of the time, and the share."""
+        levels = self.simulation.work.topology.levels
+        shares = [use.transfer_share + use.allreduce_share for use in self.simulation.level_use]
+        return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
+
+    @cached_property
+    def slowest_level(self) -> int:
+        """The level on which messages spend most of the time."""
+        sent, topology = self.simulation.timeline.transfers, self.simulation.work.topology
+        crossed = np.zeros(len(sent.kind), dtype=np.int64)
+        for k in range(1, len(topology.levels)):
+            crossed += sent.source // topology.group_size(k) != sent.destination // topology.group_size(k)
+        return int(np.bincount(crossed, sent.end - sent.start, minlength=len(topology.levels)).argmax())
+
+
+def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:
+    """All that there is to point at, faults first, then losses, then risks; `memory_bytes` is the limit of a device."""
+    case = _Case(simulation, memory_bytes)
+    looks = (_memory, _unsettled, _imbalance, _few_microbatches, _transfers, _allreduce, _in_flight, _ports, _schedule, _idle, _launches)
+    found = [finding for look in looks for finding in look(case)]
+    return sorted(found, key=lambda finding: ("fault", "loss", "risk").index(finding.severity))
+
+
+def _memory(case: _Case) -> Iterator[Finding]:
+    if case.memory_bytes is None:
+        return
+    peaks = case.simulation.peak_memory_bytes
+    rank, peak, limit = int(peaks.argmax()), int(peaks.max()), case.memory_bytes
+    if peak <= FULL * limit:
+        return
+    recomputed = all(stage.recompute for stage in case.simulation.plan.stages)
+    fewer = "partopt plan with more --stages or a smaller --microbatch-size"
+    over = f", {format_bytes(peak - limit)} more than there is" if peak > limit else ""
+    yield Finding(
+        kind="memory",
+        severity="fault" if peak > limit else "risk",
+        value=peak / limit,
+        unit="of the limit",
+        text=f"rank {rank} needs {format_bytes(peak)}, {peak / limit:.0%} of {format_bytes(limit)}{over}",
+        change=fewer if recomputed else "partopt plan --recompute always",
+    )
+
+
+def _unsettled(case: _Case) -> Iterator[Finding]:
+    steady, passed = case.simulation.steady, case.simulation.microbatches
+    if steady is not None and not steady.settled:
+        yield Finding(
+            kind="unsettled",
+            severity="risk",
+            value=passed,
+            unit="microbatches",
+            text=f"{passed} microbatches do not settle into a steady state: the period is their mean pace",
+            change=f"--microbatches {4 * passed}",
+        )
+
+
+def _imbalance(case: _Case) -> Iterator[Finding]:
+    ratio, text, change = imbalance(case.simulation.plan)
+    if ratio > 1 + NOTICED:
+        yield Finding(kind="imbalance", severity="loss", value=ratio, unit="of the mean", text=text, change=change)
+
+
+def _few_microbatches(case: _Case) -> Iterator[Finding]:
+    plan = case.simulation.plan
+    if plan.microbatches is None or plan.schedule == "naive":
+        return
+    of, d = pipeline_of(plan), len(plan.stages_by_rank())
+    enough = ENOUGH_MICROBATCHES * of.P
+    if len(plan.stages) == 1 or enough <= of.M:
+        return
+    now, then = idle_share(plan.schedule, of), idle_share(plan.schedule, of._replace(M=enough))
+    M = enough * d // of.P
+    yield Finding(
+        kind="microbatches",
+        severity="loss",
+        value=plan.microbatches / d,
+        unit="microbatches a device",
+        text=f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of the time, with {M} for {then:.1%}",
+        change=f"--microbatches {M}, a batch of {M * plan.microbatch_size} samples",
+    )
+
+
+def _transfers(case: _Case) -> Iterator[Finding]:
+    share = case.transfer_share
+    if share <= NOTICED:
+        return
+    level = case.simulation.work.topology.levels[case.slowest_level]
+    text = f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of the time, most of them on level {level.name}"
+    yield Finding(kind="transfers", severity="loss", value=share, unit="of the time", text=text, change=_faster(case, level, share))
+
+
+def _faster(case: _Case, level: Level, share: float) -> str:
+    """What would keep devices from waiting for messages on a level."""
+    plan = case.simulation.plan
+    if plan.comm == "serial":
+        return "--comm overlap, where the trainer sends while it computes"
+    for full, busy in case.overloaded:
+        if full is level:
+            return _bandwidth(level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max())))
+    sent = case.simulation.timeline.transfers
+    if plan.schedule == "1f1b":
+        return "--schedule 1f1b-eager, which has more microbatches in flight and hides the latency"
+    if case.asynchronous:
+        return _deeper(case)
+    if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
+        return f'--latency {level.name}="{format_seconds(level.latency_s * NOTICED / share)}": it is latency, not bandwidth'
+    return _bandwidth(level, share / NOTICED)
+
+
+def _bandwidth(level: Level, factor: float) -> str:
+    """The flag that makes a level `factor` times as fast, rounded up to two digits."""
+    rate = level.bandwidth_bytes_per_s * factor
+    digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
+    return f'--bandwidth {level.name}="{format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))}"'
+
+
+def _deeper(case: _Case) -> str:
+    return f"--warmup {','.join(str(stage.warmup + 1) for stage in case.simulation.plan.stages)}: one more in flight on each device"
+
+
+def _allreduce(case: _Case) -> Iterator[Finding]:
+    shares, plan = case.simulation.shares, case.simulation.plan
+    # what comes after it with nothing left to do makes it cheaper by as much
+    share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
+    if share <= NOTICED:
+        return
+    if plan.microbatches is not None:
+        change = f"--microbatches {2 * plan.microbatches}: one exchange for twice the work"
+    elif plan.allreduce == "blocking":
+        change = "--allreduce overlap, where the trainer can use gradients that are a round older"
+    else:
+        change = "partopt plan with fewer --replicas of that stage, or a faster network: --bandwidth"
+    stage = plan.stages_by_rank()[case.rank][0]
+    text = f"rank {case.rank}, of stage {stage} with {plan.stages[stage].replicas} replicas, waits for all-reduces {share:.1%} of the time"
+    yield Finding(kind="all-reduce", severity="loss", value=share, unit="of the time", text=text, change=change)
+
+
+def _in_flight(case: _Case) -> Iterator[Finding]:
+    steady = case.simulation.steady
+    if steady is None or not steady.settled or case.overloaded:
+        return
+    share = float(case.simulation.shares.idle_s[case.rank]) / case.window_s
+    if share > NOTICED:
+        text = f"every device waits for others for {share:.1%} of the time or more: too few microbatches are in flight"
+        yield Finding(kind="in-flight", severity="loss", value=share, unit="of the time", text=text, change=_deeper(case))
+
+
+def _ports(case: _Case) -> Iterator[Finding]:
+    waiting = case.simulation.work.topology.levels[case.slowest_level] if case.transfer_share > NOTICED else None
+    for level, share in case.overloaded:
+        if level is not waiting:
+            text = f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and all-reduces"
+            change = f"--links {level.name}={level.links + 1}, or {_bandwidth(level, share / BUSY)}"
+            yield Finding(kind="port", severity="risk", value=share, unit="of the time", text=text, change=change)
+
+
+def _schedule(case: _Case) -> Iterator[Finding]:
+    plan = case.simulation.plan
+    if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
+        return
+    of = pipeline_of(plan)
+    now = idle_share(plan.schedule, of)
+    others = {name: (idle_share(name, of._replace(v=v)), how) for name, v, how in _alternatives(case, of)}
+    others = {name: found for name, found in others.items() if found[0] < now - BETTER_SCHEDULE}
+    if others:
+        waits = ", ".join(f"under {name} for {share:.1%}" for name, (share, _) in others.items())
+        yield Finding(
+            kind="schedule",
+            severity="loss",
+            value=now - min(share for share, _ in others.values()),
+            unit="of the time",
+            text=f"equal stages wait under {plan.schedule} for {now:.1%} of the time, {waits}",
+            change=", or ".join(how for _, how in others.values()),
+        )
+
+
+def _alternatives(case: _Case, of: Pipeline) -> Iterator[tuple[str, int, str]]:
+    """Schedules with smaller bubbles that could run this model, the chunks that they would have, and the flags that choose them."""
+    plan = case.simulation.plan
+    entry = SCHEDULES[plan.schedule]
+    if plan.schedule == "naive":
+        yield "1f1b", 1, "--schedule 1f1b"
+    elif len({stage.replicas for stage in plan.stages}) == 1 and entry.shape in (STRAIGHT, LOOPED):
+        looped = "interleaved-zb" if entry.split else "interleaved"
+        if entry.shape == STRAIGHT and not entry.split:
+            yield "zb-h1", 1, "--schedule zb-h1"
+        if plan.schedule == "interleaved":
+            yield "interleaved-zb", of.v, "--schedule interleaved-zb"
+        if entry.shape == STRAIGHT and plan.stages[-1].stop >= 2 * of.P and refusal(looped, of.P, 2, of.M) is None:
+            yield looped, 2, f"partopt plan --schedule {looped} --chunks 2"
+
+
+def _idle(case: _Case) -> Iterator[Finding]:
+    plan = case.simulation.plan
+    idle, devices = plan.idle_ranks, plan.topology.devices
+    if idle:
+        replicates = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].uneven
+        yield Finding(
+            kind="idle-ranks",
+            severity="loss",
+            value=len(idle),
+            unit="ranks",
+            text=f"{len(idle)} of {devices} devices have no work",
+            change="partopt plan --planner pipedream, which replicates stages" if replicates else "partopt plan with more --stages",
+        )
+
+
+def _launches(case: _Case) -> Iterator[Finding]:
+    """Of the stage that paces the others: where another is short, its device waits anyway."""
+    plan = case.simulation.plan
+    pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
+    if 0 < pace.forward_s < SHORT_FORWARD_S:
+        forward = f"the forward of stage {plan.stages.index(pace)}, the slowest, takes {format_seconds(pace.forward_s)} a microbatch"
+        yield Finding(
+            kind="launches",
+            severity="risk",
+            value=pace.forward_s,
+            unit="s",
+            text=f"{forward}, less than {format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer",
+            change=f"partopt plan --microbatch-size {2 * plan.microbatch_size}",
+        )

@@ -1,0 +1,53 @@
+"""Idle shares of the synchronous schedules in closed form: equal stages, F = I = W = 1, B = 2, messages that take no time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from partopt.plan import Plan
+from partopt.schedules import SCHEDULES
+from partopt.schedules.layout import MIRRORED
+
+# P   devices of one pipeline; v   stages that a device holds
+# M   microbatches that pass through one pipeline in an iteration
+# d   pipelines side by side
+
+
+class Pipeline(NamedTuple):
+    """One of the equal pipelines of a plan, or all of a plan with unequal replicas as if its devices stood one behind the other."""
+
+    P: int
+    v: int
+    M: int
+
+
+def pipeline_of(plan: Plan) -> Pipeline:
+    """The pipeline of a synchronous plan.
+
+    Balanced stages with unequal replicas fill as one pipeline of all devices does: 15-1 passes its first 15 microbatches on at once, and
+    the last stage works through them alone.
+    """
+    assert plan.microbatches is not None
+    held = plan.stages_by_rank()
+    devices, v = len(held), len(next(iter(held.values())))
+    if len({stage.replicas for stage in plan.stages}) > 1:
+        return Pipeline(devices, v, plan.microbatches)
+    mirrored = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].shape == MIRRORED
+    P = len(plan.stages) if mirrored else len(plan.stages) // v
+    return Pipeline(P, v, max(1, plan.microbatches * P // devices))
+
+
+def idle_share(name: str, of: Pipeline) -> float:
+    """Share of an iteration for which the devices wait, under the schedule `name`, the optimizer's step left out."""
+    P, v, M = of
+    if name == "naive":
+        return 1 - 1 / P
+    filling = {
+        "interleaved": (P - 1) / v,
+        "zb-h1": (P - 1) / 3,
+        "interleaved-zb": (P - 1) / (3 * v),
+        "zbv": (P - 1) / 6,
+        "dualpipe": (P - 2) / 3,
+        "dualpipev": (P - 1) / 3,
+    }.get(name, P - 1)  # in the seconds that a device needs for one microbatch
+    return filling / (M + filling)

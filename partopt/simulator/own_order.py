@@ -1,0 +1,60 @@
+"""A plan under an order of a person's own, in the compute-only CSV that torch executes, in place of a schedule's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from partopt.cost.memory import device_memory
+from partopt.errors import PartoptError
+from partopt.plan import Plan, Stage
+from partopt.schedules.in_flight import in_flight_by_stage
+from partopt.schedules.order import B, F, I, Order
+from partopt.schedules.torch_csv import from_csv
+from partopt.simulator.execute import simulate
+from partopt.simulator.judge import Simulation
+from partopt.simulator.restate import layout_of
+from partopt.simulator.work import work_of
+
+
+def microbatches_in(text: str, plan: Plan) -> int:
+    """The microbatches of all pipelines of the plan that a CSV passes through it, by the largest number in it. PartoptError without any."""
+    numbers = [int(found) for found in re.findall(r"[0-9]{1,7}[FBIW]([0-9]{1,7})", text)]
+    if not numbers:
+        raise PartoptError("no action in it", "a cell is a stage, one of F B I W and a microbatch, like 2F0")
+    return (max(numbers) + 1) * plan.stages[0].replicas
+
+
+def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Simulation:
+    """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a synchronous schedule.
+
+    Raises PartoptError that names the cell, or the rank and the action, where the order is malformed, is not of this plan or deadlocks.
+    """
+    synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
+    order = from_csv(text, layout_of(synchronous))
+    counted = replace(synchronous, stages=_counted(order, synchronous.stages))
+    work = work_of(counted, False)
+    timeline = simulate(order, work)
+    return Simulation(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
+
+
+def _counted(order: Order, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages with the warm-up, the microbatches in flight and the memory that the order gives them, one version of the weights each."""
+    held = in_flight_by_stage(order)
+    return [_held(stage, _warmup(order, stage.ranks[0], s), int(held.most[held.stage == s].max())) for s, stage in enumerate(stages)]
+
+
+def _warmup(order: Order, rank: int, s: int) -> int:
+    """Forwards of stage s on `rank` before its first backward."""
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    kind = order.kind[own][order.stage[own] == s]
+    return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
+
+
+def _held(stage: Stage, warmup: int, held: int) -> Stage:
+    weights, state, stash = stage.parameter_bytes, stage.memory.optimizer_bytes, stage.stash_bytes
+    memory = device_memory(weights, state, stash, stage.input_bytes, stage.output_bytes, held, 1, stage.recompute)
+    return replace(stage, warmup=warmup, in_flight=held, weight_versions=1, memory=memory)
