@@ -137,6 +137,22 @@ def parse(content: bytes, where: str = "topology", outermost_size: int | None = 
     return topology
 
 
+def resized(topology: Topology, devices: int) -> Topology:
+    """The topology with `devices` devices: inner levels are filled before outer ones, and the outermost takes what is left.
+
+    Raises PartoptError for a number that does not fill the levels evenly.
+    """
+    left, levels = devices, []
+    for k, level in enumerate(topology.levels, start=1):
+        size = left if k == len(topology.levels) else min(level.size, left)
+        if left % size:
+            whole = left // size * size * topology.group_size(k - 1)
+            raise PartoptError(f"{devices} devices do not fill levels of {level.size} {level.name}", f"choose {whole}, for example")
+        left //= size
+        levels.append(msgspec.structs.replace(level, size=size))
+    return msgspec.structs.replace(topology, devices=0, levels=levels)
+
+
 def dump(topology: Topology) -> str:
     """The topology as YAML that `parse` reads back: sizes and rates in base units, exactly."""
     levels: list[dict[str, Any]] = []

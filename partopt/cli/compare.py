@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import contest, options, progress
+from partopt.cli import options, progress
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     from partopt.report import comparison
     from partopt.report.table import labelled
     from partopt.report.topology import describe
+    from partopt.search import contest
 
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
@@ -60,6 +61,8 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
 
 def _data_parallel(problem: Problem) -> Plan | None:
     """The base of the column x DP; None under a schedule that cannot have it."""
+    from partopt.search import contest
+
     with suppress(PartoptError):
         return contest.planned("data_parallel", problem)
     return None
@@ -70,7 +73,7 @@ def _again(path: str, problem: Problem) -> Plan:
     from partopt import plan as documents
     from partopt.cost.price import price
     from partopt.cost.problem import Assignment, Partition
-    from partopt.simulator import judged_at_best
+    from partopt.search.warmup import judged_at_best
 
     plan = documents.load(path)
     layers, devices = problem.chain.layers, problem.topology.devices

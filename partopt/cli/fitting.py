@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from partopt.cli import contest
 from partopt.errors import ANSWER_IS_NO, PartoptError, PartoptWarning
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:
     """The flags of the fastest plan that fits, with as few kinds of change as will do: size and recomputation, then the planner, then the
     optimizer.
     """
+    from partopt.search import contest
     from partopt.units import format_rate
 
     for optimizer in (problem.optimizer, "momentum", "sgd"):
@@ -50,6 +50,8 @@ def _what_would_fit(planner: str, problem: Problem, restated: Restated) -> str:
 
 def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, restated: Restated) -> Iterator[tuple[float, str]]:
     """Samples/s and flags of the plans that fit, at every smaller measured size, with and without recomputation."""
+    from partopt.search import contest
+
     now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
     sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
     for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):

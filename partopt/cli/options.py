@@ -121,7 +121,6 @@ def problem(
     from partopt.schedules import schedule
 
     schedule(options["schedule"])
-    limit = {} if options["memory"] is None else {"memory_bytes": _memory(options["memory"])}
     stated = problem_of(
         profile,
         topology,
@@ -136,7 +135,7 @@ def problem(
         cut_at=_starts(profile, options["cut_at"]),
         cuts=tuple(cuts),
         replicas=tuple(replicas),
-        **limit,
+        memory_bytes=memory_limit(options["memory"], topology),
     )
     if stated.stages is not None:
         stage_count(stated)
@@ -181,6 +180,11 @@ def _starts(profile: Profile, globs: Sequence[str]) -> list[int] | None:
             raise PartoptError(f"--cut-at {glob}: no layer of {profile.model.name} has such a name", did_you_mean(glob, names))
     matching = [index for index, name in enumerate(names) if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
     return sorted({0, *matching}) if globs else None
+
+
+def memory_limit(given: str | None, topology: Topology) -> int | None:
+    """The limit of a device: --memory, or what the topology says."""
+    return topology.device.memory_bytes if given is None else _memory(given)
 
 
 def _memory(text: str) -> int:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import contest, options, progress
-from partopt.cli.fitting import does_not_fit
-from partopt.errors import PartoptError
+from partopt.cli import options, progress
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
@@ -30,48 +29,120 @@ _BESIDE_SHOWN = 3  # at most
 @click.option("--cuts", metavar="5,9", help="Your own split: the first layer of every stage but the first.")
 @click.option("--replicas", metavar="1,2,1", help="Replicas of each stage of your own split (default: one each).")
 @options.problem_options
+@click.option("--scaling", metavar="8,16,32", help="A table over numbers of devices instead of one plan.")
+@click.option("--weak", is_flag=True, help="With --scaling: let the batch grow with the devices.")
 @options.output_options("the plan")
 @options.json_option
-def command(
-    profile: str, planner: str | None, cuts: str | None, replicas: str | None, output: str | None, force: bool, as_json: bool, **given: Any
-) -> None:
+def command(profile: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Plan PROFILE, a file, - or the name of a shipped one, on a cluster.
 
-    Prints the stages with their ranks, load and memory, what to expect, and beside it GPipe's heuristic and data parallelism. Exits
-    with 1, and writes no plan, where the plan does not fit the devices' memory.
+    Every candidate is executed by the simulator, which gives its period. Prints the stages with their ranks, load and memory, what to
+    expect, and the runners-up. Exits with 1, and writes no plan, where the plan does not fit the devices' memory.
 
     \b
     Example:
       partopt plan gpt.cpu.float32 --topology v100-pcie -o plan.json
       partopt plan gpt.json --topology dgx-h100 --servers 4 --schedule 1f1b --microbatches 64
+      partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
+      partopt plan gpt.json --topology v100-pcie --scaling 4,8,16
     """
     from partopt import documents
-    from partopt import plan as documents_of_plans
 
     if output:
         documents.check_writable(output, force)
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"])
-    split = options.integers(cuts, "--cuts"), options.integers(replicas, "--replicas")
-    name = _planner(planner, cuts, replicas, given)
     options.warn_of_cpu(loaded, topology)
-    stated = partial(_stated, loaded, topology, given, split)
+    if given["scaling"] is not None or given["weak"]:
+        _print_scaling(loaded, topology, given, output, as_json)
+    elif given["schedule"] == "auto":
+        _print_schedules(loaded, topology, given, output, force, as_json)
+    else:
+        _print_plan(loaded, topology, given, output, force, as_json)
+    if not as_json and output != "-":
+        click.echo(f"next:    partopt {_next(profile, output, given)}", err=True)
+
+
+def _next(profile: str, output: str | None, given: dict[str, Any]) -> str:
+    """The command that follows: look at the plan, compare it, or write it."""
+    if output:
+        return f"simulate {shlex.quote(output)}"
+    if given["schedule"] == "auto" or given["scaling"]:
+        return f"plan {shlex.quote(profile)} {options.repeated([name for name in given if name not in ('scaling', 'weak')])} -o plan.json"
+    return f"compare {shlex.quote(profile)} {options.repeated([name for name in given if name not in ('planner', 'cuts', 'replicas')])}"
+
+
+def _print_plan(profile: Profile, topology: Topology, given: dict[str, Any], output: str | None, force: bool, as_json: bool) -> None:
+    """One plan under the schedule that was named, and the runners-up."""
+    from partopt.cli.fitting import does_not_fit
+    from partopt.report.comparison import render_beside
+
+    split = options.integers(given["cuts"], "--cuts"), options.integers(given["replicas"], "--replicas")
+    name = _planner(given)
+    stated = partial(_stated, profile, topology, given, split)
     problem = stated()
     with progress.shown() as tell:
         plan, plans = _planned(name, replace(problem, progress=tell))
+    others = sorted((other for other in plans.values() if other is not plan), key=lambda other: -other.predicted.samples_per_s)
+    beside = render_beside(plan, others[:_BESIDE_SHOWN], problem.memory_bytes) if others else ""
+    _print(plan, problem.memory_bytes, beside, output, as_json)
+    if not plan.fits(problem.memory_bytes):
+        raise does_not_fit(plan, problem, stated)
+    _save(plan, output, force, as_json)
+
+
+def _print_schedules(profile: Profile, topology: Topology, given: dict[str, Any], output: str | None, force: bool, as_json: bool) -> None:
+    """The best plan under any synchronous schedule, and the best under each of the others."""
+    from partopt.cli.auto import chosen_schedules
+    from partopt.report.schedules import render
+    from partopt.units import format_bytes
+
+    plans = chosen_schedules(profile, topology, given)
+    limit = options.memory_limit(given["memory"], topology)
+    plan = plans[0]
+    _print(plan, limit, render(plans, limit), output, as_json)
+    if not plan.fits(limit):
+        needed = f"a device of the fastest needs {format_bytes(plan.peak_memory_bytes)}"
+        raise PartoptError(f"no schedule fits: {needed}", "take larger devices, more of them, or smaller microbatches", ANSWER_IS_NO)
+    _save(plan, output, force, as_json)
+
+
+def _print_scaling(profile: Profile, topology: Topology, given: dict[str, Any], output: str | None, as_json: bool) -> None:
+    """The best plan on each of several numbers of devices."""
+    from partopt import documents
+    from partopt.cli.auto import scaled
+    from partopt.report import scaling
+
+    if output or given["scaling"] is None:
+        wrong, hint = ("-o: --scaling prints a table", "drop -o") if output else ("--weak goes with --scaling", "add --scaling 8,16,32")
+        raise PartoptError(wrong, hint)
+    plans = scaled(profile, topology, given, given["weak"])
+    limit = options.memory_limit(given["memory"], topology)
+    if as_json:
+        documents.write_bytes("-", documents.encode(scaling.scaling(plans, limit)))
+    else:
+        click.echo(scaling.render(scaling.scaling(plans, limit)))
+
+
+def _print(plan: Plan, limit: int | None, beside: str, output: str | None, as_json: bool) -> None:
+    from partopt import documents
+    from partopt.report.plan import render
+
     if as_json:
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
-        _show(plan, plans, problem)
-    if not plan.fits(problem.memory_bytes):
-        raise does_not_fit(plan, problem, stated)
+        click.echo(render(plan, limit, options.ascii_only()))
+        click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
+
+
+def _save(plan: Plan, output: str | None, force: bool, as_json: bool) -> None:
+    from partopt import plan as plans
+
     if output and not (as_json and output == "-"):
-        documents_of_plans.save(plan, output, force)
+        plans.save(plan, output, force)
     if output and output != "-":
         click.echo(f"Wrote {output}", err=True)
-    if not as_json and output != "-":
-        click.echo(f"next:    partopt compare {shlex.quote(profile)} {options.repeated(given)}", err=True)
 
 
 def _stated(
@@ -81,14 +152,14 @@ def _stated(
     return options.problem(profile, topology, given | changed, *split)
 
 
-def _planner(planner: str | None, cuts: str | None, replicas: str | None, given: dict[str, Any]) -> str | None:
+def _planner(given: dict[str, Any]) -> str | None:
     """The planner to use, None for the best of all. PartoptError for options that it would not look at: a split of one's own goes with
     `manual` alone.
     """
     from partopt.planners import PLANNERS
 
-    own = cuts is not None or replicas is not None
-    name = planner or ("manual" if own else None)
+    own = given["cuts"] is not None or given["replicas"] is not None
+    name = given["planner"] or ("manual" if own else None)
     if own and name != "manual":
         raise PartoptError(f"--planner {name}: --cuts and --replicas go with the planner manual", "drop one or the other")
     if name == "manual" and given["cut_at"]:
@@ -102,19 +173,11 @@ def _planner(planner: str | None, cuts: str | None, replicas: str | None, given:
 
 def _planned(name: str | None, problem: Problem) -> tuple[Plan, dict[str, Plan]]:
     """The plan of the planner that was named, or the best of all, and the plans to print beside it."""
+    from partopt.search import contest
+
     able = contest.contestants(problem)
     chosen = {} if name is None else {name: contest.planned(name, problem)}
     with contest.quiet():
         others = contest.plans_of([other for other in (able if name is None else _BESIDE) if other in able and other != name], problem)
     plans = chosen | others
     return plans[name or contest.best_of(plans, problem.memory_bytes)], plans
-
-
-def _show(plan: Plan, plans: dict[str, Plan], problem: Problem) -> None:
-    from partopt.report.comparison import render_beside
-    from partopt.report.plan import render
-
-    others = sorted((other for other in plans.values() if other is not plan), key=lambda other: -other.predicted.samples_per_s)
-    click.echo(render(plan, problem.memory_bytes, options.ascii_only()))
-    if others:
-        click.echo(f"\n{render_beside(plan, others[:_BESIDE_SHOWN], problem.memory_bytes)}")

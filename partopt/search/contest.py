@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from partopt import planners
+from partopt.cost.problem import Problem
 from partopt.errors import PartoptError, PartoptWarning
-
-if TYPE_CHECKING:
-    from partopt.cost.problem import Problem
-    from partopt.plan import Plan
+from partopt.plan import Plan
+from partopt.planners import PLANNERS
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT
+from partopt.search.warmup import judged_at_best
 
 
 @contextmanager
@@ -24,19 +26,12 @@ def quiet() -> Iterator[None]:
 
 def planned(name: str, problem: Problem) -> Plan:
     """The plan of one planner, judged. PartoptError where it refuses the problem, or its schedule cannot run its plan."""
-    from partopt import planners
-    from partopt.simulator import judged_at_best
-
     problem.progress(f"simulating {name}", 0, 1)
     return judged_at_best(planners.plan(name, problem), problem.memory_bytes)
 
 
 def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
-    from partopt.planners import PLANNERS
-    from partopt.schedules import schedule
-    from partopt.schedules.layout import STRAIGHT
-
     needed = {use for use, stated in (("stages", problem.stages), ("costs", problem.costs)) if stated is not None}
     needed |= set() if schedule(problem.schedule).shape == STRAIGHT else {"chunks"}
     return [name for name, entry in PLANNERS.items() if name != "manual" and needed <= entry.uses]

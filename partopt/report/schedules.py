@@ -1,0 +1,31 @@
+"""The schedules that were tried for one problem, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partopt.plan import Plan
+from partopt.report.table import table
+from partopt.units import format_bytes, format_seconds
+
+_HEADINGS = ["SCHEDULE", "GRID", "BATCH", "RECOMP.", "ITERATION", "SAMPLES/S", "BUBBLE", "MEMORY", "FITS"]
+
+
+def render(plans: Sequence[Plan], memory_bytes: int | None) -> str:
+    """A line for the best plan under each schedule. GRID: pipelines side by side x stages of each; BATCH: samples of a microbatch x M."""
+    return table(_HEADINGS, [_cells(plan, memory_bytes) for plan in plans], left=(0, 1, 2, 3, 8), gap=1)
+
+
+def _cells(plan: Plan, memory_bytes: int | None) -> list[str]:
+    predicted = plan.predicted
+    return [
+        plan.schedule,
+        f"{min(stage.replicas for stage in plan.stages)} x {len(plan.stages)}",
+        f"{plan.microbatch_size} x {plan.microbatches}",
+        "always" if plan.stages[0].recompute else "never",
+        format_seconds(predicted.iteration_s or 0.0),
+        f"{predicted.samples_per_s:,.4g}",
+        f"{predicted.bubble:.1%}",
+        format_bytes(plan.peak_memory_bytes),
+        "yes" if plan.fits(memory_bytes) else "no",
+    ]
