@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from partopt.cost.flight import noam
 from partopt.plan import Plan, Stage
 from partopt.report.table import bar, labelled, shorten, table
 from partopt.report.topology import describe
@@ -90,7 +91,7 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     rate = format_rate(predicted.samples_per_s, "samples")
     lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
     if plan.microbatches is None:
-        lines.append(("flight", f"NOAM {plan.noam}: microbatches in flight for each replica of the first stage"))
+        lines.append(("flight", _flight(plan)))
     lines.append(("memory", _memory(plan, limit)))
     if plan.idle_ranks:
         lines.append(
@@ -99,6 +100,16 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     if plan.certificate is not None:
         lines.append(("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
     return lines
+
+
+def _flight(plan: Plan) -> str:
+    """NOAM, and where it is not the formula's, what that would give."""
+    text = f"NOAM {plan.noam}: microbatches in flight for each replica of the first stage"
+    formula = noam(sum(stage.replicas for stage in plan.stages), plan.stages[0].replicas)
+    if plan.noam == formula:
+        return text
+    without = plan.predicted.formula_period_s
+    return f"{text}; the formula's {formula} {'deadlocks' if without is None else f'gives {format_seconds(without)} a microbatch'}"
 
 
 def _memory(plan: Plan, limit: int | None) -> str:
