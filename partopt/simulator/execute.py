@@ -65,7 +65,7 @@ def _network(order: Order, work: Work, ports: Ports) -> events.Network:
 
 def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
     S = len(work.ranks)
-    rings = [ports.of_ring(ranks) for ranks in work.ranks]
+    rings = [ports.of_ring(ranks) if size else [] for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)]
     loads = [ring_loads(float(size), ranks, work.topology) for size, ranks in zip(work.gradient_bytes, work.ranks, strict=True)]
     return events.Rings(
         first=np.cumsum([0, *(len(ring) for ring in rings)]),

@@ -51,7 +51,7 @@ class _Run:
         self.lanes = [[self.zero] * int(self.ports.lanes[k]) for k in range(len(work.topology.levels)) for _ in range(self._ports_at(k))]
         self.busy = [self.zero] * self.ports.count  # seconds for which transfers held each port, all of its lanes together
         self.transfers: list[tuple[Any, ...]] = []
-        self.rings = [self.ports.of_ring(ranks) for ranks in work.ranks]
+        self.rings = [self.ports.of_ring(ranks) if size else [] for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)]
         self.loads = [
             {k: number(seconds) for k, seconds in ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology).items()}
             for s in range(S)
@@ -193,7 +193,7 @@ class _Run:
         """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there and those that came since."""
         start, before = self.exchanging[stage]
         carried = [self.loads[stage][k] + (self.busy[port] - seconds) for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
-        return start + max(carried) + self.latencies[stage]
+        return start + max(carried, default=self.zero) + self.latencies[stage]
 
     def exchanged(self, stage: int, now: Any) -> None:
         """The all-reduce of a stage is done, unless transfers have delayed it: then the next one may begin, and its replicas go on."""

@@ -15,7 +15,7 @@ from partopt.simulator.timeline import Timeline
 # D   microbatches in flight in the whole pipeline, at most, and those whose gradients may yet be exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
 
-_TOLERANCE = 1e-9  # of a cycle: what adding the same seconds in another order may change
+_TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def case(
 
 
 @st.composite
-def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0, 0.5, 0.1), buses: bool = True) -> Topology:
-    """One to three levels with room for `devices`."""
+def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0, 0.5, 0.1), ties: bool = False) -> Topology:
+    """One to three levels with room for `devices`. `ties`: times on them add up without rounding, so that ties are ties."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=0, max_size=2))
     inside = int(np.prod(sizes, dtype=int))
     sizes.append(-(-devices // inside) + draw(st.integers(0, 1)))
@@ -74,10 +74,10 @@ def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0,
         Level(
             name=f"level{k}",
             size=size,
-            bandwidth_bytes_per_s=draw(st.sampled_from([0.5, 1.0, 2.0, 3.0])),
-            links=draw(st.integers(1, 3)),
+            bandwidth_bytes_per_s=draw(st.sampled_from([0.5, 1.0, 2.0] if ties else [0.5, 1.0, 2.0, 3.0])),
+            links=1 if ties else draw(st.integers(1, 3)),
             latency_s=draw(st.sampled_from(latencies)),
-            bus=buses and draw(st.booleans()),
+            bus=draw(st.booleans()),
         )
         for k, size in enumerate(sizes, start=1)
     ]
