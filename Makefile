@@ -14,7 +14,9 @@ demo: $(INSTALLED)
 	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2,4 -o $(DEMO)/gpt.json --force
 	@echo; echo '--- 2. plan it on a cluster of 16 GPUs'
 	$(BIN)/partopt plan $(DEMO)/gpt.json --topology $(TOPOLOGY) -o $(DEMO)/plan.json --force
-	@echo; echo '--- 3. compare the planners'
+	@echo; echo '--- 3. execute the plan in the simulator'
+	$(BIN)/partopt simulate $(DEMO)/plan.json
+	@echo; echo '--- 4. compare the planners'
 	$(BIN)/partopt compare $(DEMO)/gpt.json --topology $(TOPOLOGY)
 	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show $(TOPOLOGY) --yaml).'
 
