@@ -51,7 +51,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
 
     _check_output(output, force, as_json)
     before = documents.load(plan)
-    simulation = _in_background(_prepared(before, plan, given))
+    simulation = _in_background(_prepared(before, plan, given, _most_actions(output)))
     found = findings(simulation, simulation.plan.topology.device.memory_bytes)
     result = document(simulation, before, found)
     _show(simulation, before, result, as_json, output)
@@ -69,7 +69,7 @@ def _check_output(output: str | None, force: bool, as_json: bool) -> None:
 
     if output == "-" and as_json:
         raise PartoptError("-o - --json: both print on standard output", "choose one of them")
-    if output and output != "-" and Path(output).suffix.lower() not in FORMS:
+    if output and _form(output) not in FORMS:
         raise PartoptError(
             f"-o {output}: the extension chooses what is written, and this is none that partopt writes",
             "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
@@ -78,13 +78,26 @@ def _check_output(output: str | None, force: bool, as_json: bool) -> None:
         documents.check_writable(output, force)
 
 
-def _prepared(plan: Plan, path: str, given: dict[str, Any]) -> Callable[[], Simulation]:
+def _most_actions(output: str | None) -> int:
+    """How many actions may be simulated: a trace holds fewer."""
+    from partopt.report.trace import MOST_ACTIONS
+    from partopt.simulator.judge import ACTION_LIMIT
+
+    return MOST_ACTIONS if output and _form(output) == ".json" else ACTION_LIMIT
+
+
+def _form(output: str) -> str:
+    """The extension of what is written to `output`; on standard output, that of a trace."""
+    return ".json" if output == "-" else Path(output).suffix.lower()
+
+
+def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
     """What is to be simulated: the plan under the options' circumstances. Raises PartoptError where it cannot be."""
     from partopt.simulator import simulation_of
 
     if whatif.own_order(given["schedule"]):
-        return _own(plan, given)
-    changed, passing = whatif.changed(plan, given), given["microbatches"]
+        return _own(plan, given, most)
+    changed, passing = whatif.changed(plan, given, most), given["microbatches"]
 
     def run() -> Simulation:
         try:
@@ -95,7 +108,7 @@ def _prepared(plan: Plan, path: str, given: dict[str, Any]) -> Callable[[], Simu
     return run
 
 
-def _own(plan: Plan, given: dict[str, Any]) -> Callable[[], Simulation]:
+def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
     """The order in the file that --schedule names."""
     from msgspec.structs import replace as restated
 
@@ -110,7 +123,7 @@ def _own(plan: Plan, given: dict[str, Any]) -> Callable[[], Simulation]:
     changed = restated(plan, topology=whatif.network(plan.topology, given), comm=given["comm"] or plan.comm)
     try:
         M = given["microbatches"] or microbatches_in(text, plan)
-        whatif.check_size(plan, path, M)
+        whatif.check_size(plan, path, M, most)
     except PartoptError as error:
         raise error.at(path) from None
 
@@ -181,7 +194,7 @@ def _write(simulation: Simulation, output: str, force: bool) -> None:
     from partopt.schedules.torch_csv import to_csv
     from partopt.simulator.restate import layout_of
 
-    form = ".json" if output == "-" else Path(output).suffix.lower()
+    form = _form(output)
     if form == ".json":
         documents.write_bytes(output, b"".join(trace.write(simulation.timeline, simulation.plan)), force)
     elif form == ".csv":
@@ -196,7 +209,7 @@ def _write(simulation: Simulation, output: str, force: bool) -> None:
 
 
 def _next(plan: str, output: str | None) -> str:
-    if output and Path(output).suffix.lower() == ".json":
+    if output and _form(output) == ".json":
         return f"next:    open {output} in https://ui.perfetto.dev"
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 

@@ -23,7 +23,7 @@ WARMED = ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager")  # schedules that 
 _OPTIONS = [
     click.option("--schedule", metavar="NAME|FILE.csv", help="Another schedule, or your own order as torch's compute-only CSV."),
     click.option("--microbatches", type=click.IntRange(min=1), metavar="M", help="In an iteration; asynchronous: that pass through."),
-    click.option("--warmup", metavar="3,2,1,0", help="Forwards of each stage before its first backward."),
+    click.option("--warmup", metavar="3,2,1,0|+N", help="Forwards of each stage before its first backward, or N more than planned."),
     click.option("--bandwidth", multiple=True, metavar="LEVEL=RATE", help='Of a level, such as cluster="25 Gb/s" (repeat).'),
     click.option("--latency", multiple=True, metavar="LEVEL=TIME", help='Of a level, such as cluster="50 us" (repeat).'),
     click.option("--links", multiple=True, metavar="LEVEL=N", help="Parallel links of each member of a level (repeat)."),
@@ -46,10 +46,10 @@ def own_order(schedule: str | None) -> bool:
     return schedule is not None and schedule not in SCHEDULES and (schedule.endswith(".csv") or Path(schedule).is_file())
 
 
-def changed(plan: Plan, given: dict[str, Any]) -> Plan:
+def changed(plan: Plan, given: dict[str, Any], most: int) -> Plan:
     """The plan under a schedule, network, number of microbatches and warm-up that the options give; itself where they give none.
 
-    Raises PartoptError where they contradict each other or the plan cannot run that way.
+    Raises PartoptError where they contradict each other, the plan cannot run that way, or more than `most` actions would be simulated.
     """
     from partopt.schedules import schedule
     from partopt.simulator.restate import restated
@@ -62,7 +62,7 @@ def changed(plan: Plan, given: dict[str, Any]) -> Plan:
     if M is None and not asynchronous:
         raise PartoptError(f"--schedule {name}: needs a number of microbatches", "add --microbatches 64")
     check_layout(plan, name)
-    check_size(plan, name, M or given["microbatches"])
+    check_size(plan, name, M or given["microbatches"], most)
     warmups = _warmups(plan, name, M, given["warmup"])
     fields = {"comm": given["comm"] or plan.comm, "allreduce": (given["allreduce"] or plan.allreduce) if asynchronous else "overlap"}
     if (name, M, topology, warmups) == (plan.schedule, plan.microbatches, plan.topology, None):
@@ -135,21 +135,19 @@ def check_layout(plan: Plan, name: str) -> None:
         raise PartoptError(f"--schedule {name}: {error.message}", hint) from None
 
 
-def check_size(plan: Plan, name: str, microbatches: int | None) -> None:
-    """PartoptError where the simulation would be of more actions than one may have; `microbatches` None: as many as it takes to settle."""
+def check_size(plan: Plan, name: str, microbatches: int | None, most: int) -> None:
+    """PartoptError where the simulation would be of more actions than `most`; `microbatches` None: as many as it takes to settle."""
     from partopt.schedules import SCHEDULES
-    from partopt.simulator.judge import ACTION_LIMIT
     from partopt.simulator.steady import microbatches_to_settle
 
     each = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
     first, replicas = plan.stages[0], [stage.replicas for stage in plan.stages]
     count = microbatches or microbatches_to_settle((first.warmup + 1) * first.replicas, replicas)
-    if count * each > ACTION_LIMIT:
+    if count * each > most:
         to_settle = "" if microbatches else " that it takes to settle"
         raise PartoptError(
-            f"{count:,} microbatches{to_settle} in {len(plan.stages):,} stages are {count * each:,} actions; "
-            f"partopt simulates {ACTION_LIMIT:,}",
-            f"--microbatches {max(1, ACTION_LIMIT // each)} or fewer",
+            f"{count:,} microbatches{to_settle} in {len(plan.stages):,} stages are {count * each:,} actions, more than {most:,}",
+            f"--microbatches {max(1, most // each)} or fewer",
         )
 
 
@@ -159,7 +157,8 @@ def _warmups(plan: Plan, name: str, M: int | None, text: str | None) -> list[int
         return None
     if name not in WARMED:
         raise PartoptError(f"--warmup: {name} has a warm-up of its own", f"drop --warmup, or choose --schedule {' or '.join(WARMED)}")
-    found = options.integers(text, "--warmup")
+    more = text.startswith("+") and text[1:].isdecimal()
+    found = [stage.warmup + int(text) for stage in plan.stages] if more else options.integers(text, "--warmup")
     if len(found) != len(plan.stages):
         raise PartoptError(f"--warmup {text}: {len(found)} numbers for {len(plan.stages)} stages", "give one for each stage")
     for s, (count, stage) in enumerate(zip(found, plan.stages, strict=True)):

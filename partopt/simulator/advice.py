@@ -14,7 +14,7 @@ from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import LOOPED, STRAIGHT
 from partopt.simulator.balance import imbalance
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
-from partopt.simulator.judge import Simulation
+from partopt.simulator.judge import ACTION_LIMIT, Simulation
 from partopt.topology import Level
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -111,6 +111,7 @@ def _memory(case: _Case) -> Iterator[Finding]:
 
 def _unsettled(case: _Case) -> Iterator[Finding]:
     steady, passed = case.simulation.steady, case.simulation.microbatches
+    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.simulation.plan.stages)))
     if steady is not None and not steady.settled:
         yield Finding(
             kind="unsettled",
@@ -118,7 +119,7 @@ def _unsettled(case: _Case) -> Iterator[Finding]:
             value=passed,
             unit="microbatches",
             text=f"{passed} microbatches do not settle into a steady state: the period is their mean pace",
-            change=f"--microbatches {4 * passed}",
+            change=f"--microbatches {more}" if more > passed else "fewer stages: so many take longer to settle than partopt simulates",
         )
 
 
@@ -183,7 +184,8 @@ def _bandwidth(level: Level, factor: float) -> str:
 
 
 def _deeper(case: _Case) -> str:
-    return f"--warmup {','.join(str(stage.warmup + 1) for stage in case.simulation.plan.stages)}: one more in flight on each device"
+    held = case.simulation.plan.stages[0].in_flight
+    return f"--warmup +1: one microbatch more in flight on each device, {held + 1} instead of {held} on the first"
 
 
 def _allreduce(case: _Case) -> Iterator[Finding]:
