@@ -14,11 +14,14 @@ from partopt.errors import PartoptError
 from partopt.plan import Plan
 from partopt.profile import Profile
 from partopt.report.comparison import Comparison, compare
+from partopt.report.simulation import SimulationDocument, document
+from partopt.simulator import simulation_of
+from partopt.simulator.advice import findings
 from partopt.topology import TopologyFile
 from tests.docs.documents import blocks, read, rows, section
 
 TEXT = read("formats.md")
-PROFILE, PLAN, COMPARISON = (block.encode() for block in blocks(TEXT, "json"))
+PROFILE, PLAN, COMPARISON, SIMULATION = (block.encode() for block in blocks(TEXT, "json"))
 TOPOLOGY = blocks(TEXT, "yaml")[0].encode()
 PARSERS = {"size": units.parse_bytes, "bandwidth": units.parse_bandwidth, "duration": units.parse_seconds}
 
@@ -33,7 +36,13 @@ def structs(found: Any) -> set[type[msgspec.Struct]]:
 
 @pytest.mark.parametrize(
     "heading, document",
-    [("profile.json", Profile), ("cluster.yaml", TopologyFile), ("plan.json", Plan), ("comparison JSON", Comparison)],
+    [
+        ("profile.json", Profile),
+        ("cluster.yaml", TopologyFile),
+        ("plan.json", Plan),
+        ("comparison JSON", Comparison),
+        ("simulation JSON", SimulationDocument),
+    ],
 )
 def test_every_field_is_described_and_no_other(heading, document):
     fields = {field.name for struct in structs(document) for field in msgspec.structs.fields(struct)}
@@ -75,6 +84,13 @@ def test_comparing_the_examples_gives_the_example_comparison():
     plans = {name: planners.plan(name, problem) for name in ("pipedream", "data_parallel")}
     expected = documents.parse(COMPARISON, Comparison, lambda _: [], "comparison")
     assert_same(compare(plans, plans["data_parallel"], problem.memory_bytes), expected)
+
+
+def test_simulating_the_example_plan_gives_the_example_simulation():
+    example = plan.parse(PLAN)
+    simulation = simulation_of(example)
+    expected = documents.parse(SIMULATION, SimulationDocument, lambda _: [], "simulation")
+    assert_same(document(simulation, example, findings(simulation, example.topology.device.memory_bytes)), expected)
 
 
 def test_the_topology_in_the_plan_is_the_topology_example():
