@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, whatif
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 
 if TYPE_CHECKING:
     from partopt.plan import Plan
@@ -52,6 +52,8 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     _check_output(output, force, as_json)
     before = documents.load(plan)
     simulation = _in_background(_prepared(before, plan, given, _most_actions(output)))
+    if simulation.makespan_s == 0:
+        raise PartoptError(f"{plan}: all that it does takes 0 s, there is nothing to see", "were its layers measured? partopt show")
     found = findings(simulation, simulation.plan.topology.device.memory_bytes)
     result = document(simulation, before, found)
     _show(simulation, before, result, as_json, output)
@@ -93,10 +95,13 @@ def _form(output: str) -> str:
 
 def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
     """What is to be simulated: the plan under the options' circumstances. Raises PartoptError where it cannot be."""
+    from partopt.schedules import SCHEDULES
     from partopt.simulator import simulation_of
 
     if whatif.own_order(given["schedule"]):
         return _own(plan, given, most)
+    if given["schedule"] is None and plan.schedule not in SCHEDULES:
+        raise PartoptError(f'{path}: schedule: there is no "{plan.schedule}"', did_you_mean(plan.schedule, SCHEDULES))
     changed, passing = whatif.changed(plan, given, most), given["microbatches"]
 
     def run() -> Simulation:

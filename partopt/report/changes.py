@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from partopt import documents
 from partopt.plan import Plan
@@ -70,18 +70,22 @@ def compared(before: Plan, simulation: Simulation) -> list[str]:
     said, peak = planned_of(before), int(simulation.peak_memory_bytes.max())
     rate = simulation.plan.microbatch_size / simulation.period_s
     rows = [
-        _row("period", format_seconds(said.period_s), format_seconds(simulation.period_s), simulation.period_s / said.period_s),
-        _row("speed", format_rate(said.samples_per_s, "samples"), format_rate(rate, "samples"), rate / said.samples_per_s),
+        _row("period", format_seconds, said.period_s, simulation.period_s),
+        _row("speed", lambda each: format_rate(each, "samples"), said.samples_per_s, rate),
         ["idle", f"{said.bubble:.1%}", f"{simulation.bubble:.1%}", f"{100 * (simulation.bubble - said.bubble):+.1f} points"],
-        _row("memory", format_bytes(said.peak_memory_bytes), format_bytes(peak), peak / said.peak_memory_bytes),
+        _row("memory", format_bytes, said.peak_memory_bytes, peak),
     ]
     if said.iteration_s is not None and simulation.steady is None:
-        iteration = simulation.makespan_s
-        rows.insert(1, _row("iteration", format_seconds(said.iteration_s), format_seconds(iteration), iteration / said.iteration_s))
+        rows.insert(1, _row("iteration", format_seconds, said.iteration_s, simulation.makespan_s))
     lines = [("changed" if place == 0 else "", change) for place, change in enumerate(changed)]
     return [labelled(lines), table(["", "PLANNED", "CHANGED", "BY"], rows)]
 
 
-def _row(what: str, old: str, new: str, ratio: float) -> list[str]:
-    by = f"{ratio - 1:+.1%}" if ratio < 10 else f"x {ratio:.3g}"
-    return [what, old, new, "-" if by in ("+0.0%", "-0.0%") else by]
+def _row(what: str, written: Callable[[float], str], old: float, new: float) -> list[str]:
+    return [what, written(old), written(new), _by(old, new)]
+
+
+def _by(old: float, new: float) -> str:
+    """`+5.2%`, `x 12.3`, or `-` where both are alike."""
+    by = f"{new / old - 1:+.1%}" if 0 < new < 10 * old else f"x {new / old:.3g}" if old else "-"
+    return "-" if by in ("+0.0%", "-0.0%") else by

@@ -73,6 +73,19 @@ def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster,
         assert len(widest(shown)) <= 80, widest(shown)
 
 
+@pytest.mark.parametrize("schedule", [[], ["--schedule", "1f1b", "--microbatches", 12]])
+@pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
+@pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
+def test_simulations(partopt, profile_file, topology_file, tmp_path, content, cluster, schedule):
+    arguments = profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster]), "--planner", "gpipe", *schedule
+    if partopt("plan", *arguments, "--memory", "1000 TB", "-o", tmp_path / "plan.json").code == 0:
+        what_if = ["--bandwidth", f"{TOPOLOGIES[cluster].levels[0].name}=1.234567 GB/s", "--microbatches", 7]
+        for given in ([], what_if):
+            outcome = partopt("simulate", tmp_path / "plan.json", *given)
+            assert outcome.code in (0, 1), outcome.err
+            assert len(widest(outcome.out)) <= 80, widest(outcome.out)
+
+
 @pytest.mark.parametrize("content", PROFILES)
 def test_profiles(partopt, profile_file, content):
     shown = partopt("show", profile_file(PROFILES[content])).out

@@ -165,6 +165,23 @@ def test_a_truncated_plan(partopt, plan_file, tmp_path):
     assert "not JSON" in outcome.errors[0]
 
 
+def test_a_plan_that_takes_no_time(partopt, plan_file, tmp_path):
+    document = json.loads(documents.read_bytes(plan_file()))
+    for stage in document["stages"]:
+        stage |= {name: 0 for name in stage if name.endswith("_s")} | {"input_bytes": 0, "output_bytes": 0, "parameter_bytes": 0}
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    outcome = partopt("simulate", tmp_path / "x.json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.errors == [f"{tmp_path / 'x.json'}: all that it does takes 0 s, there is nothing to see"]
+
+
+def test_a_plan_of_an_unknown_schedule(partopt, plan_file, tmp_path):
+    (tmp_path / "x.json").write_bytes(changed(documents.read_bytes(plan_file()), "schedule", to="1f2b"))
+    outcome = partopt("simulate", tmp_path / "x.json")
+    assert (outcome.code, outcome.errors) == (2, [f'{tmp_path / "x.json"}: schedule: there is no "1f2b"'])
+    assert partopt("simulate", tmp_path / "x.json", "--schedule", "1f1b", "--microbatches", 8).code == 0
+
+
 def test_a_terminal_gets_colour_and_its_width(partopt, synchronous, monkeypatch, capsys):
     class Terminal(io.TextIOWrapper):
         def isatty(self):
