@@ -160,9 +160,9 @@ def _outcome(simulation: Simulation, before: Plan) -> list[tuple[str, str]]:
     plan, period = simulation.plan, simulation.period_s
     rate = format_rate(plan.microbatch_size / period, "samples")
     devices = len(plan.stages_by_rank())
-    span = f"the longest span of a rank is {format_seconds(simulation.longest_span_s)}"
+    span = "" if simulation.steady else f"; the longest span of a rank is {format_seconds(simulation.longest_span_s)}"
     return [
-        ("ran", f"{simulation.microbatches} microbatches in {format_seconds(simulation.makespan_s)}; {span}"),
+        ("ran", f"{simulation.microbatches} microbatches in {format_seconds(simulation.makespan_s)}{span}"),
         ("period", f"{format_seconds(period)} a microbatch{_pace(simulation)}{_promised(simulation, before)}"),
         ("speed", f"{rate}; {'device' if devices == 1 else f'{devices} devices'} idle {simulation.bubble:.1%} of the time"),
         ("memory", _memory(simulation)),

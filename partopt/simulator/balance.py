@@ -70,9 +70,9 @@ def _moved_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str
     given = stage.start if first else stage.stop - 1
     cuts = [other.start for other in plan.stages[1:]]
     cuts[(s if first else n) - 1] += 1 if first else -1
-    lighter = f"{_named(of[n].stages)} {_takes(of[n])} {format_seconds(of[n].seconds)}: give stage {n} layer {given}, "
+    lighter = f"{_named(of[n].stages)} {_takes(of[n])} {format_seconds(of[n].seconds)}: try layer {given}, "
     how = _flags(plan, cuts, [other.replicas for other in plan.stages]) or f"the cut one layer {'later' if first else 'earlier'}"
-    return f"{lighter}{stage.modules[given - stage.start]}; {how}"
+    return f"{lighter}{stage.modules[given - stage.start]}, on stage {n}: {how}"
 
 
 def _another_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str:

@@ -54,7 +54,7 @@ def test_the_layer_of_the_slowest_stage_that_its_lighter_neighbour_could_take():
     finding = found(msgspec.structs.replace(plan, stages=stages))["imbalance"]
     assert finding.value == pytest.approx(2 / 1.3)
     assert finding.text == "stage 2 takes 18.00 ms a microbatch, 1.54 times the mean of all devices, 11.70 ms"
-    assert finding.change == "stage 3 takes 9.00 ms: give stage 3 layer 6, e; partopt plan --cuts 1,2,6"
+    assert finding.change == "stage 3 takes 9.00 ms: try layer 6, e, on stage 3: partopt plan --cuts 1,2,6"
 
 
 def test_where_the_slowest_stage_is_one_layer_it_gets_a_replica_more():
