@@ -6,22 +6,33 @@ from collections.abc import Sequence
 
 from partopt.plan import Plan
 from partopt.report.table import table
+from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_seconds
 
 _HEADINGS = ["SCHEDULE", "GRID", "BATCH", "RECOMP.", "ITERATION", "SAMPLES/S", "BUBBLE", "MEMORY", "FITS"]
 
 
 def render(plans: Sequence[Plan], memory_bytes: int | None) -> str:
-    """A line for the best plan under each schedule. GRID: pipelines side by side x stages of each; BATCH: samples of a microbatch x M."""
+    """A line for the best plan under each schedule.
+
+    GRID: pipelines side by side x devices of each, x stages of a device where it has several; BATCH: samples of a microbatch x M.
+    """
     return table(_HEADINGS, [_cells(plan, memory_bytes) for plan in plans], left=(0, 1, 2, 3, 8), gap=1)
+
+
+def _grid(plan: Plan) -> str:
+    held = plan.stages_by_rank()
+    chunks = len(next(iter(held.values())))
+    pipelines = plan.stages[0].replicas // (2 if plan.family == MIRRORED else 1)
+    return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
 
 def _cells(plan: Plan, memory_bytes: int | None) -> list[str]:
     predicted = plan.predicted
     return [
         plan.schedule,
-        f"{min(stage.replicas for stage in plan.stages)} x {len(plan.stages)}",
-        f"{plan.microbatch_size} x {plan.microbatches}",
+        _grid(plan),
+        f"{plan.microbatch_size}x{plan.microbatches}",
         "always" if plan.stages[0].recompute else "never",
         format_seconds(predicted.iteration_s or 0.0),
         f"{predicted.samples_per_s:,.4g}",

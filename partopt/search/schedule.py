@@ -1,38 +1,41 @@
 """Which synchronous schedule: with how many stages on a device, pipelines side by side, samples in a microbatch, and recomputed or not.
 
-Every grid of d pipelines of P/d devices is balanced by GPipe's criterion, estimated by the closed forms of `partopt.cost.period`, and the
-most promising are simulated. What takes longer than the best found so far even without a bubble is left out.
+Every grid of d pipelines of P/d devices is balanced by GPipe's criterion and estimated by closed forms (`partopt.search.grid`), and the
+most promising of each schedule are simulated first. What cannot be faster than the best found so far under its schedule is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partopt.cost.flight import CHUNKED, SYNCHRONOUS
-from partopt.cost.period import binding, iteration_s
 from partopt.cost.price import price
-from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.plan import Plan
 from partopt.planners import gpipe
-from partopt.planners.placing import placed, stage_multiple, stages_a_device
+from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import refusal, schedule
-from partopt.schedules.layout import LOOPED, STRAIGHT
-from partopt.simulator.judge import judged
+from partopt.schedules.layout import LOOPED, STRAIGHT, ranks_of
+from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
+from partopt.simulator.judge import simulation_of, with_prediction
+from partopt.simulator.ports import ports_of
+from partopt.simulator.restate import restated
+from partopt.topology import Topology
 
 # P   devices; d   pipelines side by side; v   stages on a device; S   stages; M   microbatches of an iteration
 
 CHUNKS = (2, 4)  # v of the schedules that take any
-SPLIT_SHARE = 1 / 3  # of 1F1B's bubble that is left where backwards are split, with F = I = W
 ACTION_BUDGET = 4_000_000  # simulated in all; the best estimate of each schedule is simulated whatever it takes
+_ROUNDING = 1e-9
 
 Stated = Callable[[int, bool], Problem]  # the problem at a microbatch size, recomputed or not
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A partition under a schedule, with the seconds of a sample that the closed forms estimate, and those that it cannot go below."""
+    """A partition under a schedule, with the seconds of a sample that closed forms estimate, and those that it cannot go below."""
 
     problem: Problem
     partition: Partition
@@ -53,28 +56,39 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
     where nothing can run.
     """
     found: dict[str, Plan] = {}
-    spent, best_s = 0, float("inf")
-    candidates = sorted(_candidates(sizes, recomputes, stated), key=lambda candidate: candidate.estimate_s)
-    for done, candidate in enumerate(candidates):
-        problem = candidate.problem
-        problem.progress("simulating schedules", done, len(candidates))
-        known = found.get(problem.schedule)
-        settled = known is not None and known.fits(problem.memory_bytes)
-        if settled and (candidate.least_s >= best_s or spent > ACTION_BUDGET):
+    spent, limit = 0, None
+    tried = sorted(candidates(sizes, recomputes, stated), key=lambda candidate: candidate.estimate_s)
+    for done, candidate in enumerate(tried):
+        name, limit = candidate.problem.schedule, candidate.problem.memory_bytes
+        candidate.problem.progress("simulating schedules", done, len(tried))
+        known = found.get(name)
+        settled = known is not None and known.fits(limit)
+        if known is not None and settled:
+            hopeless = candidate.least_s * known.predicted.samples_per_s >= 1 - _ROUNDING
+            if hopeless or spent > ACTION_BUDGET:
+                continue
+        plan = _counted(candidate)
+        if known is not None and not plan.fits(limit):
             continue
         spent += candidate.actions
-        plan = judged(price(candidate.partition, problem, "grid"))
-        fits = plan.fits(problem.memory_bytes)
-        if known is None or (fits, plan.predicted.samples_per_s) > (settled, known.predicted.samples_per_s):
-            found[problem.schedule] = plan
-        best_s = min(best_s, 1 / plan.predicted.samples_per_s) if fits else best_s
+        plan = with_prediction(simulation_of(plan))
+        if known is None or not settled or plan.predicted.samples_per_s > known.predicted.samples_per_s:
+            found[name] = plan
     if not found:
         raise PartoptError("no schedule can run this", "give more microbatches, or fewer devices", ANSWER_IS_NO)
-    return sorted(found.values(), key=lambda plan: (not plan.fits(problem.memory_bytes), -plan.predicted.samples_per_s))
+    return sorted(found.values(), key=lambda plan: (not plan.fits(limit), -plan.predicted.samples_per_s))
 
 
-def _candidates(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> Iterator[Candidate]:
+def _counted(candidate: Candidate) -> Plan:
+    """The plan of a candidate, with the memory that its devices need."""
+    plan = price(candidate.partition, candidate.problem, "grid")
+    return plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
+
+
+def candidates(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> Iterator[Candidate]:
+    """Every grid under every schedule that can run on it. PartoptError where none of the problems can be stated."""
     refusals = []
+    grids: dict[Shape, list[Grid]] = {}
     for size in sizes:
         for recompute in recomputes:
             try:
@@ -82,11 +96,11 @@ def _candidates(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated
             except PartoptError as error:
                 refusals.append(error)
                 continue
-            boundaries: dict[int, list[int]] = {}
+            laid = _Laid(grids)
             for own in _schedules(problem):
-                yield from _grids(own, boundaries)
+                yield from _on_grids(own, laid)
     if refusals and len(refusals) == len(sizes) * len(recomputes):
-        raise PartoptError.together(refusals)
+        raise PartoptError.together({error.message: error for error in refusals}.values())
 
 
 def _schedules(problem: Problem) -> Iterator[Problem]:
@@ -97,33 +111,66 @@ def _schedules(problem: Problem) -> Iterator[Problem]:
                 yield replace(problem, schedule=name, chunks=v)
 
 
-def _grids(problem: Problem, boundaries: dict[int, list[int]]) -> Iterator[Candidate]:
-    """The grids of d pipelines of P/d devices under the schedule of `problem`; `boundaries` keeps the balanced partition into S stages."""
-    P, M = problem.topology.devices, problem.microbatches
+Shape = tuple[str, int, int]  # how stages lie on devices, v, and d
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """What problems that differ in their schedule alone share: grids, and balanced partitions by their number of stages."""
+
+    grids: dict[Shape, list[Grid]]
+    stages: dict[int, Stages] = field(default_factory=dict)
+
+    def grids_of(self, shape: Shape, topology: Topology) -> list[Grid]:
+        """The grids of a shape: replicas next to each other; and where both are on several levels, pipelines next to each other."""
+        if shape not in self.grids:
+            name, v, d = shape
+            pipeline = topology.devices // d
+            ports = ports_of(topology)
+            ranks = ranks_of(name, pipeline, v, d)
+            self.grids[shape] = [Grid([_run(own) for own in ranks], ports)]
+            if d > 1 and pipeline > 1 and len(topology.levels) > 1:
+                nested = [[rank % d * pipeline + rank // d for rank in own] for own in ranks]
+                self.grids[shape].append(Grid([_run(own) for own in nested], ports))
+        return self.grids[shape]
+
+    def balanced(self, S: int, problem: Problem) -> Stages:
+        """S stages of least variance."""
+        if S not in self.stages:
+            found = gpipe.plan(replace(problem.coarsened(), stages=S))
+            bounds = problem.boundaries()
+            self.stages[S] = stages_between([*(bounds[stage.start] for stage in found.stages), bounds[-1]], problem)
+        return self.stages[S]
+
+
+def _run(ranks: Sequence[int]) -> Sequence[int]:
+    """The ranks as a range where they are evenly apart, which is quicker to price."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    run = range(ranks[0], ranks[0] + step * len(ranks), step) if step > 0 else range(0)
+    return run if list(run) == list(ranks) else ranks
+
+
+def _on_grids(problem: Problem, laid: _Laid) -> Iterator[Candidate]:
+    """The grids of d pipelines of P/d devices that the schedule of `problem` can run on."""
+    P, M, entry, v = problem.topology.devices, problem.microbatches, schedule(problem.schedule), stage_multiple(problem)
     assert M is not None
-    for d in (d for d in range(1, P + 1) if P % d == 0 and M % d == 0):
+    for d in (d for d in range(1, P + 1) if P % d == 0 and (M % d == 0 or (entry.uneven and d < M))):
         S = P // d * stages_a_device(problem)
-        v = stage_multiple(problem)
         if d == P and problem.schedule not in ("1f1b", "gpipe"):
             continue  # pipelines of one device: data parallelism, whatever it is called
         if len(problem.boundaries()) <= S or S % v or refusal(problem.schedule, P // d, v, M // d):
             continue
-        if S not in boundaries:
-            balanced = gpipe.plan(replace(problem.coarsened(), stages=S, schedule="1f1b"))
-            bounds = problem.boundaries()
-            boundaries[S] = [*(bounds[stage.start] for stage in balanced.stages), bounds[-1]]
-        yield from _candidate(problem, consecutive(boundaries[S], [d] * S))
+        stages = laid.balanced(S, problem)
+        for number, grid in enumerate(laid.grids_of((entry.shape, v, d), problem.topology)):
+            family = entry.shape if entry.shape != STRAIGHT else NESTED if number else CONTIGUOUS
+            yield _candidate(problem, family, stages, grid)
 
 
-def _candidate(problem: Problem, stages: list[Assignment]) -> Iterator[Candidate]:
-    """The partition with its replicas next to each other; and where both are on several levels, with its pipelines next to each other."""
-    shape, S, d = schedule(problem.schedule).shape, len(stages), len(stages[0].ranks)
-    partitions = [placed(Partition(CONTIGUOUS, stages), problem, "grid")]
-    if shape == STRAIGHT and d > 1 and S > 1 and len(problem.topology.levels) > 1:
-        partitions.append(Partition(NESTED, [replace(stage, ranks=range(s, S * d, S)) for s, stage in enumerate(stages)]))
-    M, b = problem.microbatches, problem.chain.microbatch_size
-    assert M is not None
-    for partition in partitions:
-        least = M * binding(partition, problem).seconds
-        bubble = (iteration_s(partition, problem) - least) * (SPLIT_SHARE if schedule(problem.schedule).split else 1.0)
-        yield Candidate(problem, partition, (least + bubble) / (M * b), least / (M * b))
+def _candidate(problem: Problem, family: str, stages: Stages, grid: Grid) -> Candidate:
+    """The stages on a grid, estimated."""
+    assert problem.microbatches is not None
+    bounds, samples = stages.bounds, problem.microbatches * problem.chain.microbatch_size
+    laid = [Assignment(start, stop, ranks) for start, stop, ranks in zip(bounds[:-1], bounds[1:], grid.ranks, strict=True)]
+    return Candidate(
+        problem, Partition(family, laid), estimate_s(stages, grid, problem) / samples, least_s(stages, grid, problem) / samples
+    )

@@ -1,0 +1,165 @@
+"""Grids of equal pipelines side by side: what closed forms say of an iteration on one, and the time that it cannot go below.
+
+A grid costs the same of every model that is laid on it, and a partition the same on every grid: both are worked out once, and put
+together for each schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.links import ring_latency_s, ring_loads
+from partopt.cost.period import optimizer_step_s
+from partopt.cost.problem import Problem, consecutive
+from partopt.schedules import schedule
+from partopt.simulator.ports import Ports
+
+# S   stages; r   replicas of each; P   devices; M   microbatches of an iteration
+# C   compute seconds of a stage for one microbatch, recomputation included
+
+SPLIT_SHARE = 1 / 3  # of 1F1B's bubble that is left where backwards are split, with F = I = W
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """What the stages of a partition compute and hold, each of shape (S,) but for `cut_bytes`, of the cuts between them."""
+
+    bounds: Sequence[int]
+    forward_s: Floats
+    backward_s: Floats
+    compute_s: Floats  # C
+    parameter_bytes: Floats
+    step_s: Floats  # of the optimizer
+    cut_bytes: Floats  # shape (S - 1,)
+
+
+def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
+    """The stages between neighbouring `bounds`."""
+    chain, starts, pairs = problem.chain, list(bounds[:-1]), consecutive(bounds)
+    forward, backward = np.add.reduceat(chain.f, starts), np.add.reduceat(chain.g, starts)
+    return Stages(
+        bounds=bounds,
+        forward_s=forward,
+        backward_s=backward,
+        compute_s=forward + backward + (forward if problem.recompute else 0.0),
+        parameter_bytes=np.array([chain.parameter_bytes(stage.start, stage.stop) for stage in pairs]),
+        step_s=np.array([optimizer_step_s(stage, problem) for stage in pairs]),
+        cut_bytes=chain.a[starts[1:]],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Which ranks hold each stage, `ranks[s][k]` replica k of stage s: every stage has equally many."""
+
+    ranks: Sequence[Sequence[int]]
+    ports: Ports
+
+    @cached_property
+    def places(self) -> NDArray[np.int32]:
+        """`ranks` as an array, shape (S, r)."""
+        return np.array([list(ranks) for ranks in self.ranks], dtype=np.int32)
+
+    @cached_property
+    def levels(self) -> Integers:
+        """The level that the messages over each cut cross, for every replica; 0 where a device passes to itself. Shape (S - 1, r)."""
+        before, after = self.places[:-1], self.places[1:]
+        parted: Integers = np.stack([before // size != after // size for size in self.ports.sizes]).sum(axis=0)
+        return parted
+
+    @cached_property
+    def rings(self) -> tuple[Floats, Floats]:
+        """Seconds that an all-reduce of each stage takes for a byte, and for none, shape (S,) each."""
+        topology = self.ports.topology
+        distinct = {tuple(ranks): ranks for ranks in self.ranks}
+        slopes = {key: max(ring_loads(1.0, own, topology).values(), default=0.0) for key, own in distinct.items()}
+        latencies = {key: ring_latency_s(own, topology) for key, own in distinct.items()}
+        keys = [tuple(ranks) for ranks in self.ranks]
+        return np.array([slopes[key] for key in keys]), np.array([latencies[key] for key in keys])
+
+    def allreduce_s(self, stages: Stages) -> Floats:
+        """Seconds of the all-reduce of each stage, shape (S,)."""
+        slopes, latencies = self.rings
+        return slopes * stages.parameter_bytes + latencies
+
+    def busy_s(self, stages: Stages, M: int, serial: bool) -> Floats:
+        """Seconds that each device computes in an iteration and, with serial transfers, sends and receives; shape (P,)."""
+        seconds = stages.compute_s[:, None] * self.shares(M)
+        if serial:
+            exchanged = 2 * self.message_s(stages) * self.shares(M)
+            seconds[1:] += exchanged
+            seconds[:-1] += exchanged
+        return np.bincount(self.places.ravel(), seconds.ravel(), minlength=self.ports.topology.devices).astype(np.float64)
+
+    def least_on_devices(self, of_stage: Floats) -> Floats:
+        """The least of the stages on each device, shape (P,); of a device without any, 0."""
+        least = np.full(self.ports.topology.devices, np.inf)
+        np.minimum.at(least, self.places.ravel(), np.repeat(of_stage, self.places.shape[1]))
+        return np.where(np.isinf(least), 0.0, least)
+
+    def shares(self, M: int) -> Integers:
+        """Of M microbatches those that each replica of a stage gets, shape (r,)."""
+        r = self.places.shape[1]
+        shares: Integers = (M - np.arange(r) + r - 1) // r
+        return shares
+
+    def message_s(self, stages: Stages) -> Floats:
+        """Seconds that a message over each cut takes, for every replica, shape (S - 1, r)."""
+        k = np.maximum(self.levels, 1) - 1
+        seconds = self.ports.latency[k] + stages.cut_bytes[:, None] / self.ports.bandwidth[k]
+        return np.where(self.levels > 0, seconds, 0.0)
+
+    def wires_s(self, stages: Stages, M: int) -> float:
+        """Seconds for which an iteration's messages keep the busiest port busy."""
+        ports, sent = self.ports, self.levels > 0
+        k = self.levels[sent]
+        seconds = (stages.cut_bytes[:, None] * self.shares(M))[sent] / (ports.bandwidth * ports.lanes)[k - 1]
+        busy = np.zeros(ports.count)
+        for source, destination in ((self.places[:-1], self.places[1:]), (self.places[1:], self.places[:-1])):
+            np.add.at(busy, ports.of_each(source[sent], k, 0), seconds)
+            np.add.at(busy, ports.of_each(destination[sent], k, 1), np.where(ports.bus[k - 1], 0.0, seconds))
+        return float(busy.max(initial=0.0))
+
+
+def least_s(stages: Stages, grid: Grid, problem: Problem) -> float:
+    """Seconds that no iteration on the grid goes below, whatever waits for whatever.
+
+    A device begins when its first microbatch has come through the stages before, works through all, and exchanges gradients; where
+    backwards are whole, its last one goes back through the stages before. Ports carry all messages.
+    """
+    entry, M = schedule(problem.schedule), problem.microbatches
+    assert M is not None
+    hops = grid.message_s(stages).min(axis=1) * (not problem.serial_transfers)  # serial ones are in what devices are busy with
+    update = grid.allreduce_s(stages) + stages.step_s
+    busy = grid.busy_s(stages, M, problem.serial_transfers)
+    before = grid.least_on_devices(np.concatenate([[0.0], np.cumsum(stages.forward_s[:-1] + hops)]))
+    after = grid.least_on_devices(update)
+    if not entry.split:
+        backward = stages.backward_s if entry.recomputes else stages.compute_s - stages.forward_s
+        passing = np.concatenate([[0.0], np.cumsum(backward[:-1] + hops)])
+        after = np.maximum(after, grid.least_on_devices(passing) + update[0])
+    return max(float((before + busy + after)[busy > 0].max(initial=0.0)), grid.wires_s(stages, M))
+
+
+def estimate_s(stages: Stages, grid: Grid, problem: Problem) -> float:
+    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`, its cuts as the ports see them.
+
+    With v stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a third of the bubble is left.
+    """
+    entry, M = schedule(problem.schedule), problem.microbatches
+    assert M is not None
+    chunks = grid.places.size / len(np.unique(grid.places))
+    passing = stages.forward_s + stages.backward_s if entry.recomputes else stages.compute_s
+    messages = grid.message_s(stages).mean(axis=1).sum()
+    busy = max(grid.busy_s(stages, M, problem.serial_transfers).max(), grid.wires_s(stages, M))
+    filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks + 2 * messages
+    update = (grid.allreduce_s(stages) + stages.step_s).max()
+    return float(busy + filled * (SPLIT_SHARE if entry.split else 1.0) + update)
