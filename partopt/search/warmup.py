@@ -6,10 +6,11 @@ ask for more microbatches in flight; each costs memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from partopt.cost.flight import blocking_warmups
 from partopt.errors import PartoptError
 from partopt.plan import Plan
 from partopt.schedules import schedule
@@ -21,52 +22,80 @@ from partopt.simulator.restate import restated
 
 SEARCH_LIMIT = 100_000  # stages times microbatches in flight: above, one simulation takes too long to try several
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
-_DEEPER = ((1, 1), (1, 2), (1, 3), (1, 4), (1.5, 0), (1.5, 1), (2, 0), (2, 1), (3, 0))  # factors and additions, see `warmups`
+_DEEPER = ((1, 1), (1, 2), (1, 3), (1.5, 0), (1.5, 1), (2, 0), (2, 1), (3, 0), (4, 0), (6, 0), (8, 0))  # see `warmups`
+_PATIENCE = 4  # depths in a row that gain nothing, after which no deeper ones are tried
 
 
 def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list[int]:
-    """w_s = floor((factor * sum of r_t over t > s, + r_s - 1 + more) / r_s): PipeDream's with factor 1 and nothing more."""
-    return [int((factor * sum(replicas[s + 1 :]) + r - 1 + more) // r) for s, r in enumerate(replicas)]
+    """w_s = floor((factor * sum of r_t over t > s, + r_s - 1 + more) / r_s), 0 of the last stage.
+
+    PipeDream's with factor 1 and nothing more.
+    """
+    return [*(int((factor * sum(replicas[s + 1 :]) + r - 1 + more) // r) for s, r in enumerate(replicas[:-1])), 0]
 
 
 def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
     """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit `memory_bytes` of a device.
 
-    Nothing is searched where the formula's warm-up reaches what the loads of the plan allow. Where another is better, the plan says in
-    `predicted.formula_period_s` what the formula's would have given. Raises PartoptError where the schedule cannot run the plan, whatever
-    the warm-up.
+    Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or does not fit. Where another is better, the
+    plan says in `predicted.formula_period_s` what the formula's would have given. Raises PartoptError where the schedule cannot run the
+    plan, whatever the warm-up.
     """
     if not schedule(plan.schedule).asynchronous:
         return judged(plan)
-    try:
-        usual = judged(plan)
-    except PartoptError:  # waiting for all-reduces, the formula's can deadlock
-        usual = None
-    allowed = plan.predicted.period_s * (1 + WORTHWHILE)
-    if usual is not None and (
-        usual.predicted.period_s <= allowed or len(plan.stages) * sum(s.replicas for s in plan.stages) > SEARCH_LIMIT
-    ):
+    allowed_s = plan.predicted.period_s * (1 + WORTHWHILE)
+    usual = _tried(plan, None)
+    too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
+    if usual is not None and (usual.predicted.period_s <= allowed_s or too_long or not usual.fits(memory_bytes)):
         return usual
-    best = usual
-    for found in _deeper(plan, allowed):
-        fits = found.fits(memory_bytes) or (best is not None and not best.fits(memory_bytes))
-        if fits and (best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)):
-            best = found
+    best = _deepened(plan, usual, allowed_s, memory_bytes)
     if best is None:
         return judged(plan)  # which says why
     if best is usual:
         return best
+    best = _leaner(plan, best)
     return replace(best, predicted=replace(best.predicted, formula_period_s=usual.predicted.period_s if usual else None))
 
 
-def _deeper(plan: Plan, allowed: float) -> Iterator[Plan]:
-    """The plan at deeper and deeper warm-ups, judged, until one is as fast as its loads allow."""
+def _tried(plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = None) -> Plan | None:
+    """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting for all-reduces, it can."""
+    changed = plan if warmup is None else restated(plan, warmups=warmup)
+    if not changed.fits(memory_bytes):
+        return None
+    try:
+        return with_prediction(simulation_of(changed))
+    except PartoptError:
+        return None
+
+
+def _deepened(plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: int | None) -> Plan | None:
+    """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the loads of the plan allow.
+
+    Where the formula's deadlocks, the first tried is one that cannot, whether it fits or not.
+    """
     replicas = [stage.replicas for stage in plan.stages]
-    for factor, more in _DEEPER:
-        try:
-            found = with_prediction(simulation_of(restated(plan, warmups=warmups(replicas, factor, more))))
-        except PartoptError:
-            continue
-        yield found
-        if found.predicted.period_s <= allowed:
-            return
+    best = usual or _tried(plan, blocking_warmups(replicas))
+    in_vain = 0  # depths tried since the last gain
+    for depth in dict.fromkeys(tuple(warmups(replicas, factor, more)) for factor, more in _DEEPER):
+        if in_vain == _PATIENCE or (best is not None and best.predicted.period_s <= allowed_s):
+            break
+        found = _tried(plan, depth, memory_bytes)
+        in_vain += 1
+        if found is not None and (best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)):
+            best, in_vain = found, 0
+    return best
+
+
+def _leaner(plan: Plan, best: Plan) -> Plan:
+    """`best`, or the same period to WORTHWHILE with fewer microbatches in flight, between those of `plan` and its own: by bisection."""
+    low, high = ([stage.warmup for stage in each.stages] for each in (plan, best))
+    allowed_s, steps = best.predicted.period_s * (1 + WORTHWHILE), max(b - a for a, b in zip(low, high, strict=True))
+    enough, short = steps, 0
+    while enough - short > 1:
+        middle = (enough + short) // 2
+        found = _tried(plan, [a + -(-max(0, b - a) * middle // steps) for a, b in zip(low, high, strict=True)])
+        if found is not None and found.predicted.period_s <= allowed_s:
+            best, enough = found, middle
+        else:
+            short = middle
+    return best
