@@ -142,14 +142,14 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
 
 
 def _whole(simulation: Simulation) -> Simulation:
-    """Of so few asynchronous microbatches that there is no steady half, the pace of all of them."""
+    """Of so few asynchronous microbatches that filling and draining is most of it, the pace of all of them."""
     from partopt.simulator.steady import Steady, in_flight_in_all
 
     steady, M = simulation.steady, simulation.microbatches
     if steady is None or steady.settled:
         return simulation
     replicas = [stage.replicas for stage in simulation.plan.stages]
-    if 2 * (in_flight_in_all(simulation.order, replicas) + max(replicas)) <= M:
+    if 4 * (in_flight_in_all(simulation.order, replicas) + max(replicas)) <= M and steady.end_s > steady.start_s:
         return simulation
     end = simulation.makespan_s
     return replace(simulation, steady=Steady(end / M, False, 0.0, end, M), start_s=0.0, end_s=end)

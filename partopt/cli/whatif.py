@@ -27,6 +27,7 @@ _OPTIONS = [
     click.option("--bandwidth", multiple=True, metavar="LEVEL=RATE", help='Of a level, such as cluster="25 Gb/s" (repeat).'),
     click.option("--latency", multiple=True, metavar="LEVEL=TIME", help='Of a level, such as cluster="50 us" (repeat).'),
     click.option("--links", multiple=True, metavar="LEVEL=N", help="Parallel links of each member of a level (repeat)."),
+    click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
     click.option("--comm", type=click.Choice(["overlap", "serial"]), help="Whether devices compute while they send and receive."),
     click.option("--allreduce", type=click.Choice(["overlap", "blocking"]), help="Whether asynchronous stages wait for their gradients."),
 ]
@@ -78,7 +79,7 @@ def changed(plan: Plan, given: dict[str, Any], most: int) -> Plan:
 
 
 def network(topology: Topology, given: dict[str, Any]) -> Topology:
-    """The topology with the bandwidths, latencies and numbers of links that the options give. PartoptError for levels that it has not."""
+    """The topology with what the options say of its levels and of the memory of its devices. PartoptError for levels that it has not."""
     from msgspec.structs import replace
 
     names = [level.name for level in topology.levels]
@@ -91,7 +92,18 @@ def network(topology: Topology, given: dict[str, Any]) -> Topology:
         fields[name]["latency_s"] = seconds
     for name, count in _by_level("--links", given["links"], names, _links).items():
         fields[name]["links"] = count
-    return replace(topology, levels=[replace(level, **fields[level.name]) for level in topology.levels])
+    device = topology.device if given["memory"] is None else replace(topology.device, memory_bytes=_memory(given["memory"]))
+    return replace(topology, device=device, levels=[replace(level, **fields[level.name]) for level in topology.levels])
+
+
+def _memory(text: str) -> int:
+    try:
+        limit = units.parse_bytes(text)
+    except PartoptError as error:
+        raise error.at("--memory") from None
+    if limit == 0:
+        raise PartoptError("--memory: 0 bytes is no device", 'write "40 GB"')
+    return limit
 
 
 def _by_level(flag: str, texts: Iterable[str], names: list[str], parse: Callable[[str], Value]) -> dict[str, Value]:

@@ -53,9 +53,15 @@ def _pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
         yield f"bandwidth of {new_level.name}", format_bandwidth(old_rate), format_bandwidth(new_rate)
         yield f"latency of {new_level.name}", format_seconds(old_level.latency_s), format_seconds(new_level.latency_s)
         yield f"links of {new_level.name}", str(old_level.links), str(new_level.links)
+    yield "memory of a device", _limit(before), _limit(after)
     yield "transfers", before.comm, after.comm
     if after.schedule in SCHEDULES and SCHEDULES[after.schedule].asynchronous:
         yield "all-reduces", before.allreduce, after.allreduce
+
+
+def _limit(plan: Plan) -> str:
+    limit = plan.topology.device.memory_bytes
+    return "unknown" if limit is None else format_bytes(limit)
 
 
 def _listed(numbers: list[int]) -> str:

@@ -137,6 +137,12 @@ class TestMemory:
         assert outcome.hints == ["partopt plan --recompute always"]
         assert partopt("simulate", tmp_path / "small.json", "--json").document["fits"] is False
 
+    def test_another_limit(self, partopt, plan_file):
+        outcome = partopt("simulate", plan_file(), "--memory", "10 MB")
+        assert outcome.code == 1
+        assert "changed  memory of a device 16 GB -> 10 MB" in outcome.out
+        assert partopt("simulate", plan_file(), "--memory", "10").errors == ["--memory: '10' has no unit"]
+
     def test_more_microbatches_in_flight_than_there_is_room_for(self, partopt, plan_file):
         path = plan_file(cluster=flat(4, 10e9, memory_bytes=40 * 10**6))
         assert partopt("simulate", path).code == 0

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from partopt import plan
+from partopt.schedules import SCHEDULES
 from partopt.simulator import judge
 from partopt.simulator.restate import restated
 from tests.helpers import two_level
@@ -126,6 +127,20 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
 def test_refusals(partopt, synchronous, given, error, hint):
     outcome = partopt("simulate", synchronous, *given)
     assert (outcome.code, outcome.out, outcome.errors, outcome.hints) == (2, "", [error], [hint])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(partopt, plan_file, schedule):
+    M = () if SCHEDULES[schedule].asynchronous else ("--microbatches", 8)
+    path = plan_file("--planner", "gpipe", "--schedule", schedule, *M)
+    for other in SCHEDULES:
+        many = () if SCHEDULES[other].asynchronous else ("--microbatches", 16)
+        outcome = partopt("simulate", path, "--schedule", other, *many, "--json")
+        if SCHEDULES[other].shape == SCHEDULES[schedule].shape:
+            assert (outcome.code, outcome.document["schedule"]) == (0, other)
+        else:
+            assert (outcome.code, outcome.out) == (2, "")
+            assert outcome.hints[0].startswith(f"plan for it: partopt plan PROFILE --topology FILE --schedule {other}")
 
 
 def test_unequal_replicas(partopt, plan_file):
