@@ -108,7 +108,8 @@ def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callab
         try:
             return _whole(simulation_of(changed, passing))
         except PartoptError as error:
-            raise error.at(f"{path}: {changed.schedule}") from None
+            hint = "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
+            raise PartoptError(f"{path}: {changed.schedule}: {error.message}", hint) from None
 
     return run
 

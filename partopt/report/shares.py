@@ -42,7 +42,8 @@ def share_table(simulation: Simulation, ascii_only: bool = False) -> str:
     shown = _shown(groups, parts[0], simulation.peak_memory_bytes)
     rows = [_row(simulation, group, parts[:, group[1]].mean(axis=1), ascii_only) for group in shown]
     stretch = "the iteration" if simulation.steady is None else "a cycle of the steady state" if simulation.steady.settled else "the time"
-    used = [f"{name} {what}" for (name, what), part in zip(_MEANING, parts, strict=True) if part.max() >= _SOME]
+    working = parts[:, sorted(simulation.plan.stages_by_rank())]
+    used = [f"{name} {what}" for (name, what), part in zip(_MEANING, working, strict=True) if part.max() >= _SOME]
     lines = textwrap.wrap(f"Shares of {stretch}, {format_seconds(window)}: {', '.join(used)}.", WIDTH)
     if len(shown) < len(groups):
         lines.append(f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among them.")

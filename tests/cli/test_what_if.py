@@ -8,7 +8,7 @@ from partopt import plan
 from partopt.schedules import SCHEDULES
 from partopt.simulator import judge
 from partopt.simulator.restate import restated
-from tests.helpers import two_level
+from tests.helpers import flat, two_level
 
 
 def test_another_schedule(partopt, synchronous):
@@ -127,6 +127,14 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
 def test_refusals(partopt, synchronous, given, error, hint):
     outcome = partopt("simulate", synchronous, *given)
     assert (outcome.code, outcome.out, outcome.errors, outcome.hints) == (2, "", [error], [hint])
+
+
+def test_a_warm_up_with_which_devices_wait_for_each_other(partopt, plan_file):
+    path = plan_file("--cuts", "3,6", "--replicas", "3,2,1", cluster=flat(6, 10e9))
+    outcome = partopt("simulate", path, "--allreduce", "blocking", "--warmup", "0,0,0")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "pipedream: the schedule deadlocks: rank" in outcome.errors[0]
+    assert outcome.hints == ["let more forwards come first: a deeper --warmup"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -94,6 +94,14 @@ def test_replicas_of_a_stage_are_one_row():
     assert re.search(r"^0 0-2 \(x3\) ", text_of(plan, simulation), re.MULTILINE)
 
 
+def test_columns_are_explained_where_something_is_in_them():
+    meaning = re.compile(r"Shares of .*?\.\n", re.DOTALL)
+    plan, simulation = case("pipedream", topology=flat(6, 10e9))  # two ranks without work, which have nothing left to do
+    assert not re.search(r"\bEND\b", meaning.search(text_of(plan, simulation))[0])
+    plan, simulation = case("gpipe", topology=flat(4, 10e9))
+    assert "END nothing left to do." in re.sub(r"\s+", " ", meaning.search(text_of(plan, simulation))[0])
+
+
 def test_a_thousand_stages_are_a_short_table():
     plan, simulation = case("1f1b", [[rank] for rank in range(256)], microbatches=16)
     text = text_of(plan, simulation)
