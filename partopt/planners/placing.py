@@ -30,19 +30,20 @@ def stage_count(problem: Problem) -> int:
     PartoptError where it exceeds the layers or what the devices hold, or is none that the schedule can lay out.
     """
     multiple, most = stage_multiple(problem), problem.topology.devices * stages_a_device(problem)
-    if problem.stages is None:
-        K = min(most, problem.chain.layers) // multiple * multiple
-        if K == 0:
-            raise PartoptError(f"{problem.chain.layers} layers make no {multiple} stages", "choose another schedule")
-        return K
-    for limit, what in ((problem.chain.layers, "layers"), (most, "devices")):
-        if problem.stages > limit:
-            raise PartoptError(f"{problem.stages} stages for {limit} {what}", f"ask for at most {limit}: --stages {limit}")
-    if problem.stages % multiple:
-        raise PartoptError(
-            f"{problem.stages} stages: {problem.schedule} takes a multiple of {multiple}", f"--stages {problem.stages + multiple - 1}"
-        )
-    return problem.stages
+    asked, limits = problem.stages, ((problem.chain.layers, "layers"), (most, "devices" if most == problem.topology.devices else "places"))
+    largest = min(problem.chain.layers, most) // multiple * multiple
+    if largest == 0:
+        limit, what = min(limits)
+        raise PartoptError(f"--schedule {problem.schedule}: {limit} {what} make no {multiple} stages", "choose another schedule: 1f1b")
+    if asked is None:
+        return largest
+    for limit, what in limits:
+        if asked > limit:
+            raise PartoptError(f"{asked} stages for {limit} {what}", f"ask for at most {largest}: --stages {largest}")
+    if asked % multiple:
+        nearest = min(-(-asked // multiple) * multiple, largest)
+        raise PartoptError(f"{asked} stages: {problem.schedule} takes a multiple of {multiple}", f"--stages {nearest}")
+    return asked
 
 
 def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
@@ -56,13 +57,14 @@ def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
         shape = "-".join(map(str, replicas))
         raise PartoptError(
             f"--schedule {problem.schedule}: the planner {planner} replicates stages unequally, {shape}, which it cannot run",
-            "choose --planner straight or gpipe, or --schedule 1f1b",
+            "give each stage equally many: --planner gpipe, or --schedule 1f1b, which can",
         )
     if entry.shape == STRAIGHT:
         return partition
     S, d, v = len(replicas), replicas[0], stages_a_device(problem)
     if S % stage_multiple(problem):
-        raise PartoptError(f"{S} stages: {problem.schedule} takes a multiple of {stage_multiple(problem)}", "give it as many as that")
+        message = f"{S} stages by the planner {planner}: {problem.schedule} takes a multiple of {stage_multiple(problem)}"
+        raise PartoptError(message, "give it as many as that, or choose --planner gpipe")
     if S // v * d > problem.topology.devices:
         raise PartoptError(f"{S // v * d} devices needed, {problem.topology.devices} there", "give fewer replicas or stages")
     ranks = ranks_of(entry.shape, S // v, v, d)
