@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -142,15 +143,30 @@ def resized(topology: Topology, devices: int) -> Topology:
 
     Raises PartoptError for a number that does not fill the levels evenly.
     """
+    sizes = [level.size for level in topology.levels[:-1]]
+    if devices > DEVICE_LIMIT:
+        raise PartoptError(f"{devices} devices; partopt plans for up to {DEVICE_LIMIT}", "choose fewer")
+    if not _fills(devices, sizes):
+        below = next(count for count in range(devices, 0, -1) if _fills(count, sizes))
+        above = next(count for count in itertools.count(devices) if _fills(count, sizes))
+        inner = ", ".join(f"{level.size} to a {level.name}" for level in topology.levels[:-1])
+        raise PartoptError(f"{devices} devices do not fill {topology.name}: {inner}", f"choose {below} or {above}, for example")
     left, levels = devices, []
-    for k, level in enumerate(topology.levels, start=1):
-        size = left if k == len(topology.levels) else min(level.size, left)
-        if left % size:
-            whole = left // size * size * topology.group_size(k - 1)
-            raise PartoptError(f"{devices} devices do not fill levels of {level.size} {level.name}", f"choose {whole}, for example")
-        left //= size
-        levels.append(msgspec.structs.replace(level, size=size))
+    for size, level in zip([*sizes, left], topology.levels, strict=True):
+        levels.append(msgspec.structs.replace(level, size=left if level is topology.levels[-1] else min(size, left)))
+        left //= levels[-1].size
     return msgspec.structs.replace(topology, devices=0, levels=levels)
+
+
+def _fills(devices: int, sizes: Sequence[int]) -> bool:
+    """Whether `devices` fill levels of these `sizes` one after the other, all whole but the outermost that they reach."""
+    for size in sizes:
+        if devices < size:
+            return True
+        if devices % size:
+            return False
+        devices //= size
+    return True
 
 
 def dump(topology: Topology) -> str:
