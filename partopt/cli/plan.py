@@ -117,6 +117,7 @@ def _print_scaling(profile: Profile, topology: Topology, given: dict[str, Any], 
     if output or given["scaling"] is None:
         wrong, hint = ("-o: --scaling prints a table", "drop -o") if output else ("--weak goes with --scaling", "add --scaling 8,16,32")
         raise PartoptError(wrong, hint)
+    _planner(given)
     plans = scaled(profile, topology, given, given["weak"])
     limit = options.memory_limit(given["memory"], topology)
     if as_json:

@@ -12,7 +12,7 @@ from partopt.errors import PartoptError, did_you_mean
 @click.command(short_help="the JSON Schema of a file format")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print the JSON Schema of NAME: profile, plan, topology, comparison or simulation.
+    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling or simulation.
 
     \b
     Example:
@@ -23,10 +23,18 @@ def command(name: str) -> None:
     from partopt.plan import Plan
     from partopt.profile import Profile
     from partopt.report.comparison import Comparison
+    from partopt.report.scaling import Scaling
     from partopt.report.simulation import SimulationDocument
     from partopt.topology import TopologyFile
 
-    documents = {"profile": Profile, "plan": Plan, "topology": TopologyFile, "comparison": Comparison, "simulation": SimulationDocument}
+    documents = {
+        "profile": Profile,
+        "plan": Plan,
+        "topology": TopologyFile,
+        "comparison": Comparison,
+        "scaling": Scaling,
+        "simulation": SimulationDocument,
+    }
     if name not in documents:
         raise PartoptError(f"partopt schema {name}: no such format", did_you_mean(name, documents))
     click.echo(json.dumps(msgspec.json.schema(documents[name]), indent=1))

@@ -38,7 +38,7 @@ def contestants(problem: Problem) -> list[str]:
 
 
 def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
-    """The judged plans of `names`, but for those that refuse the problem, which say why. PartoptError where there are some and all do."""
+    """The judged plans of `names`, but for those that refuse the problem, which say why in a warning. PartoptError where all do."""
     plans, refusals = {}, []
     for name in names:
         try:
@@ -47,7 +47,7 @@ def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
             refusals.append(error)
             warnings.warn(f"without {name}: {error.message}", PartoptWarning, stacklevel=2)
     if refusals and not plans:
-        raise PartoptError.together(refusals)
+        raise PartoptError.together({error.message: error for error in refusals}.values())
     return plans
 
 

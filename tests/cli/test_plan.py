@@ -304,7 +304,7 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stages", 2], "--stages: the planner pipedream does not look at it"),
+        (["--stages", 2, "--planner", "pipedream"], "--stages: the planner pipedream does not look at it"),
         (["--stages", 2, "--planner", "data_parallel"], "--stages: the planner data_parallel does not look at it"),
         (["--cost", "parameters", "--planner", "straight"], "--cost: the planner straight does not look at it"),
         (["--cuts", ""], "--cuts : not a list of whole numbers"),
