@@ -1,0 +1,146 @@
+"""The warm-up search beside every warm-up there is, simulated one by one, and beside closed forms."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.errors import PartoptError
+from partopt.plan import Plan
+from partopt.search import warmup
+from partopt.search.warmup import WORTHWHILE, judged_at_best, warmups
+from partopt.simulator.judge import judged, simulation_of
+from partopt.simulator.restate import restated
+from tests.helpers import flat
+from tests.simulator.plans import plan_of
+
+
+def period_at(plan: Plan, depth: tuple[int, ...] | list[int]) -> float:
+    """What the plan does at a warm-up; infinite where it deadlocks."""
+    try:
+        return simulation_of(restated(plan, warmups=depth)).period_s
+    except PartoptError:
+        return math.inf
+
+
+def shortest(plan: Plan, deepest: int) -> float:
+    """The shortest period of all warm-ups up to `deepest`, of the last stage up to 1."""
+    depths = [range(deepest + 1)] * (len(plan.stages) - 1)
+    return min(period_at(plan, depth) for depth in itertools.product(*depths, range(2)))
+
+
+def depths_of(plan: Plan) -> list[int]:
+    return [stage.warmup for stage in plan.stages]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "formula"),
+    [([2, 1, 1], 1.5), ([1, 2], 1.5), ([3, 2], 4 / 3), ([2, 3], 4 / 3), ([1, 2, 1], 2.0), ([1, 1, 3], 5 / 3)],
+)
+def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
+    """Stages of 3 s for each replica: the loads allow 3 s a microbatch."""
+    plan = plan_of(replicas, blocking_allreduce=True)
+    best = judged_at_best(plan, None)
+    assert judged(plan).predicted.period_s == pytest.approx(3.0 * formula)
+    assert best.predicted.period_s == pytest.approx(3.0)
+    assert best.predicted.formula_period_s == pytest.approx(3.0 * formula)
+    assert period_at(plan, depths_of(best)) == pytest.approx(3.0)
+    assert best.noam == best.stages[0].in_flight == best.stages[0].warmup + 1
+
+
+@pytest.mark.parametrize("replicas", [[1, 3, 1], [2, 3, 1], [1, 5, 1]])
+def test_a_formula_that_deadlocks_is_left_for_a_warmup_that_does_not(replicas):
+    plan = plan_of(replicas, blocking_allreduce=True)
+    with pytest.raises(PartoptError, match="deadlock|wait"):
+        judged(plan)
+    best = judged_at_best(plan, None)
+    assert best.predicted.period_s == pytest.approx(3.0)
+    assert best.predicted.formula_period_s is None
+
+
+@pytest.mark.parametrize(("stages", "latency"), [(2, 1.0), (3, 1.0), (4, 0.5), (4, 2.0), (4, 6.0)])
+def test_latency_asks_for_more_than_the_formula(stages, latency):
+    plan = plan_of([1] * stages, topology=flat(stages, 1.0, latency=latency))
+    best = judged_at_best(plan, None)
+    assert best.predicted.formula_period_s == pytest.approx(3 + 2 * latency * (stages - 1) / stages)
+    assert best.predicted.period_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "pipedream-2bw"}, {"schedule": "1f1b", "microbatches": 4}])
+def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, options):
+    plan = plan_of([2, 1, 1], **options)
+    monkeypatch.setattr(warmup, "restated", lambda *_, **__: pytest.fail("it tried another warm-up"))
+    assert judged_at_best(plan, None) == judged(plan)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_a_deeper_warmup_that_does_not_fit_is_not_taken(schedule):
+    plan = plan_of([1, 4], blocking_allreduce=True, schedule=schedule, weights=[1000, 1000])
+    free, least = judged_at_best(plan, None), judged(plan)
+    assert free.peak_memory_bytes > least.peak_memory_bytes
+    assert judged_at_best(plan, least.peak_memory_bytes) == least
+    between = judged_at_best(plan, free.peak_memory_bytes - 1)
+    assert least.peak_memory_bytes <= between.peak_memory_bytes < free.peak_memory_bytes
+    assert free.predicted.period_s < between.predicted.period_s <= least.predicted.period_s
+
+
+def test_what_does_not_fit_is_not_made_larger():
+    plan = plan_of([1, 4], blocking_allreduce=True)
+    assert judged_at_best(plan, 1) == judged(plan)
+
+
+def test_what_deadlocks_and_does_not_fit_is_a_plan_that_does_not_fit():
+    plan = judged_at_best(plan_of([1, 3, 1], blocking_allreduce=True), 1)
+    assert not plan.fits(1)
+    assert plan.predicted.period_s < math.inf
+
+
+def test_no_more_are_in_flight_than_the_period_needs():
+    """1-4 needs 7 forwards first, and 8 would do as well."""
+    best = judged_at_best(plan_of([1, 4], blocking_allreduce=True), None)
+    assert depths_of(best) == [7, 0]
+    assert period_at(best, [6, 0]) > 3.0 * (1 + WORTHWHILE) > period_at(best, [8, 0])
+
+
+def test_a_simulation_that_would_take_too_long_is_not_repeated(monkeypatch):
+    plan = plan_of([1, 2], blocking_allreduce=True)
+    monkeypatch.setattr(warmup, "SEARCH_LIMIT", 5)
+    assert judged_at_best(plan, None) == judged(plan)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
+def test_the_least_of_the_warmups_is_pipedreams(replicas):
+    assert warmups(replicas) == [(sum(replicas[s:]) - 1) // r for s, r in enumerate(replicas)]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.data())
+def test_no_warmup_there_is_is_better(data):
+    """Whole seconds, so that ties are ties. Of 150 cases like these the search finds the best but twice, by 6 and 2 %."""
+    replicas = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
+
+    def drawn(least: int, most: int, size: int) -> list[int]:
+        return data.draw(st.lists(st.integers(least, most), min_size=size, max_size=size))
+
+    S = len(replicas)
+    plan = plan_of(
+        replicas,
+        [float(seconds) for seconds in drawn(1, 4, S)],
+        [float(seconds) for seconds in drawn(1, 6, S)],
+        drawn(0, 4, S - 1),
+        [6 * size for size in drawn(0, 3, S)],
+        flat(sum(replicas), data.draw(st.sampled_from([2.0, 8.0])), latency=data.draw(st.sampled_from([0.0, 0.5, 2.0]))),
+        blocking_allreduce=data.draw(st.booleans()),
+    )
+    found = judged_at_best(plan, None)
+    assert found.predicted.period_s == pytest.approx(period_at(plan, depths_of(found)))
+    assert found.predicted.period_s <= min(shortest(plan, 5 if S == 3 else 8) * 1.07, judged_or_none(plan) * (1 + 1e-12))
+
+
+def judged_or_none(plan: Plan) -> float:
+    try:
+        return judged(plan).predicted.period_s
+    except PartoptError:
+        return math.inf
