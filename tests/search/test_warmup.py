@@ -53,7 +53,7 @@ def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
 @pytest.mark.parametrize("replicas", [[1, 3, 1], [2, 3, 1], [1, 5, 1]])
 def test_a_formula_that_deadlocks_is_left_for_a_warmup_that_does_not(replicas):
     plan = plan_of(replicas, blocking_allreduce=True)
-    with pytest.raises(PartoptError, match="deadlock|wait"):
+    with pytest.raises(PartoptError, match=r"deadlock|wait"):
         judged(plan)
     best = judged_at_best(plan, None)
     assert best.predicted.period_s == pytest.approx(3.0)

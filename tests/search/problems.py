@@ -1,0 +1,64 @@
+"""Small problems under synchronous schedules, drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from partopt.cost.price import price
+from partopt.cost.problem import Problem, problem_of
+from partopt.plan import Plan
+from partopt.search.schedule import Candidate, Stated
+from partopt.simulator.judge import judged
+from tests.helpers import measurement, profile_of, two_level
+
+SIZES = [1, 2]
+
+
+def judged_candidate(candidate: Candidate) -> Plan:
+    """The plan of a candidate, simulated."""
+    return judged(price(candidate.partition, candidate.problem, "grid"))
+
+
+def stated_by(problem_at: Callable[[int, bool], Problem], batch: int) -> Stated:
+    """The problem of a batch of so many samples an iteration, at a microbatch size that divides it."""
+    return lambda size, recompute: replace(problem_at(size, recompute), schedule="1f1b", microbatches=batch // size)
+
+
+@st.composite
+def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
+    """Layers of any times, some of them none, on up to three servers of up to four devices whose links may be slow, shared or several."""
+    count = draw(st.integers(2, layers))
+
+    def drawn(*values: float) -> list[float]:
+        return draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
+
+    forward, backward, output = drawn(0.1, 1.0, 2.0, 3.0), drawn(0.0, 1.0, 2.0, 5.0), drawn(0, 1, 5)
+    measured = [
+        measurement(
+            [b * seconds for seconds in forward],
+            [b * seconds for seconds in backward],
+            [int(b * size) for size in output],
+            b,
+            optimizer_s=draw(st.sampled_from([0.0, 3.0])),
+            stash_groups=[((layer,), 10 * b) for layer in range(count)],
+        )
+        for b in SIZES
+    ]
+    topology = two_level(
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 3)),
+        inner_bandwidth=draw(st.sampled_from([1.0, 10.0, 100.0])),
+        outer_bandwidth=draw(st.sampled_from([1.0, 3.0, 20.0])),
+        inner_latency=draw(st.sampled_from([0.0, 0.5])),
+        outer_latency=draw(st.sampled_from([0.0, 1.0])),
+        inner_links=draw(st.integers(1, 3)),
+        outer_links=draw(st.integers(1, 2)),
+        inner_bus=draw(st.booleans()),
+        outer_bus=draw(st.booleans()),
+    )
+    profile = profile_of(measured, [int(size) for size in drawn(0, 1, 8)])
+    serial, batch = draw(st.booleans()), draw(st.sampled_from([4, 8, 12, 16, 24]))
+    return stated_by(lambda size, recompute: problem_of(profile, topology, size, recompute=recompute, serial_transfers=serial), batch)

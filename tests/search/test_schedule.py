@@ -1,0 +1,174 @@
+"""The schedule search beside the simulation of everything that it could have chosen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from partopt import planners
+from partopt.cost.problem import problem_of
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.plan import Plan
+from partopt.schedules import SCHEDULES
+from partopt.search import schedule as search
+from partopt.search.schedule import candidates, chosen
+from partopt.simulator.judge import judged, simulation_of
+from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
+from tests.search.problems import SIZES, judged_candidate, problems, stated_by
+
+BOTH = [False, True]
+
+
+def per_sample_s(plan: Plan) -> float:
+    return 1 / plan.predicted.samples_per_s
+
+
+def best_of_each(plans: list[Plan], memory_bytes: int | None = None) -> dict[str, float]:
+    """Seconds a sample of the fastest plan under each schedule, of those that fit."""
+    fitting = [plan for plan in plans if plan.fits(memory_bytes)]
+    return {name: min(per_sample_s(plan) for plan in fitting if plan.schedule == name) for name in {plan.schedule for plan in fitting}}
+
+
+def same(found: dict[str, float], expected: dict[str, float]) -> bool:
+    return found.keys() == expected.keys() and all(found[name] == pytest.approx(expected[name], rel=1e-8) for name in found)
+
+
+@settings(max_examples=18, deadline=None, derandomize=True)
+@given(problems())
+def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
+    everything = list(candidates(SIZES, BOTH, stated))
+    plans = [judged_candidate(candidate) for candidate in everything]
+    for candidate, plan in zip(everything, plans, strict=True):
+        assert candidate.least_s <= per_sample_s(plan) * (1 + 1e-9), (plan.schedule, plan.shape)
+    if plans:
+        assert same(best_of_each(chosen(SIZES, BOTH, stated)), best_of_each(plans))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(problems(8))
+def test_of_what_fits_nothing_is_lost_either(stated):
+    plans = [judged_candidate(candidate) for candidate in candidates(SIZES, BOTH, stated)]
+    for limit in np.quantile([plan.peak_memory_bytes for plan in plans], [0.1, 0.5]) if plans else []:
+        found = chosen(SIZES, BOTH, lambda b, again: replace(stated(b, again), memory_bytes=int(limit)))  # noqa: B023
+        assert same(best_of_each(found, int(limit)), best_of_each(plans, int(limit)))
+
+
+def test_without_messages_the_bound_of_whole_backwards_is_what_they_take():
+    """Equal stages: 1F1B and GPipe take (M + P - 1)(F + B), and the last device waits for nothing else."""
+    stated = stated_by(lambda b, again: problem_of(uniform_profile(8), flat(4, 1e30), b, recompute=again), 16)
+    for candidate in candidates([1], [False], stated):
+        if candidate.problem.schedule in ("1f1b", "gpipe"):
+            assert candidate.least_s == pytest.approx(per_sample_s(judged_candidate(candidate)))
+            assert candidate.estimate_s == pytest.approx(candidate.least_s)
+
+
+def test_the_estimates_are_in_the_order_of_the_simulations():
+    """Spearman's rank correlation on a cluster with slow links between servers."""
+    profile = profile_of(
+        [measurement([1e-3] * 32, [2e-3] * 32, [4 * 10**6] * 32), measurement([1.7e-3] * 32, [3.4e-3] * 32, [8 * 10**6] * 32, 2)],
+        [10**7] * 32,
+    )
+    stated = stated_by(lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64)
+    everything = list(candidates(SIZES, BOTH, stated))
+    ranks = [
+        np.argsort(np.argsort(seconds))
+        for seconds in ([c.estimate_s for c in everything], [per_sample_s(judged_candidate(c)) for c in everything])
+    ]
+    assert len(everything) > 100
+    assert np.corrcoef(*ranks)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("layers", [5, 9, 24])
+@pytest.mark.parametrize("cluster", [flat(4, 1e9), two_level(2, 4, 1e9, 1e8)], ids=["flat", "servers"])
+def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
+    """Also where a device holds so many stages that there are more of them than devices."""
+    problem = problem_of(uniform_profile(layers), cluster, schedule="1f1b", microbatches=16)
+    best = best_of_each(chosen([1], [False], lambda size, recompute: problem))
+    for name in best:
+        for planner in ("gpipe", "data_parallel"):
+            try:
+                own = judged(planners.plan(planner, replace(problem, schedule=name)))
+            except PartoptError:
+                continue
+            if planner == "gpipe" and not own.idle_ranks:
+                assert best[name] <= per_sample_s(own) * (1 + 1e-9)
+            assert min(best.values()) <= per_sample_s(own) * (1 + 1e-9)
+
+
+def test_a_batch_that_does_not_divide_among_all_devices_may_be_data_parallel():
+    problem = problem_of(uniform_profile(4), flat(4, 1e12), schedule="1f1b", microbatches=15)
+    plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "1f1b")
+    assert plan.shape == "4"
+    assert plan.predicted.iteration_s == pytest.approx(4 * 4 * 3e-3, rel=1e-3)  # 4 microbatches on the fullest of them
+
+
+class TestWhatIsReturned:
+    PROBLEM = problem_of(uniform_profile(12), two_level(2, 2, 1e10, 1e9), schedule="1f1b", microbatches=16)
+
+    def plans(self, **changed: object) -> list[Plan]:
+        problem = replace(self.PROBLEM, **changed)  # type: ignore[arg-type]
+        return chosen([1], BOTH, lambda size, recompute: replace(problem, recompute=recompute))
+
+    def test_one_of_each_schedule_but_the_naive_one_fastest_first(self):
+        plans = self.plans()
+        assert [plan.schedule for plan in plans] == list(dict.fromkeys(plan.schedule for plan in plans))
+        assert {plan.schedule for plan in plans} == {name for name, entry in SCHEDULES.items() if not entry.asynchronous} - {"naive"}
+        assert [per_sample_s(plan) for plan in plans] == sorted(per_sample_s(plan) for plan in plans)
+        assert {plan.planner for plan in plans} == {"grid"}
+
+    def test_what_a_plan_predicts_is_its_simulation(self):
+        for plan in self.plans():
+            simulation = simulation_of(plan)
+            assert plan.predicted.iteration_s == pytest.approx(simulation.makespan_s)
+            assert plan.peak_memory_bytes >= simulation.peak_memory_bytes.max()
+
+    def test_what_does_not_fit_comes_last(self):
+        peaks = sorted(plan.peak_memory_bytes for plan in self.plans())
+        limit = peaks[len(peaks) // 2] // 2
+        plans = self.plans(memory_bytes=limit)
+        assert [plan.fits(limit) for plan in plans] == sorted((plan.fits(limit) for plan in plans), reverse=True)
+        assert {plan.fits(limit) for plan in plans} == {True, False}
+
+    def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
+        simulated = []
+        monkeypatch.setattr(search, "simulation_of", lambda plan: simulated.append(plan.schedule) or simulation_of(plan))
+        plans = self.plans(memory_bytes=1)
+        assert sorted(simulated) == sorted(plan.schedule for plan in plans)
+
+    def test_without_a_budget_the_best_estimate_of_each_schedule_is_simulated(self, monkeypatch):
+        simulated = []
+        monkeypatch.setattr(search, "ACTION_BUDGET", -1)
+        monkeypatch.setattr(search, "simulation_of", lambda plan: simulated.append(plan.schedule) or simulation_of(plan))
+        assert len(self.plans()) == len(simulated) == len(set(simulated))
+
+    def test_pipelines_may_lie_inside_servers(self):
+        """Messages are large and gradients none: pipelines keep to servers, replicas lie across."""
+        profile = profile_of([measurement([1e-3] * 2, [2e-3] * 2, [10**7] * 2, stash_groups=[((0,), 10**9), ((1,), 10**9)])])
+        problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16, memory_bytes=5 * 10**9)
+        plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zb-h1")
+        assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == ("nested", [[0, 2], [1, 3]])
+
+    def test_chunks_may_lie_inside_servers_too(self):
+        profile = profile_of([measurement([1e-3] * 4, [2e-3] * 4, [10**7] * 4)])
+        problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16)
+        plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zbv")
+        assert [list(stage.ranks) for stage in plan.stages] == [[0, 2], [1, 3], [1, 3], [0, 2]]
+
+
+def test_a_size_that_cannot_be_is_left_out():
+    def stated(size, recompute):
+        if size == 2:
+            raise PartoptError("not that size", "another")
+        return problem_of(uniform_profile(4), flat(2), schedule="1f1b", microbatches=8)
+
+    assert {plan.microbatch_size for plan in chosen([1, 2], BOTH, stated)} == {1}
+    with pytest.raises(PartoptError, match=r"^not that size$"):
+        chosen([2], BOTH, stated)
+
+
+def test_where_nothing_can_run_the_answer_is_no():
+    problem = problem_of(uniform_profile(2), flat(7), schedule="1f1b", microbatches=3)
+    with pytest.raises(PartoptError, match="no schedule can run this") as raised:
+        chosen([1], [False], lambda *_: problem)
+    assert (raised.value.exit_code, raised.value.hint) == (ANSWER_IS_NO, "give more microbatches, or fewer devices")
