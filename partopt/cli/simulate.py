@@ -7,7 +7,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callab
 
     def run() -> Simulation:
         try:
-            return _whole(simulation_of(changed, passing))
+            return simulation_of(changed, passing)
         except PartoptError as error:
             hint = "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
             raise PartoptError(f"{path}: {changed.schedule}: {error.message}", hint) from None
@@ -140,20 +139,6 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
             raise error.at(path) from None
 
     return run
-
-
-def _whole(simulation: Simulation) -> Simulation:
-    """Of so few asynchronous microbatches that filling and draining is most of it, the pace of all of them."""
-    from partopt.simulator.steady import Steady, in_flight_in_all
-
-    steady, M = simulation.steady, simulation.microbatches
-    if steady is None or steady.settled:
-        return simulation
-    replicas = [stage.replicas for stage in simulation.plan.stages]
-    if 4 * (in_flight_in_all(simulation.order, replicas) + max(replicas)) <= M and steady.end_s > steady.start_s:
-        return simulation
-    end = simulation.makespan_s
-    return replace(simulation, steady=Steady(end / M, False, 0.0, end, M), start_s=0.0, end_s=end)
 
 
 def _in_background(work: Callable[[], Simulation]) -> Simulation:

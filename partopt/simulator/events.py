@@ -91,7 +91,7 @@ class Heap(NamedTuple):
 WAITING, DONE, SEARCHES = range(3)
 
 
-@compiled()
+@compiled(nogil=True)
 def run(actions, devices, network, rings, heap, serial, blocking):  # type: ignore[no-untyped-def]
     """Execute an order: what its actions and messages begin and end with is filled in."""
     kind, stage, joined, rows, start, end = actions.kind, actions.stage, actions.joined, actions.rows, actions.start, actions.end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from partopt.cost.period import utilisation
-from partopt.plan import Plan
+from partopt.plan import Plan, Stage
 from partopt.schedules import order, schedule
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import STRAIGHT
@@ -26,6 +27,7 @@ from partopt.simulator.work import Work, work_of
 ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 
 SETTLE_LIMIT = 300_000  # actions after which an asynchronous plan that has not settled is taken at its mean pace
+_ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
 
 
@@ -124,13 +126,15 @@ def judged(plan: Plan) -> Plan:
     Where devices hold several stages, what they keep in flight is counted too.
     """
     counted = plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
-    return with_prediction(simulation_of(counted))
+    simulation = simulation_of(counted)
+    return with_prediction(replaced(simulation, plan=with_memory(simulation)))
 
 
 def with_prediction(simulation: Simulation) -> Plan:
     """The simulated plan, predicting what the simulation found.
 
-    Where an asynchronous plan is slower than every load on it allows, nothing is always busy: it is bound by the microbatches in flight.
+    Where an asynchronous plan is slower than every load on it allows, either a port carries several of them, or nothing is always busy and
+    it is bound by the microbatches in flight.
     """
     plan, before, period = simulation.plan, simulation.plan.predicted, simulation.period_s
     if abs(period - before.period_s) < _ROUNDING * period:
@@ -143,6 +147,30 @@ def with_prediction(simulation: Simulation) -> Plan:
         samples_per_s=plan.microbatch_size / period,
         bubble=simulation.bubble,
         speedup_over_one_device=before.speedup_over_one_device * before.period_s / period,
-        bound_by="microbatches in flight" if limited else before.bound_by,
+        bound_by=_bound_by(simulation) if limited else before.bound_by,
     )
     return replace(plan, predicted=predicted)
+
+
+def _bound_by(simulation: Simulation) -> str:
+    busy = [use.level for use in simulation.level_use if use.transfer_share + use.allreduce_share > _ALWAYS]
+    return f"ports of {busy[0]}" if busy else "microbatches in flight"
+
+
+def with_memory(simulation: Simulation) -> Plan:
+    """The simulated plan with the memory that its order takes, where the formulas only come near: what is recomputed ahead of a late W.
+
+    What a device needs beside or below the sum of its stages is put to the activations of the first of them.
+    """
+    plan, peaks = simulation.plan, simulation.peak_memory_bytes
+    missing = [0] * len(plan.stages)
+    for rank, stages in plan.stages_by_rank().items():
+        more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)
+        missing[stages[0]] = max(missing[stages[0]], more) if missing[stages[0]] else more
+    return replace(plan, stages=[_with_activations(stage, more) for stage, more in zip(plan.stages, missing, strict=True)])
+
+
+def _with_activations(stage: Stage, more: int) -> Stage:
+    own = stage.memory
+    more = max(more, -own.activations_bytes)
+    return replace(stage, memory=replace(own, activations_bytes=own.activations_bytes + more, total_bytes=own.total_bytes + more))

@@ -20,7 +20,8 @@ _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
 @dataclass(frozen=True)
 class Steady:
-    """What a timeline settles to. `settled`: it repeats itself exactly, from `start_s` on, every `microbatches`; otherwise its mean pace.
+    """What a timeline settles to. `settled`: it repeats itself exactly, from `start_s` on, every `microbatches`; otherwise its mean pace,
+    of the second half or, where that is no more than the pipeline running full and dry, of all.
 
     `end_s` is `start_s` and one cycle: in that stretch every rank does the same as in any other of this length.
     """
@@ -43,15 +44,17 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     G = starts.shape[2]
     D = in_flight_in_all(timeline.order, replicas) + 2 * max(replicas)  # a round's all-reduce is over before the next but one ends
     last = G - D  # what comes later knows that the pipeline is running dry
+    whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
     if last < 2:
-        return Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
+        return whole
     for c in _candidates(starts[0, 0], last, D, math.lcm(*replicas)):
         shift = _shift(starts, last, c, max(c, D))
         if shift is not None:
             start = float(starts[:2, :, last - c - 1].max())
             return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(starts[1, 0, place - 1]) for place in (last - last // 2, last))
-    return Steady((end - first) / (last // 2), False, first, end, last // 2)
+    few = 4 * (D - max(replicas)) > G or end <= first  # too few for a half of them to tell more than all
+    return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
 def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:

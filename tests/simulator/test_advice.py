@@ -88,7 +88,7 @@ def share_of_transfers(plan):
     return found(plan)["transfers"].value if "transfers" in found(plan) else 0.0
 
 
-@pytest.mark.parametrize("bandwidth, has", [(7e9, True), (8e9, False)])
+@pytest.mark.parametrize("bandwidth, has", [(7e9, True), (9e9, False)])
 def test_transfers_that_are_waited_for(bandwidth, has):
     plan = case(microbatches=64, topology=flat(4, bandwidth), comm="serial")
     assert ("transfers" in found(plan)) == has
