@@ -1,0 +1,108 @@
+"""The best of all planners beside each of them."""
+
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt import planners
+from partopt.cost.problem import problem_of
+from partopt.errors import PartoptError, PartoptWarning
+from partopt.planners import PLANNERS
+from partopt.search import contest
+from tests.helpers import chain_profile, flat, two_level, uniform_profile
+
+AUTOMATIC = {name for name in PLANNERS if name != "manual"}
+UNEQUAL = chain_profile(
+    [3e-3, 1e-3, 4e-3, 1e-3, 5e-3, 9e-3, 2e-3, 6e-3],
+    [6e-3, 2e-3, 8e-3, 2e-3, 10e-3, 18e-3, 4e-3, 12e-3],
+    [10**6] * 8,
+    [10**7] * 8,
+    stash_groups=[((layer,), 10**7) for layer in range(8)],
+)
+
+
+def problem(**options):
+    return problem_of(UNEQUAL, options.pop("topology", two_level(2, 2)), **options)
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]), st.sampled_from([None, 90, 120, 200]), st.booleans()
+)
+def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(schedule, limit, blocking):
+    asynchronous = schedule.startswith("pipedream")
+    options = {"blocking_allreduce": blocking} if asynchronous else {"microbatches": 8}
+    stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PartoptWarning)
+        plans = contest.plans_of(contest.contestants(stated), stated)
+    best = plans[contest.best_of(plans, stated.memory_bytes)]
+    each = [contest.planned(name, stated) for name in plans]
+    fitting = [plan for plan in each if plan.fits(stated.memory_bytes)]
+    assert best.fits(stated.memory_bytes) == bool(fitting)
+    assert best.predicted.samples_per_s == max(plan.predicted.samples_per_s for plan in fitting or each)
+
+
+def test_of_equal_plans_the_first_is_the_best():
+    plan = contest.planned("gpipe", problem())
+    assert contest.best_of({"one": plan, "two": plan}, None) == "one"
+
+
+@pytest.mark.parametrize(
+    ("options", "able"),
+    [
+        ({}, AUTOMATIC),
+        ({"stages": 2}, {"gpipe", "torchgpipe", "lingvo", "straight"}),
+        ({"costs": [1.0] * 8}, {"gpipe", "torchgpipe", "lingvo"}),
+        ({"schedule": "zbv", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
+        ({"schedule": "dualpipe", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
+        ({"schedule": "zb-h1", "microbatches": 8}, AUTOMATIC),
+    ],
+)
+def test_contestants_look_at_what_is_stated(options, able):
+    assert set(contest.contestants(problem(**options))) == able
+
+
+def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
+    monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
+    with pytest.warns(PartoptWarning, match="without pipedream: pipedream: 8 layers"):
+        plans = contest.plans_of(["pipedream", "gpipe"], problem())
+    assert list(plans) == ["gpipe"]
+
+
+def test_where_all_refuse_each_reason_is_given_once():
+    stated = problem(schedule="interleaved", microbatches=9)  # in groups for 4 devices: none that are equal
+    with pytest.raises(PartoptError) as raised, contest.quiet():
+        contest.plans_of(["gpipe", "torchgpipe", "pipedream"], stated)
+    messages = [part.message for part in raised.value.parts]
+    assert len(messages) == len(set(messages)) == 2
+    assert messages[1].startswith("--schedule interleaved: the planner pipedream puts one stage on a device")
+
+
+def test_nobody_is_no_mistake():
+    assert contest.plans_of([], problem()) == {}
+
+
+def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
+    """Two stages, 1-2: waiting for gradients, the formula's warm-up gives 1.5 times the period of the loads."""
+    profile = chain_profile([1.0, 2.0], [2.0, 4.0])
+    stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], blocking_allreduce=True)
+    plan = contest.planned("manual", stated)
+    assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (pytest.approx(3.0), pytest.approx(4.5))
+    assert planners.plan("manual", stated).predicted.period_s == pytest.approx(3.0)
+
+
+def test_quiet_is_over_afterwards():
+    with contest.quiet():
+        warnings.warn("not heard", PartoptWarning, stacklevel=1)
+    with pytest.warns(PartoptWarning, match="heard"):
+        warnings.warn("heard", PartoptWarning, stacklevel=1)
+
+
+def test_uniform_layers_on_one_device():
+    stated = problem_of(uniform_profile(3), flat(1))
+    plans = contest.plans_of(contest.contestants(stated), stated)
+    assert {plan.shape for plan in plans.values()} == {"1"}
