@@ -217,3 +217,37 @@ def test_what_yaml_would_take_for_a_date_or_a_number_is_text(name):
 def test_a_size_in_base_sixty_is_refused():
     with pytest.raises(PartoptError, match=r"levels\[0\]\.size: expected a whole number, found text"):
         topology.parse(b"name: c\ndevice: {name: d}\nlevels: [{name: a, size: 1:30, bandwidth: 1 GB/s}]")
+
+
+@pytest.mark.parametrize(
+    ("devices", "sizes"), [(1, [1, 1, 1]), (3, [3, 1, 1]), (8, [8, 1, 1]), (24, [8, 3, 1]), (32, [8, 4, 1]), (320, [8, 4, 10])]
+)
+def test_inner_levels_are_filled_before_outer_ones(devices, sizes):
+    resized = topology.resized(RACKS, devices)
+    assert [level.size for level in resized.levels] == sizes
+    assert (resized.devices, resized.device) == (devices, RACKS.device)
+    assert [level.bandwidth_bytes_per_s for level in resized.levels] == [level.bandwidth_bytes_per_s for level in RACKS.levels]
+
+
+RACKS = Topology(
+    name="racks",
+    device=Device(name="GPU"),
+    levels=[Level(name=name, size=size, bandwidth_bytes_per_s=1e9) for name, size in (("server", 8), ("rack", 4), ("hall", 2))],
+)
+
+
+@pytest.mark.parametrize(("devices", "below", "above"), [(12, 8, 16), (9, 8, 16), (44, 32, 64), (40, 32, 64), (65, 64, 96)])
+def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(devices, below, above):
+    with pytest.raises(PartoptError, match=f"{devices} devices do not fill racks: 8 to a server, 4 to a rack") as raised:
+        topology.resized(RACKS, devices)
+    assert raised.value.hint == f"choose {below} or {above}, for example"
+    for count in range(below + 1, above):
+        with pytest.raises(PartoptError):
+            topology.resized(RACKS, count)
+    assert [topology.resized(RACKS, count).devices for count in (below, above)] == [below, above]
+
+
+def test_more_devices_than_partopt_plans_for():
+    with pytest.raises(PartoptError, match=r"1048577 devices; partopt plans for up to 1048576"):
+        topology.resized(flat(4), 2**20 + 1)
+    assert topology.resized(flat(4), 2**20).devices == 2**20

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from partopt.plan import Plan
 from partopt.report.table import table
+from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_seconds
 
@@ -23,7 +24,7 @@ def render(plans: Sequence[Plan], memory_bytes: int | None) -> str:
 def _grid(plan: Plan) -> str:
     held = plan.stages_by_rank()
     chunks = len(next(iter(held.values())))
-    pipelines = plan.stages[0].replicas // (2 if plan.family == MIRRORED else 1)
+    pipelines = plan.stages[0].replicas // (2 if schedule(plan.schedule).shape == MIRRORED else 1)
     return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
 
