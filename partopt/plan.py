@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -183,6 +184,7 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
     """What types cannot say: stages tile the layers, ranks exist and are used once, flows join stages that exist."""
     stop = 0
     held: dict[int, list[int]] = {}
+    longest = max(stage.compute_s for stage in plan.stages)
     for s, stage in enumerate(plan.stages):
         if stage.start != stop or stage.stop <= stage.start:
             yield PartoptError(
@@ -198,6 +200,7 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
         parts = msgspec.structs.asdict(stage.memory)
         if parts.pop("total_bytes") != sum(parts.values()):
             yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
+        yield from _time_faults(s, stage, 1e-9 * longest)
         yield from _rank_faults(s, stage, plan.topology.devices, held)
     if len({len(stages) for stages in held.values()}) > 1:
         yield PartoptError("stages: some ranks hold more of them than others", "every rank of a plan holds equally many stages")
@@ -205,6 +208,15 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
         for end in (flow.source, flow.destination, flow.stage):
             if end is not None and end >= len(plan.stages):
                 yield PartoptError(f"communication[{index}]: there is no stage {end}", f"stages are numbered 0 to {len(plan.stages) - 1}")
+
+
+def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
+    """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
+    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
+    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
+        yield PartoptError(f"stages[{s}].compute_s: not the sum of its parts, {whole:g}", "plan it anew")
+    if stage.backward_weight_s > stage.backward_s + rounding:
+        yield PartoptError(f"stages[{s}].backward_weight_s: longer than backward_s, of which it is a part", "plan it anew")
 
 
 def _rank_faults(s: int, stage: Stage, devices: int, held: dict[int, list[int]]) -> Iterator[PartoptError]:

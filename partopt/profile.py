@@ -18,7 +18,7 @@ from partopt.errors import PartoptError, did_you_mean
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]  # an exabyte
 Index = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -20,6 +20,7 @@ from partopt.errors import PartoptError, PartoptWarning
 
 Quantity = str | int | float  # as written; a bare number is refused by partopt.units, which says why
 Size = Annotated[int, msgspec.Meta(ge=1)]
+Links = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 DEVICE_LIMIT = 2**20
 
 
@@ -37,7 +38,7 @@ class Level(documents.Part, frozen=True, kw_only=True):
     link: str = ""
     size: Size
     bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
-    links: Size = 1
+    links: Links = 1
     latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     bus: bool = False
 
@@ -81,7 +82,7 @@ class _LevelFile(documents.Part, frozen=True):
     size: Size
     bandwidth: Quantity
     link: str = ""
-    links: Size = 1
+    links: Links = 1
     latency: Quantity = "0 s"
     bus: bool = False
 

@@ -38,7 +38,7 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     from partopt.search import contest
 
     loaded = options.load_profile(profile)
-    topology = options.load_topology(given["topology"], given["servers"])
+    topology = options.load_topology(given["topology"], given["servers"], given["memory"])
     options.warn_of_cpu(loaded, topology)
     problem = options.problem(loaded, topology, given)
     with progress.shown() as tell:

@@ -85,11 +85,14 @@ def load_profile(given: str) -> Profile:
     return profile.load(shipped.find(given, "profiles"))
 
 
-def load_topology(given: str, servers: int | None = None) -> Topology:
-    """The topology in a file, on standard input, or of a shipped name."""
+def load_topology(given: str, servers: int | None = None, memory: str | None = None) -> Topology:
+    """The topology in a file, on standard input, or of a shipped name; its devices have `memory`, where that is given."""
+    from msgspec.structs import replace
+
     from partopt import topology
 
-    return topology.load(shipped.find(given, "topologies"), servers)
+    loaded = topology.load(shipped.find(given, "topologies"), servers)
+    return replace(loaded, device=replace(loaded.device, memory_bytes=memory_limit(memory, loaded)))
 
 
 def warn_of_cpu(profile: Profile, topology: Topology) -> None:
@@ -120,6 +123,8 @@ def problem(
     from partopt.planners.placing import stage_count
     from partopt.schedules import schedule
 
+    if options["schedule"] == "auto":
+        raise PartoptError("--schedule auto: partopt plan chooses one, and for one cluster at a time", "name a schedule: --schedule 1f1b")
     schedule(options["schedule"])
     stated = problem_of(
         profile,

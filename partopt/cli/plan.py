@@ -52,7 +52,7 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if output:
         documents.check_writable(output, force)
     loaded = options.load_profile(profile)
-    topology = options.load_topology(given["topology"], given["servers"])
+    topology = options.load_topology(given["topology"], given["servers"], given["memory"])
     options.warn_of_cpu(loaded, topology)
     if given["scaling"] is not None or given["weak"]:
         _print_scaling(loaded, topology, given, output, as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import click
 
@@ -33,7 +34,7 @@ def command(file: str) -> None:
         click.echo(f"next:    partopt plan {file} --topology dgx-a100", err=True)
     elif kind == "plan":
         click.echo(plan_report.render(plan.parse(content, file), ascii_only=options.ascii_only()))
-        click.echo(f"next:    partopt compare PROFILE --topology FILE --plan {file}", err=True)
+        click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
     else:
         click.echo(topology_report.render(topology.parse(content, file)))
         click.echo(f"next:    partopt plan PROFILE --topology {file}", err=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from partopt.report.table import WIDTH
-from partopt.simulator.advice import Finding
+from partopt.simulator.finding import Finding
 
 _INDENT = " " * 9
 

@@ -10,7 +10,7 @@ from partopt.report.plan import head
 from partopt.report.shares import level_table, share_table
 from partopt.report.table import labelled
 from partopt.schedules.order import B, I
-from partopt.simulator.advice import Finding
+from partopt.simulator.finding import Finding
 from partopt.simulator.judge import Simulation
 from partopt.units import format_bytes, format_rate, format_seconds
 

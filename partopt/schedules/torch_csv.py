@@ -49,6 +49,8 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
     side_by_side = _pipelines(layout)
     lines = text.splitlines()
     P, d = len(side_by_side[0]), len(side_by_side)
+    while len(lines) > P and not lines[-1].strip():
+        lines.pop()
     if len(lines) != P:
         raise PartoptError(f"{len(lines)} rows for the {P} ranks of a pipeline", "write one row a rank, an empty one too")
     local = [_parsed(line, number) for number, line in enumerate(lines, start=1)]

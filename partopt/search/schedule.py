@@ -16,12 +16,13 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.plan import Plan
 from partopt.planners import gpipe
 from partopt.planners.placing import stage_multiple, stages_a_device
-from partopt.schedules import refusal, schedule
+from partopt.schedules import order, refusal, schedule
 from partopt.schedules.layout import LOOPED, STRAIGHT, ranks_of
 from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
-from partopt.simulator.judge import simulation_of, with_prediction
+from partopt.simulator.judge import judged
+from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.ports import ports_of
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import layout_of
 from partopt.topology import Topology
 
 # P   devices; d   pipelines side by side; v   stages on a device; S   stages; M   microbatches of an iteration
@@ -67,22 +68,25 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
             hopeless = candidate.least_s * known.predicted.samples_per_s >= 1 - _ROUNDING
             if hopeless or spent > ACTION_BUDGET:
                 continue
-        plan = _counted(candidate)
-        if known is not None and not plan.fits(limit):
+        plan = price(candidate.partition, candidate.problem, "grid")
+        if known is not None and not _may_fit(plan, limit, exactly=not settled):
             continue
         spent += candidate.actions
-        plan = with_prediction(simulation_of(plan))
-        if known is None or not settled or plan.predicted.samples_per_s > known.predicted.samples_per_s:
+        plan = judged(plan)
+        if known is None or (plan.fits(limit), plan.predicted.samples_per_s) > (settled, known.predicted.samples_per_s):
             found[name] = plan
     if not found:
         raise PartoptError("no schedule can run this", "give more microbatches, or fewer devices", ANSWER_IS_NO)
     return sorted(found.values(), key=lambda plan: (not plan.fits(limit), -plan.predicted.samples_per_s))
 
 
-def _counted(candidate: Candidate) -> Plan:
-    """The plan of a candidate, with the memory that its devices need."""
-    plan = price(candidate.partition, candidate.problem, "grid")
-    return plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
+def _may_fit(plan: Plan, limit: int | None, exactly: bool) -> bool:
+    """Whether what devices hold throughout fits; `exactly`: and what microbatches keep, by their order, which takes a while to write."""
+    if limit is None:
+        return True
+    if base_memory_bytes(plan).max() > limit:
+        return False
+    return not exactly or bool(peak_memory_bytes(order(plan.schedule, layout_of(plan)), plan).max() <= limit)
 
 
 def candidates(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> Iterator[Candidate]:

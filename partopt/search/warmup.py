@@ -14,7 +14,7 @@ from partopt.cost.flight import blocking_warmups
 from partopt.errors import PartoptError
 from partopt.plan import Plan
 from partopt.schedules import schedule
-from partopt.simulator.judge import judged, simulation_of, with_prediction
+from partopt.simulator.judge import judged
 from partopt.simulator.restate import restated
 
 # r_s    replicas of stage s
@@ -63,9 +63,10 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = 
     if not changed.fits(memory_bytes):
         return None
     try:
-        return with_prediction(simulation_of(changed))
+        found = judged(changed)
     except PartoptError:
         return None
+    return found if found.fits(memory_bytes) else None
 
 
 def _deepened(plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: int | None) -> Plan | None:

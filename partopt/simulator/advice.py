@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from partopt import documents
-from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.schedules import SCHEDULES
+from partopt.simulator.alternatives import alternatives
 from partopt.simulator.balance import imbalance
-from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
+from partopt.simulator.closed_forms import idle_share, pipeline_of
+from partopt.simulator.finding import Finding
 from partopt.simulator.judge import ACTION_LIMIT, Simulation
 from partopt.topology import Level
 from partopt.units import format_bandwidth, format_bytes, format_seconds
@@ -23,21 +22,6 @@ ENOUGH_MICROBATCHES = 4  # for each device of a pipeline: 1F1B then idles for at
 SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the host
 FULL = 0.9  # of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a tenth
 BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
-BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be worth the trouble
-
-
-class Finding(documents.Part, frozen=True, kw_only=True):
-    """Something to point at. `value`, in `unit`, is the number on which it rests; `change` is what to do about it.
-
-    With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not simulated.
-    """
-
-    kind: str
-    severity: Literal["fault", "loss", "risk"]
-    value: float
-    unit: str
-    text: str
-    change: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +36,13 @@ class _Case:
     @property
     def window_s(self) -> float:
         return self.simulation.end_s - self.simulation.start_s
+
+    @cached_property
+    def stretch(self) -> float:
+        """Seconds per microbatch over those that the slowest device computes: as much faster everything goes that waits for a port."""
+        plan = self.simulation.plan
+        busy = (sum(plan.stages[s].compute_s / plan.stages[s].replicas for s in stages) for stages in plan.stages_by_rank().values())
+        return max(1.0, self.simulation.period_s / max(busy))
 
     @cached_property
     def rank(self) -> int:
@@ -220,44 +211,12 @@ def _ports(case: _Case) -> Iterator[Finding]:
     for level, share in case.overloaded:
         if level is not waiting:
             text = f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and all-reduces"
-            change = f"--links {level.name}={level.links + 1}, or {_bandwidth(level, share / BUSY)}"
+            change = f"--links {level.name}={level.links + 1}, or {_bandwidth(level, share / BUSY * case.stretch)}"
             yield Finding(kind="port", severity="risk", value=share, unit="of the time", text=text, change=change)
 
 
 def _schedule(case: _Case) -> Iterator[Finding]:
-    plan = case.simulation.plan
-    if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
-        return
-    of = pipeline_of(plan)
-    now = idle_share(plan.schedule, of)
-    others = {name: (idle_share(name, of._replace(v=v)), how) for name, v, how in _alternatives(case, of)}
-    others = {name: found for name, found in others.items() if found[0] < now - BETTER_SCHEDULE}
-    if others:
-        waits = ", ".join(f"under {name} for {share:.1%}" for name, (share, _) in others.items())
-        yield Finding(
-            kind="schedule",
-            severity="loss",
-            value=now - min(share for share, _ in others.values()),
-            unit="of the time",
-            text=f"equal stages wait under {plan.schedule} for {now:.1%} of the time, {waits}",
-            change=", or ".join(how for _, how in others.values()),
-        )
-
-
-def _alternatives(case: _Case, of: Pipeline) -> Iterator[tuple[str, int, str]]:
-    """Schedules with smaller bubbles that could run this model, the chunks that they would have, and the flags that choose them."""
-    plan = case.simulation.plan
-    entry = SCHEDULES[plan.schedule]
-    if plan.schedule == "naive":
-        yield "1f1b", 1, "--schedule 1f1b"
-    elif len({stage.replicas for stage in plan.stages}) == 1 and entry.shape in (STRAIGHT, LOOPED):
-        looped = "interleaved-zb" if entry.split else "interleaved"
-        if entry.shape == STRAIGHT and not entry.split:
-            yield "zb-h1", 1, "--schedule zb-h1"
-        if plan.schedule == "interleaved":
-            yield "interleaved-zb", of.v, "--schedule interleaved-zb"
-        if entry.shape == STRAIGHT and plan.stages[-1].stop >= 2 * of.P and refusal(looped, of.P, 2, of.M) is None:
-            yield looped, 2, f"partopt plan --schedule {looped} --chunks 2"
+    return alternatives(case.simulation)
 
 
 def _idle(case: _Case) -> Iterator[Finding]:

@@ -147,9 +147,17 @@ def with_prediction(simulation: Simulation) -> Plan:
         samples_per_s=plan.microbatch_size / period,
         bubble=simulation.bubble,
         speedup_over_one_device=before.speedup_over_one_device * before.period_s / period,
-        bound_by=_bound_by(simulation) if limited else before.bound_by,
+        bound_by=_bound_by(simulation) if limited else _paced_by(simulation),
     )
     return replace(plan, predicted=predicted)
+
+
+def _paced_by(simulation: Simulation) -> str:
+    """What the formulas say, unless an iteration is filled and drained for longer than its slowest device works."""
+    before, plan = simulation.plan.predicted, simulation.plan
+    loads = (sum(plan.stages[s].compute_s / plan.stages[s].replicas for s in stages) for stages in plan.stages_by_rank().values())
+    filling = plan.microbatches is not None and plan.schedule != "naive" and max(loads) < simulation.period_s / 2
+    return "fill and drain of the pipeline" if filling and "compute" in before.bound_by else before.bound_by
 
 
 def _bound_by(simulation: Simulation) -> str:

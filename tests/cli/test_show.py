@@ -26,7 +26,7 @@ def test_a_plan(partopt, plan_file):
     outcome = partopt("show", plan_file)
     assert outcome.code == 0
     assert "plan     gpipe: 4 stages" in outcome.out
-    assert f"--plan {plan_file}" in outcome.err
+    assert outcome.err == f"next:    partopt simulate {plan_file}\n"
 
 
 @pytest.mark.parametrize("name", shipped.names("topologies"))

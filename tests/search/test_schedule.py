@@ -132,14 +132,14 @@ class TestWhatIsReturned:
 
     def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
         simulated = []
-        monkeypatch.setattr(search, "simulation_of", lambda plan: simulated.append(plan.schedule) or simulation_of(plan))
+        monkeypatch.setattr(search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan))
         plans = self.plans(memory_bytes=1)
         assert sorted(simulated) == sorted(plan.schedule for plan in plans)
 
     def test_without_a_budget_the_best_estimate_of_each_schedule_is_simulated(self, monkeypatch):
         simulated = []
         monkeypatch.setattr(search, "ACTION_BUDGET", -1)
-        monkeypatch.setattr(search, "simulation_of", lambda plan: simulated.append(plan.schedule) or simulation_of(plan))
+        monkeypatch.setattr(search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan))
         assert len(self.plans()) == len(simulated) == len(set(simulated))
 
     def test_pipelines_may_lie_inside_servers(self):
