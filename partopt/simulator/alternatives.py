@@ -30,7 +30,7 @@ def alternatives(simulation: Simulation) -> Iterator[Finding]:
     if others:
         waits = ", ".join(f"under {name} for {share:.1%}" for name, (share, _) in others.items())
         yield Finding(
-            kind="schedule",
+            kind="chunks",
             severity="loss",
             value=now - min(share for share, _ in others.values()),
             unit="of the time",
