@@ -61,8 +61,6 @@ def scaled(profile: Profile, topology: Topology, given: dict[str, Any], weak: bo
         raise PartoptError(f"--scaling {given['scaling']}: not ascending numbers of devices", "write --scaling 8,16,32")
     _check_scaled(given, weak)
 
-    if weak and given["microbatches"] is None and given["global_batch"] is None:
-        raise PartoptError("--weak: there is no batch to let grow", "choose a synchronous schedule: --schedule 1f1b --microbatches 64")
     with progress.shown() as tell:
 
         def stated(on: Topology) -> Problem:

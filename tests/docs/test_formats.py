@@ -14,6 +14,7 @@ from partopt.errors import PartoptError
 from partopt.plan import Plan
 from partopt.profile import Profile
 from partopt.report.comparison import Comparison, compare
+from partopt.report.scaling import Scaling
 from partopt.report.simulation import SimulationDocument, document
 from partopt.simulator import simulation_of
 from partopt.simulator.advice import findings
@@ -41,6 +42,7 @@ def structs(found: Any) -> set[type[msgspec.Struct]]:
         ("cluster.yaml", TopologyFile),
         ("plan.json", Plan),
         ("comparison JSON", Comparison),
+        ("scaling JSON", Scaling),
         ("simulation JSON", SimulationDocument),
     ],
 )
