@@ -92,18 +92,8 @@ def network(topology: Topology, given: dict[str, Any]) -> Topology:
         fields[name]["latency_s"] = seconds
     for name, count in _by_level("--links", given["links"], names, _links).items():
         fields[name]["links"] = count
-    device = topology.device if given["memory"] is None else replace(topology.device, memory_bytes=_memory(given["memory"]))
+    device = replace(topology.device, memory_bytes=options.memory_limit(given["memory"], topology))
     return replace(topology, device=device, levels=[replace(level, **fields[level.name]) for level in topology.levels])
-
-
-def _memory(text: str) -> int:
-    try:
-        limit = units.parse_bytes(text)
-    except PartoptError as error:
-        raise error.at("--memory") from None
-    if limit == 0:
-        raise PartoptError("--memory: 0 bytes is no device", 'write "40 GB"')
-    return limit
 
 
 def _by_level(flag: str, texts: Iterable[str], names: list[str], parse: Callable[[str], Value]) -> dict[str, Value]:
