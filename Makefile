@@ -12,8 +12,8 @@ demo: $(INSTALLED)
 	@mkdir -p $(DEMO)
 	@echo '--- 1. measure the layers of a GPT on this machine'
 	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2,4 -o $(DEMO)/gpt.json --force
-	@echo; echo '--- 2. plan it on a cluster of 16 GPUs'
-	$(BIN)/partopt plan $(DEMO)/gpt.json --topology $(TOPOLOGY) -o $(DEMO)/plan.json --force
+	@echo; echo '--- 2. plan it on a cluster of 16 GPUs, with PipeDream'"'"'s recurrence'
+	$(BIN)/partopt plan $(DEMO)/gpt.json --topology $(TOPOLOGY) --planner pipedream -o $(DEMO)/plan.json --force
 	@echo; echo '--- 3. execute the plan in the simulator'
 	$(BIN)/partopt simulate $(DEMO)/plan.json
 	@echo; echo '--- 4. compare the planners'
