@@ -20,7 +20,7 @@ import numpy as np
 
 # schedule, stages' replicas, microbatches, seconds to reach (0: none set)
 ROWS = [
-    ("1f1b", [1] * 64, 512, 0.0),
+    ("1f1b", [1] * 64, 512, 0.3),
     ("1f1b", [1] * 512, 4096, 0.0),
     ("1f1b", [1] * 1024, 4096, 10.0),
     ("1f1b", [1] * 1024, 8192, 0.0),
