@@ -43,7 +43,7 @@ def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
 
 def compute_s(stage: Assignment, problem: Problem) -> float:
     """C of a stage: forward and backward, and the forward once more where activations are recomputed."""
-    return problem.chain.compute_s(stage.start, stage.stop, problem.recompute)
+    return problem.chain.compute_s(stage.start, stage.stop, problem.recomputes(stage))
 
 
 def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, float, int]]:
@@ -96,16 +96,22 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     waits, so that passing on takes no recomputation. The naive schedule overlaps nothing: M times the sum of C. With v stages on a device
     the pipeline is filled in a v-th of the time; what the zero-bubble schedules save beyond that is left to the simulator.
     """
+    passing, others, update = parts_of_iteration(partition, problem)
+    return passing + others + update
+
+
+def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, float, float]:
+    """The addends of `iteration_s`: one microbatch's pass, what the stage that paces takes for the others, and the largest update."""
     M = problem.microbatches
     assert M is not None
     computes = [compute_s(stage, problem) for stage in partition.stages]
     update = max(_update_s(stage, problem) for stage in partition.stages)
     if problem.schedule == "naive":
-        return M * sum(computes) + update
+        return M * sum(computes), 0.0, update
     apart = problem.schedule == "gpipe"
     passing = [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages] if apart else computes
     chunks = len(_together(partition, 0))
-    return sum(passing) / chunks + max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)) + update
+    return sum(passing) / chunks, max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)), update
 
 
 def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:

@@ -43,7 +43,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         modules=chain.names[stage.start : stage.stop],
         replicas=replicas[s],
         ranks=list(stage.ranks),
-        recompute=problem.recompute,
+        recompute=problem.recomputes(stage),
         warmup=before,
         in_flight=held,
         weight_versions=versions,
@@ -57,7 +57,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         input_bytes=round(chain.a[stage.start]),
         output_bytes=round(chain.a[stage.stop]),
         stash_bytes=round(chain.stash_bytes(stage.start, stage.stop)),
-        memory=stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recompute),
+        memory=stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage)),
     )
 
 
@@ -119,4 +119,6 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
 def _certificate(partition: Partition) -> Certificate | None:
     if partition.objective_s is None:
         return None
-    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=partition.objective_s, gap=0.0)
+    lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
+    gap = partition.objective_s / lower - 1 if lower > 0 else 0.0
+    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=lower, gap=gap)

@@ -17,6 +17,7 @@ from partopt.topology import Topology
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
+FREE, UNIFORM, NONE = REPLICATIONS = ("free", "uniform", "none")  # any replicas, the same in every stage, one
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
@@ -26,9 +27,10 @@ class Problem:
 
     `stages` is how many stages were asked for, `chunks` how many of them a schedule that interleaves puts on a device; `microbatches` is M
     of a synchronous schedule, `None` for an asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
-    their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `cut_at` are the layers
-    that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics
-    balance, shape (N,); `progress` is told of long work.
+    their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `replication` says what
+    replicas a planner may give (`REPLICATIONS`), and `recompute_per_stage` that it may choose the stages that recompute, in place of
+    `recompute`; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split;
+    `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -38,6 +40,8 @@ class Problem:
     microbatches: int | None = None
     optimizer: str = "adam"
     recompute: bool = False
+    recompute_per_stage: bool = False
+    replication: str = FREE
     serial_transfers: bool = False
     blocking_allreduce: bool = False
     memory_bytes: int | None = None
@@ -70,6 +74,10 @@ class Problem:
         starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
         return [*starts, self.chain.layers]
 
+    def recomputes(self, stage: Assignment) -> bool:
+        """Whether a stage recomputes its activations."""
+        return self.recompute if stage.recompute is None else stage.recompute
+
 
 def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object) -> Problem:
     """The problem of planning `profile` on `topology`; `options` are fields of Problem. The memory limit defaults to the device's."""
@@ -80,21 +88,26 @@ def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None
 
 @dataclass(frozen=True)
 class Assignment:
-    """Layers [start, stop) on `ranks`; replica k is `ranks[k]`."""
+    """Layers [start, stop) on `ranks`; replica k is `ranks[k]`. `recompute` is `None` where it is as the problem says."""
 
     start: int
     stop: int
     ranks: Sequence[int]
+    recompute: bool | None = None
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What a planner decides: its family and its stages in order; and what it minimised, where that is a time it proved minimal."""
+    """What a planner decides: its family and its stages in order; and what it minimised, where that is a time it proved minimal.
+
+    `lower_bound_s` is the least that there can be, where that is less than `objective_s`.
+    """
 
     family: str
     stages: Sequence[Assignment]
     objective_s: float | None = None
     status: str = ""
+    lower_bound_s: float | None = None
 
 
 def consecutive(boundaries: Sequence[int], replicas: Sequence[int] | None = None) -> list[Assignment]:

@@ -20,6 +20,16 @@ class Group(NamedTuple):
     size: float
 
 
+class Differences(NamedTuple):
+    """The parts of a RangeSum, for compiled code: `partopt.cost.kernels.between` adds them up."""
+
+    end: NDArray[np.float64]  # shape (N+1,)
+    begin: NDArray[np.float64]  # shape (N+1,)
+    open_at: NDArray[np.int64]  # where the pairs begin that lie across the start i of a range, shape (N+2,)
+    open_last: NDArray[np.int64]  # their later member, falling for each i
+    open_size: NDArray[np.float64]  # what such a pair shares
+
+
 class RangeSum:
     """`sums(i, j)` = the `values` of the layers in [i, j) plus every group that they touch, once.
 
@@ -44,6 +54,20 @@ class RangeSum:
         """The sum over [i, j)."""
         inside = (self._first >= i) & (self._last < j)
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
+
+    def differences(self) -> Differences:
+        """The sums as differences: `end[j] - begin[i]` less the pairs that begin before i and end at j or later."""
+        later, earlier = np.zeros((2, self.layers + 1))
+        np.add.at(later, self._last + 1, self._size)
+        np.add.at(earlier, self._first + 1, self._size)
+        end, begin = self._prefix - np.cumsum(later), self._prefix - np.cumsum(earlier)
+        spans = self._last - self._first
+        pair = np.repeat(np.arange(len(spans)), spans)
+        at = self._first[pair] + 1 + np.arange(len(pair)) - np.repeat(np.cumsum(spans) - spans, spans)
+        order = np.lexsort((-self._last[pair], at))
+        pair = pair[order]
+        open_at = np.searchsorted(at[order], np.arange(self.layers + 2))
+        return Differences(end, begin, open_at, self._last[pair], self._size[pair])
 
     def over(self, boundaries: Sequence[int]) -> RangeSum:
         """The same sums between `boundaries` only: `over(b)(i, j)` = the sum over [b[i], b[j])."""

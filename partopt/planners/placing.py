@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partopt.cost.problem import Assignment, Partition, Problem
+from partopt.cost.problem import Partition, Problem
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
@@ -68,5 +68,5 @@ def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
     if S // v * d > problem.topology.devices:
         raise PartoptError(f"{S // v * d} devices needed, {problem.topology.devices} there", "give fewer replicas or stages")
     ranks = ranks_of(entry.shape, S // v, v, d)
-    stages = [Assignment(stage.start, stage.stop, own) for stage, own in zip(partition.stages, ranks, strict=True)]
+    stages = [replace(stage, ranks=own) for stage, own in zip(partition.stages, ranks, strict=True)]
     return replace(partition, family=entry.shape, stages=stages)

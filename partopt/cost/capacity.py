@@ -1,0 +1,119 @@
+"""What a run of consecutive ranks can carry: the costs of `partopt.cost.links`, tabulated for every run that a planner may choose.
+
+Runs whose first ranks differ by whole level-(L-1) components cross the same levels and span as many members, so a run is described by its
+shape: the place of its first rank inside such a component, and its length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+from partopt.topology import Topology
+
+# L      levels; group[k] is the number of ranks of a level-k component, group[0] = 1 and group[L] = P
+# G      ranks of a level-(L-1) component: shapes repeat with it
+# rho    first rank of a run, modulo G
+# r      ranks of a run
+# gap    level at which a run and the nearest rank of the neighbouring stage part, 1..L
+
+
+class Shapes(NamedTuple):
+    """Rates of the runs of every shape. The all-reduce of x bytes takes `slope * x + latency` seconds; a side of a cut of x bytes holds its
+    ports for `x / side` seconds, and the devices that wait for it for `x / exchange`.
+    """
+
+    group: NDArray[np.int64]  # shape (L+1,)
+    slope: NDArray[np.float64]  # s/byte, shape (G, P+1)
+    latency: NDArray[np.float64]  # s, shape (G, P+1)
+    side: NDArray[np.float64]  # bytes/s, shape (L, G, P+1); the first index is gap - 1
+    exchange: NDArray[np.float64]  # bytes/s, shape (L, G, P+1)
+
+
+def shapes_of(topology: Topology) -> Shapes:
+    """The tables of a topology."""
+    levels, P = topology.levels, topology.devices
+    group = np.array([topology.group_size(k) for k in range(len(levels) + 1)])
+    G = int(group[-2])
+    tables = np.zeros((2, G, P + 1)), np.ones((2, len(levels), G, P + 1))
+    rates = np.array([[level.bandwidth_bytes_per_s, level.links, level.latency_s, level.bus] for level in levels], dtype=np.float64)
+    _fill(group, rates, *tables)
+    return Shapes(group, tables[0][0], tables[0][1], tables[1][0], tables[1][1])
+
+
+@compiled()
+def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
+    """Fill slope and latency (`ring`), side and exchange (`ports`) from the levels' bandwidth, links, latency and bus (`rates`)."""
+    L, G, P = len(rates), ring.shape[1], ring.shape[2] - 1
+    for rho in range(G):
+        for r in range(1, P + 1):
+            first, last, span = rho, rho + r - 1, 0
+            for k in range(1, L + 1):
+                if not _crosses(first, last, group[k - 1], group[k]):
+                    continue
+                span = k
+                sharers = _fullest(first // group[k - 1], last // group[k - 1], group[k] // group[k - 1]) if rates[k - 1, 3] else 1
+                seconds = 2 * (r - 1) / r * sharers / (rates[k - 1, 0] * rates[k - 1, 1])
+                ring[0, rho, r] = max(ring[0, rho, r], seconds)
+                ring[1, rho, r] = max(ring[1, rho, r], 2 * (r - 1) * rates[k - 1, 2])
+            for gap in range(1, L + 1):
+                K = max(gap, span)
+                bus = rates[K - 1, 3] > 0
+                q = 1 if bus else last // group[K - 1] - first // group[K - 1] + 1
+                ports[0, gap - 1, rho, r] = rates[K - 1, 0] * q / (2 if bus else 1)
+                ports[1, gap - 1, rho, r] = rates[K - 1, 0] * q / 2
+
+
+@compiled()
+def _crosses(first, last, inner, outer):  # type: ignore[no-untyped-def]
+    """Whether a border between two members of one component, of `inner` and `outer` ranks, lies between two ranks."""
+    border = (first // inner + 1) * inner
+    return border <= last and (border % outer > 0 or (inner < outer and border + inner <= last))
+
+
+@compiled()
+def _fullest(first, last, size):  # type: ignore[no-untyped-def]
+    """Of the consecutive members `first` to `last`, how many lie in one component of `size` members, at most."""
+    if first // size == last // size:
+        return last - first + 1
+    if last // size - first // size > 1:
+        return size
+    return max(size - first % size, last % size + 1)
+
+
+@compiled()
+def trees_of(leaves):  # type: ignore[no-untyped-def]
+    """Maxima over subtrees for `first_at_least`, of every row of `leaves`; shape (rows, 2 * size), the leaves in the second half."""
+    rows, count = leaves.shape
+    size = 1
+    while size < count:
+        size *= 2
+    trees = np.full((rows, 2 * size), -1.0)
+    trees[:, size : size + count] = leaves
+    for row in range(rows):
+        for node in range(size - 1, 0, -1):
+            trees[row, node] = max(trees[row, 2 * node], trees[row, 2 * node + 1])
+    return trees
+
+
+@compiled()
+def first_at_least(tree, start, least):  # type: ignore[no-untyped-def]
+    """The first leaf from `start` on that is `least` or more; the number of leaves where there is none."""
+    size = len(tree) // 2
+    if start >= size:
+        return size
+    node = start + size
+    while tree[node] < least:
+        while node % 2 == 1:
+            node //= 2
+        if node == 0:
+            return size
+        node += 1
+    while node < size:
+        node *= 2
+        if tree[node] < least:
+            node += 1
+    return node - size

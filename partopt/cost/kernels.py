@@ -1,0 +1,157 @@
+"""Formulas of a stage for compiled code: what a range of layers sums up to, its memory, and the fewest replicas that it takes.
+
+The formulas are those of `partopt.cost.memory`, `partopt.cost.flight` and `partopt.cost.period`; tests hold them together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+from partopt.cost.memory import optimizer_bytes
+from partopt.cost.problem import FREE, NONE, Problem
+from partopt.cost.ranges import Differences
+
+# F      microbatches in flight
+# R      devices in use behind a stage
+# M      microbatches of an iteration, 0 for an asynchronous schedule
+# NEVER  more replicas than there are anywhere
+
+NEVER = 2**40
+PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, NAIVE = range(6)
+_SCHEDULES = {
+    "pipedream": PIPEDREAM,
+    "pipedream-2bw": TWO_BUFFERED,
+    "1f1b": ONE_F_ONE_B,
+    "1f1b-eager": EAGER,
+    "gpipe": GPIPE,
+    "naive": NAIVE,
+}
+
+
+class Layers(NamedTuple):
+    """The chain and what holds for every stage of it."""
+
+    compute: NDArray[np.float64]  # seconds before each cut, shape (2, N+1): without recomputation and with it
+    cuts: NDArray[np.float64]  # bytes, shape (N+1,)
+    weights: Differences
+    stash: Differences
+    schedule: int
+    M: int
+    optimizer: float  # bytes of state for a byte of parameters
+    memory: float  # limit in bytes of a device, infinite where there is none
+    serial: bool  # devices wait for their transfers
+    first_mode: int  # stages may run from this mode to that: 0 activations kept, 1 recomputed
+    last_mode: int
+    optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
+    apart: bool  # stages recompute while they wait, so that passing a microbatch on takes no recomputation
+
+
+def layers_of(problem: Problem) -> Layers:
+    """The chain of a problem, for compiled code."""
+    chain = problem.chain
+    whole = chain.parameter_bytes(0, chain.layers)
+    return Layers(
+        compute=np.array([chain.busy_prefix(False), chain.busy_prefix(True)]),
+        cuts=np.asarray(chain.a, dtype=np.float64),
+        weights=chain.parameter_bytes.differences(),
+        stash=chain.stash_bytes.differences(),
+        schedule=_SCHEDULES[problem.schedule],
+        M=problem.microbatches or 0,
+        optimizer=float(optimizer_bytes(1.0, problem.optimizer, chain.sixteen_bit)),
+        memory=np.inf if problem.memory_bytes is None else float(problem.memory_bytes),
+        serial=problem.serial_transfers,
+        first_mode=int(problem.recompute and not problem.recompute_per_stage),
+        last_mode=int(problem.recompute or problem.recompute_per_stage),
+        optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
+        apart=problem.schedule == "gpipe",
+    )
+
+
+def replica_counts(problem: Problem) -> list[tuple[int, int]]:
+    """The least and the most replicas that every stage may have, one pair for each count of `uniform`."""
+    P = problem.topology.devices
+    if problem.replication == FREE:
+        return [(1, P)]
+    return [(1, 1)] if problem.replication == NONE else [(d, d) for d in range(1, P + 1)]
+
+
+@compiled()
+def between(sums, i, j):  # type: ignore[no-untyped-def]
+    """The sum over [i, j), from the Differences of a RangeSum."""
+    total = sums.end[j] - sums.begin[i]
+    position = sums.open_at[i]
+    while position < sums.open_at[i + 1] and sums.open_last[position] >= j:
+        total -= sums.open_size[position]
+        position += 1
+    return total
+
+
+@compiled()
+def passed_s(layers, i, j, mode):  # type: ignore[no-untyped-def]
+    """Seconds in which a stage [i, j) passes one microbatch on."""
+    prefix = layers.compute[0 if layers.apart else mode]
+    return prefix[j] - prefix[i]
+
+
+@compiled()
+def memory_bytes(layers, W, stash, before, after, F, mode):  # type: ignore[no-untyped-def]
+    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`; `before` and `after` are its cuts' bytes."""
+    versions = F if layers.schedule == PIPEDREAM else (2 if layers.schedule == TWO_BUFFERED else 1)
+    kept = F * before + stash if mode else F * stash
+    return np.rint(versions * W) + np.rint(W) + np.rint(layers.optimizer * W) + np.rint(kept) + np.rint(F * (before + after))
+
+
+@compiled()
+def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-untyped-def]
+    """The most microbatches in flight for which a stage fits; 0 where not even one does."""
+    if layers.memory == np.inf:
+        return NEVER
+    none = memory_bytes(layers, W, stash, before, after, 0, mode)
+    each = before + after + (before if mode else stash) + (W if layers.schedule == PIPEDREAM else 0.0)
+    if none > layers.memory or (each == 0.0 and memory_bytes(layers, W, stash, before, after, 1, mode) > layers.memory):
+        return 0
+    if each == 0.0:
+        return NEVER
+    F = np.int64(min((layers.memory - none) / each + 1.0, float(NEVER)))
+    while F > 0 and memory_bytes(layers, W, stash, before, after, F, mode) > layers.memory:
+        F -= 1
+    return F
+
+
+@compiled()
+def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
+    """The fewest replicas with which a stage has at most F in flight, R devices behind it: `partopt.cost.flight.in_flight`."""
+    if F < 1:
+        return NEVER
+    if F == NEVER or layers.schedule == NAIVE:
+        return 1
+    own = -(-layers.M // F) if layers.M else NEVER
+    if layers.schedule == GPIPE:
+        return own
+    busy = 2 * R if layers.schedule == EAGER else R
+    downstream = 1 if R == 0 else (NEVER if F == 1 else -(-busy // (F - 1)))
+    return min(own, downstream)
+
+
+@compiled()
+def replicas_to_keep_pace(layers, C, passed, pace):  # type: ignore[no-untyped-def]
+    """The fewest replicas with which C seconds of compute keep the pace.
+
+    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C - `passed` within `pace`, which is by how much the stage takes
+    longer for all of its microbatches than to pass the first on.
+    """
+    if C <= 0.0 or layers.schedule == NAIVE:
+        return 1
+    if layers.M > 0:
+        turns = np.int64(min((pace + passed) / C * (1 + 1e-12), float(layers.M)))
+        return -(-layers.M // turns) if turns > 0 else NEVER
+    if pace * NEVER < C:
+        return NEVER
+    r = np.int64(max(1.0, C / pace * (1 - 1e-12)))
+    while C / r > pace:
+        r += 1
+    return r

@@ -1,0 +1,76 @@
+"""The compiled formulas of a stage against those that price a plan."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.kernels import NEVER, between, layers_of, most_in_flight, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.memory import MOMENTS, stage_memory
+from partopt.cost.ranges import Group, RangeSum
+from tests.planners.problems import chain, chains, problem, topology
+
+SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("1f1b-eager", 5), ("gpipe", 5), ("naive", 5)]
+LIMIT = 100
+
+
+@st.composite
+def sums(draw: st.DrawFn) -> RangeSum:
+    values = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+    members = st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=4)
+    return RangeSum(values, [Group(*group) for group in draw(st.lists(st.tuples(members, st.integers(1, 9)), max_size=5))])
+
+
+@settings(deadline=None)
+@given(sums())
+def test_differences_add_up_to_the_sums(of):
+    parts = of.differences()
+    for i in range(of.layers):
+        for j in range(i + 1, of.layers + 1):
+            assert between(parts, i, j) == of(i, j)
+
+
+@pytest.mark.parametrize("schedule, M", SCHEDULES)
+@settings(max_examples=30, deadline=None)
+@given(chains(), st.data())
+def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
+    optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
+    stash = RangeSum([float(data.draw(st.integers(0, 9))) for _ in range(model.layers)])
+    model = replace(model, sixteen_bit=sixteen_bit, stash_bytes=stash)
+    layers = layers_of(problem(model, topology((4, 1.0)), schedule=schedule, microbatches=M, optimizer=optimizer, memory_bytes=LIMIT))
+    for i in range(model.layers):
+        for j in range(i + 1, model.layers + 1):
+            for mode in range(2):
+                found = most_in_flight(layers, model.parameter_bytes(i, j), stash(i, j), model.a[i], model.a[j], mode)
+                fits = [
+                    stage_memory(model, i, j, F, weight_versions(schedule, F), optimizer, bool(mode)).total_bytes <= LIMIT
+                    for F in range(1, 2 * LIMIT)
+                ]
+                assert min(found, len(fits)) == sum(fits)
+
+
+@pytest.mark.parametrize("schedule, M", SCHEDULES)
+def test_the_fewest_replicas_that_fit(schedule, M):
+    layers = layers_of(problem(*_small(), schedule=schedule, microbatches=M))
+    for F in [*range(12), NEVER]:
+        for R in range(12):
+            fitting = [r for r in range(1, 40) if in_flight(schedule, 0, [r, R] if R else [r], M) <= F]
+            assert min(replicas_to_fit(layers, F, R), NEVER) == min(fitting, default=NEVER)
+
+
+def test_the_fewest_replicas_that_keep_pace():
+    asynchronous = layers_of(problem(*_small()))
+    synchronous = layers_of(problem(*_small(), schedule="gpipe", microbatches=6))
+    for C in np.arange(0, 4, 0.25):
+        for pace in np.arange(0.25, 12, 0.25):
+            assert replicas_to_keep_pace(asynchronous, C, C, pace) == next(r for r in range(1, 99) if C / r <= pace)
+            for passed in (C, C / 2):
+                keeping = [r for r in range(1, 99) if -(-6 // r) * C - passed <= pace]
+                assert replicas_to_keep_pace(synchronous, C, passed, pace) == min(keeping, default=NEVER)
+
+
+def _small():
+    return chain([1, 2], [2, 3], [4], [5, 6]), topology((4, 1.0))
