@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from partopt.cost.price import price
-from partopt.cost.problem import Assignment, Partition, Problem
+from partopt.cost.problem import FREE, Partition, Problem
 from partopt.errors import PartoptError, did_you_mean
 from partopt.plan import Plan
 from partopt.planners.placing import placed
@@ -19,40 +19,67 @@ from partopt.schedules.layout import STRAIGHT
 
 
 class Planner(NamedTuple):
-    """A registered planner: its module, what it does, in a line, and which of the options `stages` and `costs` it looks at.
+    """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and which schedules it plans for.
 
-    `chunks` is among them where it can plan for schedules that give a device several stages.
+    It may look at the options `stages` and `costs`. `chunks`: it can plan for schedules that give a device several stages; `uniform`,
+    `none`: its stages have equally many replicas or one, always or where that is asked for; `auto`: it chooses the stages that recompute.
+    `schedules` are empty where it plans for any.
     """
 
     module: str
     summary: str
     uses: frozenset[str] = frozenset()
+    schedules: tuple[str, ...] = ()
+
+    def plans_for(self, name: str) -> bool:
+        """Whether it can plan for the schedule `name`."""
+        return (schedule(name).shape == STRAIGHT or "chunks" in self.uses) and (not self.schedules or name in self.schedules)
 
 
-_BALANCES = frozenset({"stages", "costs", "chunks"})
+_SINGLE = frozenset({"stages", "uniform", "none"})
+_BALANCES = _SINGLE | {"costs", "chunks"}
 PLANNERS: dict[str, Planner] = {
+    "optimal": Planner(
+        "partopt.planners.optimal",
+        "the best contiguous plan within the memory, with a proof",
+        _SINGLE | {"auto"},
+        ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "naive"),
+    ),
     "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
     "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES),
     "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES),
     "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES),
-    "straight": Planner("partopt.planners.straight", "the best pipeline without replication", frozenset({"stages"})),
-    "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device"),
+    "straight": Planner("partopt.planners.straight", "the best pipeline without replication", _SINGLE),
+    "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})),
     "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks"})),
 }
+
+
+def asked_of(problem: Problem) -> set[str]:
+    """What a problem asks of its planner beyond its schedule, as `Planner.uses` says it."""
+    asked = {
+        "stages": problem.stages is not None,
+        "costs": problem.costs is not None,
+        "auto": problem.recompute_per_stage,
+        problem.replication: problem.replication != FREE,
+    }
+    return {use for use, stated in asked.items() if stated}
 
 
 def partition(name: str, problem: Problem) -> Partition:
     """What the planner `name` decides. Raises PartoptError for an unknown name, or where the planner has no plan."""
     if name not in PLANNERS:
         raise PartoptError(f"--planner {name}: no such planner", did_you_mean(name, PLANNERS))
-    if schedule(problem.schedule).shape != STRAIGHT and "chunks" not in PLANNERS[name].uses:
-        able = ", ".join(other for other, entry in PLANNERS.items() if "chunks" in entry.uses)
-        message = f"--schedule {problem.schedule}: the planner {name} puts one stage on a device, this schedule has more"
-        raise PartoptError(message, f"choose --planner {able}")
+    if not PLANNERS[name].plans_for(problem.schedule):
+        able = ", ".join(other for other, entry in PLANNERS.items() if entry.plans_for(problem.schedule))
+        chunked = schedule(problem.schedule).shape != STRAIGHT
+        why = f"the planner {name} puts one stage on a device, this schedule has more" if chunked else f"not for the planner {name}"
+        raise PartoptError(f"--schedule {problem.schedule}: {why}", f"choose --planner {able}")
     decided: Partition = importlib.import_module(PLANNERS[name].module).plan(problem.coarsened())
     if problem.cut_at is not None:
         bounds = problem.boundaries()
-        decided = replace(decided, stages=[Assignment(bounds[stage.start], bounds[stage.stop], stage.ranks) for stage in decided.stages])
+        stages = [replace(stage, start=bounds[stage.start], stop=bounds[stage.stop]) for stage in decided.stages]
+        decided = replace(decided, stages=stages)
     return placed(decided, problem, name)
 
 

@@ -93,6 +93,9 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     if plan.microbatches is None:
         lines.append(("flight", _flight(plan)))
     lines.append(("memory", _memory(plan, limit)))
+    recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
+    if 0 < len(recomputed) < len(plan.stages):
+        lines.append(("", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"))
     if plan.idle_ranks:
         lines.append(
             ("idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}")

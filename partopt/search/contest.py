@@ -10,9 +10,7 @@ from partopt import planners
 from partopt.cost.problem import Problem
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.plan import Plan
-from partopt.planners import PLANNERS
-from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT
+from partopt.planners import PLANNERS, asked_of
 from partopt.search.warmup import judged_at_best
 
 
@@ -32,9 +30,9 @@ def planned(name: str, problem: Problem) -> Plan:
 
 def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
-    needed = {use for use, stated in (("stages", problem.stages), ("costs", problem.costs)) if stated is not None}
-    needed |= set() if schedule(problem.schedule).shape == STRAIGHT else {"chunks"}
-    return [name for name, entry in PLANNERS.items() if name != "manual" and needed <= entry.uses]
+    needed = asked_of(problem)
+    able = [name for name, entry in PLANNERS.items() if needed <= entry.uses and entry.plans_for(problem.schedule)]
+    return [name for name in able if name != "manual"]
 
 
 def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:

@@ -11,6 +11,7 @@ from partopt.errors import PartoptError
 from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile
 from tests.planners.problems import topology
 
+SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("1f1b-eager", 8), ("gpipe", 8), ("naive", 8)]
 AUTOMATIC = [name for name in planners.PLANNERS if name != "manual"]
 
 
@@ -32,7 +33,9 @@ def profile(layers: int) -> Profile:
 
 @pytest.mark.filterwarnings("ignore:lingvo")
 @pytest.mark.parametrize("name", AUTOMATIC)
-@pytest.mark.parametrize("schedule, microbatches", [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("gpipe", 8), ("naive", 8)])
+@pytest.mark.parametrize(
+    "schedule, microbatches", [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("1f1b-eager", 8), ("gpipe", 8), ("naive", 8)]
+)
 @pytest.mark.parametrize("layers, cluster", [(1, [(1, 1e6)]), (1, [(4, 1e6)]), (7, [(4, 1e6)]), (20, [(4, 1e6), (2, 1e5)])])
 def test_plans_are_valid_whatever_the_model_and_the_cluster(name, schedule, microbatches, layers, cluster):
     problem = problem_of(profile(layers), topology(*cluster), schedule=schedule, microbatches=microbatches)
@@ -51,7 +54,7 @@ def test_the_same_problem_gives_the_same_plan(name):
     assert first == second
 
 
-@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight"])
+@pytest.mark.parametrize("name", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize("stages, what", [(8, "7 layers"), (7, "4 devices")])
 def test_more_stages_than_layers_or_devices_are_refused(name, stages, what):
     problem = problem_of(profile(7), topology((4, 1e6)), stages=stages)

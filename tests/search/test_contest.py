@@ -55,11 +55,15 @@ def test_of_equal_plans_the_first_is_the_best():
     ("options", "able"),
     [
         ({}, AUTOMATIC),
-        ({"stages": 2}, {"gpipe", "torchgpipe", "lingvo", "straight"}),
+        ({"stages": 2}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
         ({"costs": [1.0] * 8}, {"gpipe", "torchgpipe", "lingvo"}),
         ({"schedule": "zbv", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
         ({"schedule": "dualpipe", "microbatches": 8}, {"gpipe", "torchgpipe", "lingvo"}),
-        ({"schedule": "zb-h1", "microbatches": 8}, AUTOMATIC),
+        ({"schedule": "zb-h1", "microbatches": 8}, AUTOMATIC - {"optimal"}),
+        ({"schedule": "1f1b-eager", "microbatches": 8}, AUTOMATIC),
+        ({"replication": "none"}, {"optimal", "gpipe", "torchgpipe", "lingvo", "straight"}),
+        ({"replication": "uniform"}, AUTOMATIC - {"pipedream"}),
+        ({"recompute_per_stage": True}, {"optimal"}),
     ],
 )
 def test_contestants_look_at_what_is_stated(options, able):

@@ -1,0 +1,108 @@
+"""Exhaustive search over contiguous plans: every partition, every replica count, every placement with idle ranks, priced as plans are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.memory import stage_memory
+from partopt.cost.period import stage_loads
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, FREE, NONE, Assignment, Partition, Problem
+from partopt.plan import Plan
+from partopt.profile import Device, Model, Profile
+
+
+class Found(NamedTuple):
+    """The best plan by period, stages, memory of the fullest device, and devices; and its stages."""
+
+    seconds: float
+    stages: int
+    memory_bytes: int
+    devices: int
+    partition: Partition
+
+
+def partitions(problem: Problem) -> Iterator[list[tuple[int, int, range]]]:
+    """Every way to cut the layers and to place the stages, in order, on consecutive ranks of which some may stay idle."""
+    N, P = problem.chain.layers, problem.topology.devices
+    for S in range(1, min(N, P) + 1):
+        if problem.stages not in (None, S):
+            continue
+        for cuts in combinations(range(1, N), S - 1):
+            bounds = [0, *cuts, N]
+            for borders in combinations(range(P + S), 2 * S):
+                ends = [border - (k // 2) for k, border in enumerate(borders)]
+                stages = [(bounds[s], bounds[s + 1], range(ends[2 * s], ends[2 * s + 1])) for s in range(S)]
+                if _allowed(problem, [len(ranks) for _, _, ranks in stages]):
+                    yield stages
+
+
+def _allowed(problem: Problem, replicas: list[int]) -> bool:
+    if 0 in replicas:
+        return False
+    if problem.replication == FREE:
+        return True
+    return set(replicas) == {1} if problem.replication == NONE else len(set(replicas)) == 1
+
+
+def best_period(problem: Problem) -> Found | None:
+    """The best plan of an asynchronous schedule that fits; `None` where none does."""
+
+    @cache
+    def loads_s(i: int, j: int, ranks: range, before: int, after: int, recompute: bool) -> float:
+        """The largest load of a stage whose nearest neighbours are these ranks; -1 where there is none."""
+        stages, s = [Assignment(i, j, ranks, recompute)], 0
+        if before >= 0:
+            stages, s = [Assignment(0, i, [before]), *stages], 1
+        if after >= 0:
+            stages.append(Assignment(j, problem.chain.layers, [after]))
+        return max(load.seconds for load in stage_loads(Partition(CONTIGUOUS, stages), s, problem))
+
+    @cache
+    def memory(i: int, j: int, F: int, recompute: bool) -> int:
+        versions = weight_versions(problem.schedule, F)
+        return stage_memory(problem.chain, i, j, F, versions, problem.optimizer, recompute).total_bytes
+
+    modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
+    best: Found | None = None
+    for stages in partitions(problem):
+        replicas = [len(ranks) for _, _, ranks in stages]
+        best_of_modes = []
+        for s, (i, j, ranks) in enumerate(stages):
+            F = in_flight(problem.schedule, s, replicas, problem.microbatches)
+            before = stages[s - 1][2][-1] if s else -1
+            after = stages[s + 1][2][0] if s + 1 < len(stages) else -1
+            ways = [(loads_s(i, j, ranks, before, after, mode), memory(i, j, F, mode), mode) for mode in modes]
+            best_of_modes.append([way for way in ways if problem.memory_bytes is None or way[1] <= problem.memory_bytes])
+        for chosen in product(*best_of_modes):
+            key = (max(way[0] for way in chosen), len(stages), max(way[1] for way in chosen), sum(replicas))
+            if best is None or key < best[:4]:
+                assignments = [Assignment(i, j, ranks, way[2]) for (i, j, ranks), way in zip(stages, chosen, strict=True)]
+                best = Found(*key, Partition(CONTIGUOUS, assignments))
+    return best
+
+
+def best_iteration(problem: Problem) -> Found | None:
+    """The best plan of a synchronous schedule that fits; `None` where none does. Nothing is remembered: for few devices."""
+    best: Found | None = None
+    modes = (False, True) if problem.recompute_per_stage else (None,)
+    for stages in partitions(problem):
+        for chosen in product(modes, repeat=len(stages)):
+            partition = Partition(CONTIGUOUS, [Assignment(*stage, mode) for stage, mode in zip(stages, chosen, strict=True)])
+            plan = priced(problem, partition)
+            assert plan.predicted.iteration_s is not None
+            key = (plan.predicted.iteration_s, len(stages), plan.peak_memory_bytes, sum(len(ranks) for _, _, ranks in stages))
+            if plan.fits(problem.memory_bytes) and (best is None or key < best[:4]):
+                best = Found(*key, partition)
+    return best
+
+
+def priced(problem: Problem, partition: Partition) -> Plan:
+    """The plan of a partition; the problem may have no profile."""
+    profile = Profile(model=Model(name="test"), device=Device(name="test"), dtype="float32", layers=[], measurements=[])
+    return price(partition, replace(problem, profile=profile), "optimal")

@@ -1,0 +1,82 @@
+"""The optimal planner beside the other contiguous ones, on everything that is shipped and on the published graphs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from partopt import planners, profile, shipped, topology
+from partopt.cost.problem import Problem, problem_of
+from partopt.errors import PartoptError
+from partopt.planners import PLANNERS
+from partopt.profile import Profile
+from tests.helpers import ROOT
+from tests.importers.test_pipedream import published, read
+
+OTHERS = ("gpipe", "straight", "data_parallel")  # the contiguous planners that need nothing more
+SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 16), ("1f1b-eager", 16), ("gpipe", 16)]
+PROFILES = sorted(path.name.removesuffix(".json") for path in (ROOT / "profiles").glob("*.json"))
+TOPOLOGIES = sorted(path.stem for path in (ROOT / "topologies").glob("*.yaml"))
+GRAPHS = [("vgg16", 64), ("resnet50", 128), ("gnmt", 64)]
+
+
+def check(given: Problem) -> None:
+    """No other contiguous plan that fits is faster; there is none where the planner says so."""
+    others = [planners.plan(name, given) for name in OTHERS]
+    fitting = [plan.predicted.period_s for plan in others if plan.fits(given.memory_bytes)]
+    try:
+        best = planners.plan("optimal", given)
+    except PartoptError:
+        assert fitting == []
+        return
+    assert best.fits(given.memory_bytes)
+    assert best.certificate is not None
+    assert best.certificate.status == "optimal"
+    assert best.predicted.period_s <= min(fitting, default=best.predicted.period_s) * (1 + 1e-9)
+
+
+def graph(name: str, microbatch_size: int) -> Profile:
+    """A published graph. Skips the test where it is not at hand."""
+    return read(published(name), f"{name}.txt", name, microbatch_size)
+
+
+@pytest.mark.parametrize("schedule, microbatches", SCHEDULES)
+@pytest.mark.parametrize("name", PROFILES)
+def test_on_what_is_shipped(name, schedule, microbatches):
+    model = profile.load(shipped.find(name, "profiles"))
+    for cluster, memory_bytes in product(TOPOLOGIES, (None, 2 * 10**9)):
+        on = topology.load(shipped.find(cluster, "topologies"))
+        check(problem_of(model, on, schedule=schedule, microbatches=microbatches, memory_bytes=memory_bytes))
+
+
+@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
+@pytest.mark.parametrize("schedule, microbatches", SCHEDULES)
+@pytest.mark.parametrize("name, microbatch_size", GRAPHS)
+def test_on_the_published_graphs(name, microbatch_size, schedule, microbatches):
+    model = graph(name, microbatch_size)
+    for cluster in TOPOLOGIES:
+        check(problem_of(model, topology.load(shipped.find(cluster, "topologies")), schedule=schedule, microbatches=microbatches))
+
+
+def check_the_best(partopt, *arguments: object) -> None:
+    """The plan of all planners is no slower, simulated, than that of each that fits."""
+    best = partopt("plan", *arguments, "--json").document
+    for name in PLANNERS.keys() - {"manual"}:
+        named = partopt("plan", *arguments, "--planner", name, "--json")
+        if named.code == 0:
+            assert best["predicted"]["period_s"] <= named.document["predicted"]["period_s"]
+
+
+@pytest.mark.parametrize("cluster", ["v100-pcie", "dgx-a100"])
+@pytest.mark.parametrize("name", ["gpt.cpu.float32", "vgg16.cpu.float32", "bert-base.cpu.float32"])
+def test_the_best_of_all_is_no_slower_than_each_on_what_is_shipped(partopt, name, cluster):
+    check_the_best(partopt, name, "--topology", cluster)
+    check_the_best(partopt, name, "--topology", cluster, "--schedule", "1f1b", "--microbatches", 16)
+
+
+@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
+@pytest.mark.parametrize("name, microbatch_size", GRAPHS)
+def test_the_best_of_all_is_no_slower_than_each_on_the_published_graphs(partopt, tmp_path, name, microbatch_size):
+    profile.save(graph(name, microbatch_size), str(tmp_path / "graph.json"))
+    check_the_best(partopt, tmp_path / "graph.json", "--topology", "v100-pcie")

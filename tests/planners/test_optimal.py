@@ -1,0 +1,212 @@
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.chain import Chain
+from partopt.cost.period import binding
+from partopt.cost.problem import Problem
+from partopt.cost.ranges import Group, RangeSum
+from partopt.errors import PartoptError
+from partopt.planners import data_parallel, gpipe, optimal, straight
+from partopt.planners.searching import Probe
+from partopt.topology import Device, Level, Topology
+from tests.planners.exhaustive import best_iteration, best_period, priced
+from tests.planners.problems import chain, chains, problem, topology
+
+
+@st.composite
+def clusters(draw: st.DrawFn, levels: int = 3, devices: int = 6, sizes: int = 4) -> Topology:
+    """One to `levels` levels, each with its own bandwidth, links, latency and bus; outer ones may be the faster."""
+    made: list[Level] = []
+    total = 1
+    for k in range(1, draw(st.integers(1, levels)) + 1):
+        size = draw(st.integers(1, max(1, min(sizes, devices // total))))
+        total *= size
+        rates = {"bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8, 16]))), "links": draw(st.sampled_from([1, 1, 2]))}
+        waits = {"latency_s": float(draw(st.sampled_from([0, 0, 0, 1]))), "bus": draw(st.sampled_from([False, False, True]))}
+        made.append(Level(name=f"level{k}", size=size, **rates, **waits))
+    return Topology(name="mixed", device=Device(name="device"), levels=made)
+
+
+@st.composite
+def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
+    """Chains whose layers keep something for their backward, some of it shared."""
+    model = draw(chains(layers))
+    N = model.layers
+    groups = draw(st.lists(st.tuples(st.lists(st.integers(0, N - 1), min_size=1, max_size=3), st.integers(1, 9)), max_size=2))
+    stash = RangeSum(draw(st.lists(st.integers(0, 9), min_size=N, max_size=N)), [Group(*group) for group in groups])
+    return replace(model, stash_bytes=stash)
+
+
+def check(given: Problem) -> None:
+    """The planner's period is the least there is, the plan has that period and fits; where none fits the planner says so."""
+    best = best_period(given)
+    if best is None:
+        with pytest.raises(PartoptError, match="no plan fits"):
+            optimal.plan(given)
+        return
+    partition = optimal.plan(given)
+    plan = priced(given, partition)
+    assert plan.predicted.period_s == pytest.approx(best.seconds, rel=1e-12)
+    assert partition.objective_s == plan.predicted.period_s
+    assert len(partition.stages) == best.stages
+    assert plan.fits(given.memory_bytes)
+    assert partition.status == "optimal"
+
+
+@settings(max_examples=300, deadline=None)
+@given(stashed(), clusters(levels=1), st.booleans(), st.booleans())
+def test_equals_exhaustive_search_on_one_level(model, cluster, recompute, serial):
+    check(problem(model, cluster, recompute=recompute, serial_transfers=serial, memory_bytes=None))
+
+
+@settings(max_examples=300, deadline=None)
+@given(stashed(), clusters(), st.booleans(), st.booleans())
+def test_equals_exhaustive_search_on_several_levels(model, cluster, recompute, serial):
+    check(problem(model, cluster, recompute=recompute, serial_transfers=serial))
+
+
+@settings(max_examples=300, deadline=None)
+@given(stashed(), clusters(), st.booleans(), st.sampled_from(["pipedream", "pipedream-2bw"]), st.integers(10, 300), st.booleans())
+def test_equals_exhaustive_search_under_a_memory_limit(model, cluster, recompute, schedule, memory_bytes, serial):
+    check(problem(model, cluster, recompute=recompute, schedule=schedule, memory_bytes=memory_bytes, serial_transfers=serial))
+
+
+@settings(max_examples=200, deadline=None)
+@given(stashed(5), clusters(devices=5), st.integers(10, 300))
+def test_equals_exhaustive_search_where_stages_choose_to_recompute(model, cluster, memory_bytes):
+    check(problem(model, cluster, recompute_per_stage=True, memory_bytes=memory_bytes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(stashed(), clusters(), st.sampled_from(["uniform", "none"]), st.sampled_from([None, 100]))
+def test_equals_exhaustive_search_with_replication_bound(model, cluster, replication, memory_bytes):
+    check(problem(model, cluster, replication=replication, memory_bytes=memory_bytes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(stashed(), clusters(), st.integers(1, 5), st.sampled_from([None, 150]))
+def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes):
+    given = problem(model, cluster, stages=min(stages, model.layers, cluster.devices), memory_bytes=memory_bytes)
+    check(given)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    stashed(4),
+    clusters(devices=4),
+    st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "naive"]),
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from([None, 60, 150]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_equals_exhaustive_search_for_synchronous_schedules(model, cluster, schedule, M, memory_bytes, serial, recompute):
+    model, options = replace(model, optimizer_s=3.0), {"serial_transfers": serial, "recompute": recompute}
+    given = problem(model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, **options)
+    best = best_iteration(given)
+    if best is None:
+        with pytest.raises(PartoptError, match="no plan fits"):
+            optimal.plan(given)
+        return
+    partition = optimal.plan(given)
+    plan = priced(given, partition)
+    assert partition.status == "optimal"
+    assert plan.predicted.iteration_s == pytest.approx(best.seconds, rel=1e-11)
+    assert plan.fits(memory_bytes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(stashed(3), clusters(devices=3), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([2, 3]), st.sampled_from([30, 60, 150]))
+def test_synchronous_stages_that_choose_to_recompute_are_bounded_by_the_certificate(model, cluster, schedule, M, memory_bytes):
+    """GPipe recomputes while it waits, so that one microbatch's pass is the same whatever is chosen, and the best is found."""
+    given = problem(model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, recompute_per_stage=True)
+    best = best_iteration(given)
+    if best is None:
+        with pytest.raises(PartoptError, match="no plan fits"):
+            optimal.plan(given)
+        return
+    partition = optimal.plan(given)
+    assert partition.objective_s is not None
+    lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
+    assert lower * (1 - 1e-11) <= best.seconds <= partition.objective_s * (1 + 1e-11)
+    assert partition.status == "optimal" or schedule == "1f1b"
+
+
+def objective(given: Problem) -> float:
+    """The least period, infinite where no plan fits."""
+    try:
+        seconds = optimal.plan(given).objective_s
+    except PartoptError:
+        return math.inf
+    assert seconds is not None
+    return seconds
+
+
+@settings(max_examples=100, deadline=None)
+@given(stashed(8), clusters(levels=2, devices=12), st.sampled_from([None, 100, 200]), st.booleans())
+def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recompute):
+    given = problem(model, cluster, memory_bytes=memory_bytes, recompute=recompute)
+    best = objective(given) * (1 + 1e-12)
+    last = cluster.levels[-1]
+    faster = [
+        Level(name=level.name, size=level.size, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s, links=level.links, bus=level.bus)
+        for level in cluster.levels
+    ]
+    assert objective(replace(given, topology=Topology(name="faster", device=cluster.device, levels=faster))) <= best
+    larger = [*cluster.levels[:-1], msgspec.structs.replace(last, size=last.size + 1)]
+    assert objective(replace(given, topology=Topology(name="larger", device=cluster.device, levels=larger))) <= best
+    if memory_bytes is not None:
+        assert objective(replace(given, memory_bytes=2 * memory_bytes)) <= best
+    assert objective(replace(given, recompute_per_stage=True)) <= best
+    uniform = objective(replace(given, replication="uniform"))
+    assert best <= uniform * (1 + 1e-11)
+    assert uniform <= objective(replace(given, replication="none")) * (1 + 1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(stashed(8), clusters(levels=3, devices=12), st.booleans())
+def test_never_worse_than_the_other_contiguous_planners(model, cluster, serial):
+    given = problem(model, cluster, serial_transfers=serial)
+    best = objective(given)
+    for planner in (gpipe, straight, data_parallel):
+        assert best <= binding(planner.plan(given), given).seconds * (1 + 1e-12)
+
+
+def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
+    """Two layers of 2 s; an all-reduce of two ranks of a server takes 2 s a round, of three 4 s, and across servers far longer."""
+    model = chain([2, 2], [0, 0], [0], [0, 0])
+    cluster = Topology(
+        name="two servers of three",
+        device=Device(name="device"),
+        levels=[
+            Level(name="server", size=3, bandwidth_bytes_per_s=1.0, latency_s=1.0),
+            Level(name="cluster", size=2, bandwidth_bytes_per_s=1.0, latency_s=100.0),
+        ],
+    )
+    partition = optimal.plan(problem(model, cluster))
+    assert partition.objective_s == 1.0
+    assert [list(stage.ranks) for stage in partition.stages] == [[1, 2], [4, 5]]
+
+
+def test_a_plan_that_does_not_exist_is_said_so():
+    with pytest.raises(PartoptError, match="no plan fits the memory"):
+        optimal.plan(problem(chain([1], [1], [], [100]), topology((1, 1.0)), memory_bytes=1))
+
+
+def test_more_shapes_than_the_tables_hold_are_said_before_they_are_made():
+    with pytest.raises(PartoptError, match="32768 devices in components of 4096: its tables outgrow memory"):
+        optimal.plan(problem(chain([1], [1], [], [1]), topology((4096, 2.0), (8, 1.0))))
+
+
+@pytest.mark.parametrize("options, least", [({}, 2.0), ({"schedule": "1f1b", "microbatches": 3}, 4.0)])
+def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no_search(monkeypatch, options, least):
+    """4 s of compute on 2 devices, of which one layer takes 3 s."""
+    monkeypatch.setattr(Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False)
+    partition = optimal.plan(problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options))
+    assert partition.lower_bound_s == pytest.approx(least)
+    assert partition.status.startswith("gap ")
