@@ -29,6 +29,11 @@ def chosen_schedules(profile: Profile, topology: Topology, given: dict[str, Any]
     for flag in ("planner", "stages", "chunks", "cuts", "replicas"):
         if given[flag] is not None:
             raise PartoptError(f"--{flag}: --schedule auto chooses that itself", f"drop --{flag}, or name a schedule")
+    for flag, unset in (("replication", given["replication"] == "free"), ("recompute", given["recompute"] != "auto")):
+        if not unset:
+            raise PartoptError(
+                f"--{flag} {given[flag]}: --schedule auto has grids, recomputed or not", f"drop --{flag}, or name a schedule"
+            )
     if (given["microbatches"] is None) == (given["global_batch"] is None):
         raise PartoptError("--schedule auto: needs either --microbatches or --global-batch", "for example --global-batch 512")
     sizes = [given["microbatch_size"]] if given["microbatch_size"] else [m.microbatch_size for m in profile.measured()]

@@ -41,6 +41,8 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
     topology = options.load_topology(given["topology"], given["servers"], given["memory"])
     options.warn_of_cpu(loaded, topology)
     problem = options.problem(loaded, topology, given)
+    for name in chosen:
+        options.check_planner(name, given)
     with progress.shown() as tell:
         told = replace(problem, progress=tell)
         plans = {name: contest.planned(name, told) for name in chosen} or contest.plans_of(contest.contestants(told), told)
@@ -85,6 +87,7 @@ def _again(path: str, problem: Problem) -> Plan:
         click.echo(f"warning: {path} was made for {plan.schedule} and is priced for {problem.schedule}: --schedule chooses", err=True)
     if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
         raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
-    stages = [Assignment(stage.start, stage.stop, stage.ranks) for stage in plan.stages]
+    own = problem.recompute_per_stage
+    stages = [Assignment(stage.start, stage.stop, stage.ranks, stage.recompute if own else None) for stage in plan.stages]
     assert stages[-1].stop == layers
     return judged_at_best(price(Partition(plan.family, stages), problem, plan.planner), problem.memory_bytes)

@@ -52,7 +52,10 @@ def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, r
     """Samples/s and flags of the plans that fit, at every smaller measured size, with and without recomputation."""
     from partopt.search import contest
 
-    now, recompute_now = problem.chain.microbatch_size, "always" if problem.recompute else "never"
+    now, recompute_now = (
+        problem.chain.microbatch_size,
+        "auto" if problem.recompute_per_stage else "always" if problem.recompute else "never",
+    )
     sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
     for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):
         with suppress(PartoptError):  # a --global-batch may be no multiple of that size

@@ -57,7 +57,18 @@ _PROBLEM_OPTIONS = [
     click.option("--microbatches", type=click.IntRange(min=1), metavar="M", help="Microbatches per iteration of a synchronous schedule."),
     click.option("--global-batch", type=click.IntRange(min=1), metavar="G", help="Samples per iteration, instead of --microbatches."),
     click.option(
-        "--recompute", type=click.Choice(["never", "always"]), default="never", show_default=True, help="Re-materialise activations."
+        "--replication",
+        type=click.Choice(["free", "uniform", "none"]),
+        default="free",
+        show_default=True,
+        help="Replicas of the stages: any, equally many, one.",
+    ),
+    click.option(
+        "--recompute",
+        type=click.Choice(["never", "always", "auto"]),
+        default="never",
+        show_default=True,
+        help="Re-materialise activations; auto: in the stages that the planner chooses.",
     ),
     click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="For its memory."),
     click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
@@ -133,6 +144,8 @@ def problem(
         schedule=options["schedule"],
         optimizer=options["optimizer"],
         recompute=options["recompute"] == "always",
+        recompute_per_stage=options["recompute"] == "auto",
+        replication=options["replication"],
         serial_transfers=options["comm"] == "serial",
         blocking_allreduce=_blocking(options),
         stages=options["stages"],
@@ -145,6 +158,21 @@ def problem(
     if stated.stages is not None:
         stage_count(stated)
     return _with_costs(_with_microbatches(stated, options), options["cost"])
+
+
+def check_planner(name: str | None, options: dict[str, Any]) -> None:
+    """PartoptError for options that the planner `name` would not look at or keep to."""
+    from partopt.planners import PLANNERS
+
+    replication = options["replication"]
+    stated = [("--stages", "stages")] if options["stages"] is not None else []
+    stated += [("--cost", "costs")] if options["cost"] != "time" else []
+    stated += [(f"--replication {replication}", replication)] if replication != "free" else []
+    stated += [("--recompute auto", "auto")] if options["recompute"] == "auto" else []
+    for flag, use in stated:
+        using = [other for other, entry in PLANNERS.items() if use in entry.uses]
+        if name in PLANNERS and name not in using:
+            raise PartoptError(f"{flag}: the planner {name} does not look at it", f"choose --planner {', '.join(using)}")
 
 
 def _blocking(options: dict[str, Any]) -> bool:

@@ -157,18 +157,13 @@ def _planner(given: dict[str, Any]) -> str | None:
     """The planner to use, None for the best of all. PartoptError for options that it would not look at: a split of one's own goes with
     `manual` alone.
     """
-    from partopt.planners import PLANNERS
-
     own = given["cuts"] is not None or given["replicas"] is not None
     name = given["planner"] or ("manual" if own else None)
     if own and name != "manual":
         raise PartoptError(f"--planner {name}: --cuts and --replicas go with the planner manual", "drop one or the other")
     if name == "manual" and given["cut_at"]:
         raise PartoptError("--cut-at: a split of your own says itself where it cuts", "drop --cut-at, or --cuts and --replicas")
-    for flag, use, unset in (("--stages", "stages", None), ("--cost", "costs", "time")):
-        using = [other for other, entry in PLANNERS.items() if use in entry.uses]
-        if given[flag.removeprefix("--")] != unset and name in PLANNERS and name not in using:
-            raise PartoptError(f"{flag}: the planner {name} does not look at it", f"choose --planner {', '.join(using)}")
+    options.check_planner(name, given)
     return name
 
 

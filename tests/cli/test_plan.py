@@ -86,7 +86,7 @@ def test_no_layers(partopt, topology_file):
     assert (outcome.code, outcome.errors) == (2, ["-: layers: expected a list of length >= 1"])
 
 
-@pytest.mark.parametrize("planner", ["gpipe", "torchgpipe", "lingvo", "straight"])
+@pytest.mark.parametrize("planner", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
 @pytest.mark.parametrize(("layers", "devices", "message"), [(3, 8, "5 stages for 3 layers"), (8, 3, "5 stages for 3 devices")])
 def test_more_stages_than_there_can_be(partopt, profile_file, topology_file, planner, layers, devices, message):
     files = profile_file(uniform_profile(layers)), "--topology", topology_file(flat(devices))
@@ -249,7 +249,7 @@ class TestWhatDoesNotFit:
         outcome = planned("--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json")
         assert outcome.code == 1
         assert outcome.errors == ["the plan does not fit: a device of stage 0 needs 16 GB, 13 GB more than there is"]
-        assert outcome.hints == ["this fits: --planner gpipe --microbatch-size 1 --recompute always (250.0 samples/s)"]
+        assert outcome.hints == ["this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"]
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()
 
@@ -291,7 +291,7 @@ def test_a_plan_bound_by_a_cut_is_written_too(partopt, profile_file, topology_fi
 
 
 def test_the_printed_plan_is_the_published_document(planned):
-    assert msgspec.json.decode(planned("--json").out, type=plan.Plan).planner == "pipedream"
+    assert msgspec.json.decode(planned("--json").out, type=plan.Plan).planner == "optimal"
 
 
 def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology_file, tmp_path):
@@ -307,6 +307,14 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
         (["--stages", 2, "--planner", "pipedream"], "--stages: the planner pipedream does not look at it"),
         (["--stages", 2, "--planner", "data_parallel"], "--stages: the planner data_parallel does not look at it"),
         (["--cost", "parameters", "--planner", "straight"], "--cost: the planner straight does not look at it"),
+        (["--replication", "none", "--planner", "pipedream"], "--replication none: the planner pipedream does not look at it"),
+        (["--replication", "none", "--planner", "data_parallel"], "--replication none: the planner data_parallel does not look at it"),
+        (["--recompute", "auto", "--planner", "gpipe"], "--recompute auto: the planner gpipe does not look at it"),
+        (["--cuts", "2", "--recompute", "auto"], "--recompute auto: the planner manual does not look at it"),
+        (
+            ["--schedule", "auto", "--microbatches", "8", "--recompute", "auto"],
+            "--recompute auto: --schedule auto has grids, recomputed or not",
+        ),
         (["--cuts", ""], "--cuts : not a list of whole numbers"),
     ],
 )

@@ -1,0 +1,49 @@
+"""`partopt plan --planner optimal`."""
+
+import pytest
+
+from tests.helpers import chain_profile
+
+
+@pytest.fixture
+def planned(partopt, profile_file, topology_file):
+    """Plans six equal layers on four devices with the options that the test gives."""
+    return lambda *options: partopt("plan", profile_file(), "--topology", topology_file(), *options)
+
+
+def test_it_prints_what_it_proved(planned):
+    [sought] = [line for line in planned("--planner", "optimal").out.splitlines() if line.startswith("sought")]
+    assert sought == "sought   4.50 ms: optimal"
+
+
+def test_where_nothing_fits_the_answer_is_no(planned):
+    outcome = planned("--planner", "optimal", "--memory", "1 kB")
+    assert (outcome.code, outcome.out, outcome.errors) == (1, "", ["optimal: no plan fits the memory"])
+
+
+def test_of_equal_plans_it_is_the_one_that_is_taken(planned):
+    assert planned("--json").document["planner"] == "optimal"
+
+
+@pytest.mark.parametrize("replication, shapes", [("free", {4}), ("uniform", {4}), ("none", {1})])
+def test_replication_is_kept_to(planned, replication, shapes):
+    for options in ([], ["--planner", "optimal"]):
+        stages = planned("--replication", replication, *options, "--json").document["stages"]
+        assert {stage["replicas"] for stage in stages} == shapes
+
+
+def test_it_chooses_the_stages_that_recompute(partopt, profile_file, topology_file):
+    path = profile_file(chain_profile([1e-3] * 4, stash_groups=[((layer,), 10**8 * (1 + 9 * (layer < 2))) for layer in range(4)]))
+    options = ["--topology", topology_file(), "--recompute", "auto", "--replication", "none", "--memory", "3 GB"]
+    outcome = partopt("plan", path, *options, "--json")
+    recomputed = [stage["recompute"] for stage in outcome.document["stages"]]
+    assert set(recomputed) == {False, True}
+    assert "activations recomputed in stage 0" in partopt("plan", path, *options).out
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv"])
+def test_schedules_that_it_does_not_plan_for_are_refused_and_left_to_others(planned, schedule):
+    stated = "--schedule", schedule, "--microbatches", 8, "--stages", 4
+    outcome = planned(*stated, "--planner", "optimal")
+    assert (outcome.code, outcome.errors[0].partition(":")[0]) == (2, f"--schedule {schedule}")
+    assert planned(*stated, "--json").err == ""
