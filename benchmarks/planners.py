@@ -17,8 +17,15 @@ import time
 
 import numpy as np
 
-# planner, layers, sizes of the levels (innermost first), stages (0: as many as devices), seconds to reach (0: none set)
+# planner, layers, sizes of the levels (innermost first), stages (0: as many as devices), seconds to reach (0: none set), and what else
+# the problem says: the memory limits are ones that one stage on all devices exceeds
 ROWS = [
+    ("optimal", 1000, (8, 128), 0, 1.0, {"memory_bytes": 40 * 10**9}),
+    ("optimal", 2000, (8, 128), 0, 0.0, {"memory_bytes": 80 * 10**9}),
+    ("optimal", 1000, (8, 256), 0, 0.0, {"memory_bytes": 40 * 10**9}),
+    ("optimal", 10000, (16384,), 0, 5.0),
+    ("optimal", 10000, (8, 2048), 0, 15.0, {"memory_bytes": 420 * 10**9}),
+    ("optimal", 1000, (8, 128), 0, 0.0, {"schedule": "1f1b", "microbatches": 1024}),
     ("pipedream", 200, (8, 8), 0, 1.0),
     ("pipedream", 1000, (8, 128), 0, 5.0),
     ("pipedream", 2000, (8, 128), 0, 0.0),
@@ -43,7 +50,7 @@ def main() -> None:
 
     print(describe())
     print(f"\n{'planner':12}{'layers':>7}{'devices':>12}{'first call':>13}{'then':>11}{'to reach':>10}{'memory':>9}")
-    for index, (planner, layers, sizes, _, target) in enumerate(ROWS):
+    for index, (planner, layers, sizes, _, target, *_) in enumerate(ROWS):
         output = subprocess.run([sys.executable, __file__, str(index)], check=True, capture_output=True, text=True).stdout
         row = json.loads(output)
         goal = f"{target:g} s" if target else "-"
@@ -67,14 +74,15 @@ def _command_s(arguments: list[str]) -> float:
     return statistics.median(seconds[1:])
 
 
-def _row(planner: str, layers: int, sizes: tuple[int, ...], stages: int) -> dict[str, float]:
+def _row(planner: str, layers: int, sizes: tuple[int, ...], stages: int, options: dict[str, object]) -> dict[str, float]:
     """First and median seconds of one planner, and the peak memory of the process."""
     from partopt import planners
     from partopt.cost.problem import Problem
 
     seconds = []
     for seed in range(REPEATS + 1):
-        problem = Problem(profile=None, topology=_topology(sizes), chain=_chain(layers, seed), stages=stages or None)  # type: ignore[arg-type]
+        chain = _chain(layers, seed)
+        problem = Problem(profile=None, topology=_topology(sizes), chain=chain, stages=stages or None, **options)  # type: ignore[arg-type]
         start = time.perf_counter()
         planners.partition(planner, problem)
         seconds.append(time.perf_counter() - start)
@@ -112,6 +120,7 @@ def _topology(sizes: tuple[int, ...]):  # type: ignore[no-untyped-def]
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(_row(*ROWS[int(sys.argv[1])][:4])))
+        row = ROWS[int(sys.argv[1])]
+        print(json.dumps(_row(*row[:4], row[5] if len(row) > 5 else {})))
     else:
         main()
