@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = 0
     try:
         words = [word for word in given if word != "--debug"] or ["--help"]
-        with partopt.make_context("partopt", words, color=False if os.environ.get("NO_COLOR") else None) as context:
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        with partopt.make_context("partopt", words, color=False if plain else None) as context:
             partopt.invoke(context)  # click's own main() would turn a closed pipe into exit code 1
         sys.stdout.flush()
     except click.exceptions.Exit as left:
