@@ -143,7 +143,8 @@ def _drawing(simulation: Simulation, width: int, ascii_only: bool, colour: bool)
     text = gantt.render(simulation.timeline, width, ascii_only, colour, window)
     if window is None or window[1] >= simulation.makespan_s:
         return text
-    return f"{text}\nThe first {format_seconds(window[1])} of {format_seconds(simulation.makespan_s)}, in which the pipeline fills."
+    drawn_s, all_s = format_seconds(window[1]), format_seconds(simulation.makespan_s)
+    return f"{text}\nThe first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
 
 
 def drawn(simulation: Simulation) -> tuple[float, float] | None:

@@ -119,7 +119,7 @@ def test_what_is_drawn():
     order = simulation.order
     first_backward = simulation.timeline.start[(order.stage == 0) & (order.kind == 1)].min()
     assert begin == 0 < first_backward < end < simulation.makespan_s
-    assert "in which the pipeline fills." in text_of(plan, simulation)
+    assert "in which the pipeline fills. BUSY is of these." in text_of(plan, simulation)
 
 
 def test_a_level_that_is_used():
