@@ -71,9 +71,7 @@ class Grid:
     @cached_property
     def levels(self) -> Integers:
         """The level that the messages over each cut cross, for every replica; 0 where a device passes to itself. Shape (S - 1, r)."""
-        before, after = self.places[:-1], self.places[1:]
-        parted: Integers = np.stack([before // size != after // size for size in self.ports.sizes]).sum(axis=0)
-        return parted
+        return self.ports.levels_between(self.places[:-1], self.places[1:])
 
     @cached_property
     def rings(self) -> tuple[Floats, Floats]:

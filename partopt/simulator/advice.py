@@ -14,6 +14,7 @@ from partopt.simulator.balance import imbalance
 from partopt.simulator.closed_forms import idle_share, pipeline_of
 from partopt.simulator.finding import Finding
 from partopt.simulator.judge import ACTION_LIMIT, Simulation
+from partopt.simulator.ports import ports_of
 from partopt.topology import Level
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -66,10 +67,8 @@ class _Case:
     def slowest_level(self) -> int:
         """The level on which messages spend most of the time."""
         sent, topology = self.simulation.timeline.transfers, self.simulation.work.topology
-        crossed = np.zeros(len(sent.kind), dtype=np.int64)
-        for k in range(1, len(topology.levels)):
-            crossed += sent.source // topology.group_size(k) != sent.destination // topology.group_size(k)
-        return int(np.bincount(crossed, sent.end - sent.start, minlength=len(topology.levels)).argmax())
+        crossed = ports_of(topology).levels_between(sent.source, sent.destination)
+        return int(np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels)).argmax())
 
 
 def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:

@@ -122,9 +122,7 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
     ports, topology = ports_of(work.topology), work.topology
     carried, exchanged = np.zeros(ports.count), np.zeros(ports.count)
     sent = timeline.transfers
-    crossed = np.ones(len(sent.kind), dtype=np.int64)
-    for k in range(1, len(topology.levels)):
-        crossed += sent.source // ports.sizes[k] != sent.destination // ports.sizes[k]
+    crossed = ports.levels_between(sent.source, sent.destination)
     size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
     wire = size / ports.bandwidth[crossed - 1]
     inside = np.maximum(0.0, np.minimum(sent.start + wire, end_s) - np.maximum(sent.start, start_s)) / ports.lanes[crossed - 1]

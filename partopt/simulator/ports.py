@@ -39,6 +39,13 @@ class Ports:
         out = int(self.first[k - 1] + 2 * (rank // self.sizes[k - 1]))
         return out, out + 1
 
+    def levels_between(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int64]:
+        """`Topology.common_level` of each rank of `first` and its like in `second`: 0 for a rank and itself; their shape."""
+        levels = np.zeros(first.shape, dtype=np.int64)
+        for size in self.sizes:
+            levels += first // size != second // size
+        return levels
+
     def of_each(self, ranks: NDArray[np.int32], k: NDArray[np.int64], side: int) -> NDArray[np.int64]:
         """The port out (side 0) or in (side 1) of each of `ranks` at its own level `k`; shape of `ranks`."""
         members = np.where(self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side)
