@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
 from msgspec.structs import replace
 
-from partopt.cost.memory import device_memory
 from partopt.errors import PartoptError
 from partopt.plan import Plan, Stage
 from partopt.schedules.in_flight import in_flight_by_stage
-from partopt.schedules.order import B, F, I, Order
+from partopt.schedules.order import Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.execute import simulate
 from partopt.simulator.judge import Simulation
-from partopt.simulator.restate import layout_of
+from partopt.simulator.restate import forwards_first, holding, layout_of
 from partopt.simulator.work import work_of
+
+_SYNCHRONOUS = "1f1b"  # like all synchronous schedules it keeps one version of the weights
 
 
 def microbatches_in(text: str, plan: Plan) -> int:
@@ -44,17 +44,7 @@ def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Si
 def _counted(order: Order, stages: Sequence[Stage]) -> list[Stage]:
     """The stages with the warm-up, the microbatches in flight and the memory that the order gives them, one version of the weights each."""
     held = in_flight_by_stage(order)
-    return [_held(stage, _warmup(order, stage.ranks[0], s), int(held.most[held.stage == s].max())) for s, stage in enumerate(stages)]
-
-
-def _warmup(order: Order, rank: int, s: int) -> int:
-    """Forwards of stage s on `rank` before its first backward."""
-    own = slice(order.rows[rank], order.rows[rank + 1])
-    kind = order.kind[own][order.stage[own] == s]
-    return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
-
-
-def _held(stage: Stage, warmup: int, held: int) -> Stage:
-    weights, state, stash = stage.parameter_bytes, stage.memory.optimizer_bytes, stage.stash_bytes
-    memory = device_memory(weights, state, stash, stage.input_bytes, stage.output_bytes, held, 1, stage.recompute)
-    return replace(stage, warmup=warmup, in_flight=held, weight_versions=1, memory=memory)
+    return [
+        holding(stage, forwards_first(order, stage.ranks[0], s), int(held.most[held.stage == s].max()), _SYNCHRONOUS)
+        for s, stage in enumerate(stages)
+    ]

@@ -51,7 +51,7 @@ def restated(
     else:
         counts = [(own, own + 1) for own in warmups]
     first = counts[0][1] if warmups is not None else noam(len(plan.stages_by_rank()), replicas[0])
-    return replace(changed, noam=first, stages=[_held(stage, *count, name) for stage, count in zip(stages, counts, strict=True)])
+    return replace(changed, noam=first, stages=[holding(stage, *count, name) for stage, count in zip(stages, counts, strict=True)])
 
 
 def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
@@ -67,7 +67,8 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def _held(stage: Stage, warmup: int, held: int, name: str) -> Stage:
+def holding(stage: Stage, warmup: int, held: int, name: str) -> Stage:
+    """The stage with that warm-up, `held` microbatches in flight, and the memory for them under the schedule `name`."""
     versions = weight_versions(name, held)
     memory = device_memory(
         stage.parameter_bytes,
@@ -80,6 +81,13 @@ def _held(stage: Stage, warmup: int, held: int, name: str) -> Stage:
         stage.recompute,
     )
     return replace(stage, warmup=warmup, in_flight=held, weight_versions=versions, memory=memory)
+
+
+def forwards_first(order: Order, rank: int, s: int) -> int:
+    """Forwards of stage s on `rank` before its first backward."""
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    kind = order.kind[own][order.stage[own] == s]
+    return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
 
 
 def _counted(order: Order, plan: Plan) -> list[tuple[int, int]]:
@@ -95,8 +103,7 @@ def _counted(order: Order, plan: Plan) -> list[tuple[int, int]]:
         size = np.array([plan.stages[s].input_bytes if plan.stages[s].recompute else plan.stages[s].stash_bytes for s in stage])
         fullest = int(np.argmax(np.cumsum(change * np.maximum(size, 1)) + (change < 0) * np.maximum(size, 1)))
         for s in stages:
-            first = int(np.argmax((stage == s) & ((kind == B) | (kind == I))))
             held = int(change[: fullest + 1][stage[: fullest + 1] == s].sum()) + int(stage[fullest] == s and change[fullest] < 0)
             before = counts.get(s, (0, 1))
-            counts[s] = max(before[0], int((kind[:first] == F)[stage[:first] == s].sum())), max(before[1], held)
+            counts[s] = max(before[0], forwards_first(order, rank, s)), max(before[1], held)
     return [counts[s] for s in range(len(plan.stages))]
