@@ -151,6 +151,12 @@ class Plan(documents.Part, frozen=True, kw_only=True):
         return held
 
     @property
+    def slowest_device_s(self) -> float:
+        """Compute seconds for each microbatch that passes, of the device with the most."""
+        held = self.stages_by_rank().values()
+        return max(sum(self.stages[s].compute_s / self.stages[s].replicas for s in stages) for stages in held)
+
+    @property
     def peak_memory_bytes(self) -> int:
         """Bytes on the fullest device."""
         return sum(self.stages[s].memory.total_bytes for s in self.fullest_stages)

@@ -41,9 +41,7 @@ class _Case:
     @cached_property
     def stretch(self) -> float:
         """Seconds per microbatch over those that the slowest device computes: as much faster everything goes that waits for a port."""
-        plan = self.simulation.plan
-        busy = (sum(plan.stages[s].compute_s / plan.stages[s].replicas for s in stages) for stages in plan.stages_by_rank().values())
-        return max(1.0, self.simulation.period_s / max(busy))
+        return max(1.0, self.simulation.period_s / self.simulation.plan.slowest_device_s)
 
     @cached_property
     def rank(self) -> int:

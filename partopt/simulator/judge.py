@@ -15,7 +15,7 @@ from partopt.plan import Plan, Stage
 from partopt.schedules import order, schedule
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import STRAIGHT
-from partopt.schedules.order import Order
+from partopt.schedules.order import F, Order
 from partopt.simulator.execute import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import LevelUse, Shares, level_use, longest_span_s, shares
@@ -25,7 +25,6 @@ from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 
 ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
-
 SETTLE_LIMIT = 300_000  # actions after which an asynchronous plan that has not settled is taken at its mean pace
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
@@ -48,10 +47,10 @@ class Simulation:
         """Seconds from the first action to the end of the last."""
         return float(self.timeline.makespan)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         """Microbatches that passed through."""
-        return int(self.order.microbatch[self.order.kind == 0].max()) + 1
+        return int(self.order.microbatch[self.order.kind == F].max()) + 1
 
     @property
     def period_s(self) -> float:
@@ -155,8 +154,7 @@ def with_prediction(simulation: Simulation) -> Plan:
 def _paced_by(simulation: Simulation) -> str:
     """What the formulas say, unless an iteration is filled and drained for longer than its slowest device works."""
     before, plan = simulation.plan.predicted, simulation.plan
-    loads = (sum(plan.stages[s].compute_s / plan.stages[s].replicas for s in stages) for stages in plan.stages_by_rank().values())
-    filling = plan.microbatches is not None and plan.schedule != "naive" and max(loads) < simulation.period_s / 2
+    filling = plan.microbatches is not None and plan.schedule != "naive" and plan.slowest_device_s < simulation.period_s / 2
     return "fill and drain of the pipeline" if filling and "compute" in before.bound_by else before.bound_by
 
 
