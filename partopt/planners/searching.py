@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -43,13 +42,13 @@ class Probe:
         self.tables: list[Table] = []
         self.complete = True  # no entry was ever left out for want of room
 
-    def find(self, T: float, U: float, counts: tuple[int, int], stages: int | None, all_devices_count: bool = False) -> Partition | None:
+    def find(self, T: float, U: float, counts: tuple[int, int], stages: int | None) -> Partition | None:
         """A plan within the bounds, rounding apart; `None` where there is none.
 
         Each stage has as many replicas as `counts` says, from and to, and there are `stages` stages, `None` for any number. Devices in
-        use are counted where memory is limited, and always with `all_devices_count`; the plan is then the one that uses the fewest.
+        use are counted where memory is limited.
         """
-        caps = self._caps(T, U, counts, all_devices_count or self.problem.memory_bytes is not None)
+        caps = self._caps(T, U, counts)
         sweeps = 1 if stages is None else stages
         self._make_tables(1 if stages is None else stages + 1)
         begin(self.tables[0], self.problem.topology.devices)
@@ -60,7 +59,7 @@ class Probe:
                 begin(table, 0)
             found = sweep(self.layers, caps, self.reach, source, table)
             self.complete = self.complete and table.dropped[0] == 0
-        return self._plan(sweeps if stages is not None else 0, stages is None, all_devices_count) if found else None
+        return self._plan(sweeps if stages is not None else 0, stages is None) if found else None
 
     def _make_tables(self, count: int) -> None:
         layers, several_levels = self.problem.chain.layers, len(self.shapes.group) > 2
@@ -68,7 +67,7 @@ class Probe:
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, BLOCK))
 
-    def _caps(self, T: float, U: float, counts: tuple[int, int], limited: bool) -> Caps:
+    def _caps(self, T: float, U: float, counts: tuple[int, int]) -> Caps:
         """What a stage may carry within the bounds."""
         layers, shapes = self.layers, self.shapes
         slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
@@ -84,13 +83,13 @@ class Probe:
             free[:] = True
         rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
         any_weights = trees_of(weights.max(axis=0, keepdims=True))[0]
+        limited = self.problem.memory_bytes is not None
         return Caps(T, rate, *counts, limited, shapes.group, any_weights, trees_of(weights), self.sides, shapes.exchange, free)
 
-    def _plan(self, k: int, one_table: bool, fewest_devices: bool) -> Partition:
-        """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices, or devices alone."""
+    def _plan(self, k: int, one_table: bool) -> Partition:
+        """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
         rows = self.tables[k].rows
-        order = [USED, STAGES] if fewest_devices else [STAGES, USED]
-        position = min(range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, order].tolist())
+        position = min(range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, [STAGES, USED]].tolist())
         stages: list[Assignment] = []
         cut = 0
         while cut < self.problem.chain.layers:
@@ -100,15 +99,6 @@ class Probe:
             stages.append(Assignment(cut, row[CUT], ranks, mode))
             cut, position, k = row[CUT], row[ENTRY], k if one_table else k - 1
         return Partition(CONTIGUOUS, stages)
-
-    def limited_to(self, memory_bytes: int) -> Probe:
-        """The probe of the same problem with another memory limit."""
-        other = Probe.__new__(Probe)
-        other.__dict__.update(self.__dict__)
-        other.problem = replace(self.problem, memory_bytes=memory_bytes)
-        other.layers = self.layers._replace(memory=float(memory_bytes))
-        other.reach = reaches(other.layers)
-        return other
 
 
 def least(
