@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -169,6 +169,11 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     def fits(self, memory_bytes: int | None) -> bool:
         """Whether every device has room under the limit `memory_bytes`, `None` where there is none."""
         return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """How stages are named to people: `stage 0`, or where a device holds several `stages 0 and 4`."""
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
 
 
 def load(path: str) -> Plan:

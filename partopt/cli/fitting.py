@@ -19,7 +19,7 @@ Restated = Callable[..., "Problem"]  # states the problem again, with some of it
 
 def does_not_fit(plan: Plan, problem: Problem, restated: Restated) -> PartoptError:
     """The error of a plan that does not fit; its hint names flags with which a plan does."""
-    from partopt.report.plan import stages_text
+    from partopt.plan import stages_text
     from partopt.units import format_bytes
 
     assert problem.memory_bytes is not None

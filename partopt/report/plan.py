@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from partopt.cost.flight import noam
-from partopt.plan import Plan, Stage
+from partopt.plan import Plan, Stage, stages_text
 from partopt.report.table import bar, labelled, shorten, table
 from partopt.report.topology import describe
 from partopt.units import format_bytes, format_rate, format_seconds
@@ -123,11 +123,6 @@ def _memory(plan: Plan, limit: int | None) -> str:
     if peak > limit:
         return f"{text}: DOES NOT FIT {format_bytes(limit)}, over by {format_bytes(peak - limit)}"
     return f"{text}, {peak / limit:.0%} of {format_bytes(limit)}"
-
-
-def stages_text(stages: list[int]) -> str:
-    """`stage 0`, or where a device holds several `stages 0 and 4`."""
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
 
 
 def _count(number: int, noun: str) -> str:

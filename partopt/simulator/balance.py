@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from partopt.plan import Plan
+from partopt.plan import Plan, stages_text
 from partopt.schedules import SCHEDULES
 from partopt.units import format_seconds
 
@@ -47,7 +47,7 @@ def _groups(plan: Plan) -> list[_Group]:
 
 
 def _named(stages: tuple[int, ...]) -> str:
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]} together"
+    return stages_text(stages) + (" together" if len(stages) > 1 else "")
 
 
 def _takes(group: _Group) -> str:
