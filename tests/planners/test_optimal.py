@@ -42,12 +42,17 @@ def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
     return replace(model, stash_bytes=stash)
 
 
+def refused(given: Problem) -> None:
+    """The planner says that no plan fits."""
+    with pytest.raises(PartoptError, match="no plan fits"):
+        optimal.plan(given)
+
+
 def check(given: Problem) -> None:
     """The planner's period is the least there is, the plan has that period and fits; where none fits the planner says so."""
     best = best_period(given)
     if best is None:
-        with pytest.raises(PartoptError, match="no plan fits"):
-            optimal.plan(given)
+        refused(given)
         return
     partition = optimal.plan(given)
     plan = priced(given, partition)
@@ -110,8 +115,7 @@ def test_equals_exhaustive_search_for_synchronous_schedules(model, cluster, sche
     given = problem(model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, **options)
     best = best_iteration(given)
     if best is None:
-        with pytest.raises(PartoptError, match="no plan fits"):
-            optimal.plan(given)
+        refused(given)
         return
     partition = optimal.plan(given)
     plan = priced(given, partition)
@@ -127,8 +131,7 @@ def test_synchronous_stages_that_choose_to_recompute_are_bounded_by_the_certific
     given = problem(model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, recompute_per_stage=True)
     best = best_iteration(given)
     if best is None:
-        with pytest.raises(PartoptError, match="no plan fits"):
-            optimal.plan(given)
+        refused(given)
         return
     partition = optimal.plan(given)
     assert partition.objective_s is not None
