@@ -96,7 +96,7 @@ def _least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partit
     naive, compute = problem.schedule == "naive", float(probe.layers.compute[probe.layers.first_mode, -1])
     one_pass = M * compute if naive else float(passed_s(probe.layers, 0, problem.chain.layers, probe.layers.first_mode))
     first = 0.0 if naive else max(0.0, (compute * M / problem.topology.devices - one_pass) * (1 - TOLERANCE))
-    best, lower, slack = None, one_pass, TOLERANCE * one_pass
+    best, lower, slack, unsettled = None, one_pass, TOLERANCE * one_pass, ENDLESS
     intervals = [(one_pass + first, 0.0, ENDLESS, first, True)]  # bound, low, high, x, and whether all of it is searched at once
     while intervals:
         lower, low, high, x, whole = heapq.heappop(intervals)
@@ -109,11 +109,13 @@ def _least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partit
         if middle < high:
             heapq.heappush(intervals, (one_pass + x + middle, middle, high, x, True))
         if found is not None:
-            update = parts_of_iteration(found, problem)[2]
+            passing, _, update = parts_of_iteration(found, problem)
             seconds = sum(parts_of_iteration(found, problem))
+            if passing > one_pass * (1 + 10 * TOLERANCE):  # it recomputes: a plan with a larger X may pass a microbatch on sooner
+                unsettled = min(unsettled, one_pass + bound + low)
             best, value = (found, seconds) if seconds < value else (best, value)
             if update - slack > low:
                 heapq.heappush(intervals, (one_pass + bound + low, low, min(update, middle) - slack, bound, False))
     else:
         lower = value
-    return best, value, min(lower, value)
+    return best, value, min(lower, value, unsettled)
