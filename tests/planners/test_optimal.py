@@ -216,7 +216,7 @@ def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no
 
 
 def test_a_larger_rest_with_a_shorter_pass_is_not_ruled_out():
-    """The least X comes with a recomputed stage, 19 s in all; one stage that keeps its stash takes 18 s, which the bound must leave room for."""
+    """The least X comes with a recomputed stage, 19 s in all; one stage that keeps its stash takes 18 s: the bound leaves room for it."""
     model = chain([2, 0, 0], [0, 7, 0], [3, 0], [3, 3, 0])
     given = problem(model, topology((2, 1.0), bus=True), schedule="1f1b", microbatches=2, recompute_per_stage=True)
     partition = optimal.plan(given)
