@@ -4,23 +4,19 @@ A probe (`partopt.planners.probe`) tells whether a bound can be kept, and how. B
 the interval between the largest bound without a plan and the best plan, until they meet: Nicol, "Rectilinear partitioning of irregular
 data parallel computations", JPDC 1994; Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004.
 
-Asynchronous schedules: the least period. Synchronous ones: the least iteration, one pass + X + U with X what the stage that paces adds for
-the other microbatches and U the largest update; intervals of U are searched for the least X, those first whose bound is the least.
+Asynchronous schedules: the least period. Synchronous ones: the least iteration (`partopt.planners.iteration`).
 """
 
 from __future__ import annotations
 
-import heapq
-from functools import partial
-
 from partopt.cost.kernels import passed_s, replica_counts
-from partopt.cost.period import binding, parts_of_iteration
+from partopt.cost.period import binding
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.planners.iteration import least_iteration
 from partopt.planners.placing import stage_count
-from partopt.planners.searching import ENDLESS, TOLERANCE, Probe, least
+from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe, least
 
-Counts = tuple[int, int]
 FEWEST_STAGES_LIMIT = 20_000  # layers times stages up to which plans of one period are searched for the one with the fewest stages
 
 
@@ -29,24 +25,35 @@ def plan(problem: Problem) -> Partition:
     if problem.stages is not None:
         stage_count(problem)
     probe = Probe(problem)
-    best, value, lower = None, ENDLESS, 0.0
-    every = replica_counts(problem)
-    for done, counts in enumerate(every):
-        problem.progress("optimal: replicas", done, len(every))
-        if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
-            continue
-        search = _least_period if problem.microbatches is None else _least_iteration
-        found, value, bound = search(probe, counts, value)
-        best, lower = found or best, bound if lower == 0.0 else min(bound, lower)
+    best, value, lower = _search(probe, ENDLESS)
     if best is None:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
     if problem.stages is None and problem.microbatches is None:
         best = _with_fewest_stages(probe, best, value)
-    lower = lower if probe.complete else _floor_s(probe)
     if value <= lower * (1 + 3 * TOLERANCE):
         return Partition(CONTIGUOUS, best.stages, value, "optimal")
     return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower)
+
+
+def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
+    """The best plan whose objective is less than `seconds`, `None` where there is none, and what no plan goes below."""
+    best, _, lower = _search(Probe(problem.coarsened()), seconds)
+    return best, lower
+
+
+def _search(probe: Probe, value: float) -> tuple[Partition | None, float, float]:
+    """The best plan whose objective is less than `value`, that objective, and a lower bound."""
+    problem, best, lower = probe.problem, None, 0.0
+    every = replica_counts(problem)
+    for done, counts in enumerate(every):
+        problem.progress("optimal: replicas", done, len(every))
+        if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
+            continue
+        search = _least_period if problem.microbatches is None else least_iteration
+        found, value, bound = search(probe, counts, value)
+        best, lower = found or best, bound if lower == 0.0 else min(bound, lower)
+    return best, value, lower if probe.complete else _floor_s(probe)
 
 
 def _floor_s(probe: Probe) -> float:
@@ -79,43 +86,3 @@ def _with_fewest_stages(probe: Probe, best: Partition, period: float) -> Partiti
                 best = found
                 break
     return best
-
-
-def _within(probe: Probe, U: float, counts: Counts, X: float) -> Partition | None:
-    """A plan within both bounds of a synchronous schedule."""
-    return probe.find(X, U, counts, probe.problem.stages)
-
-
-def _least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
-    """The plan with the least iteration below `value`, that iteration, and a lower bound.
-
-    An interval (low, high] of U in which X is at least x holds no iteration shorter than one pass + x + low. It is searched up to its
-    middle or, where that was done before, up to its end.
-    """
-    problem, M = probe.problem, probe.layers.M
-    naive, compute = problem.schedule == "naive", float(probe.layers.compute[probe.layers.first_mode, -1])
-    one_pass = M * compute if naive else float(passed_s(probe.layers, 0, problem.chain.layers, probe.layers.first_mode))
-    first = 0.0 if naive else max(0.0, (compute * M / problem.topology.devices - one_pass) * (1 - TOLERANCE))
-    best, lower, slack, unsettled = None, one_pass, TOLERANCE * one_pass, ENDLESS
-    intervals = [(one_pass + first, 0.0, ENDLESS, first, True)]  # bound, low, high, x, and whether all of it is searched at once
-    while intervals:
-        lower, low, high, x, whole = heapq.heappop(intervals)
-        if lower >= value - 2 * slack:
-            break
-        middle = high if whole else (low + high) / 2
-        upper = value - one_pass - low if value < ENDLESS else ENDLESS
-        find = partial(_within, probe, middle, counts)
-        found, _, bound = least(find, lambda plan: parts_of_iteration(plan, problem)[1], x, upper, slack)
-        if middle < high:
-            heapq.heappush(intervals, (one_pass + x + middle, middle, high, x, True))
-        if found is not None:
-            passing, _, update = parts_of_iteration(found, problem)
-            seconds = sum(parts_of_iteration(found, problem))
-            if passing > one_pass * (1 + 10 * TOLERANCE):  # it recomputes: a plan with a larger X may pass a microbatch on sooner
-                unsettled = min(unsettled, one_pass + bound + low)
-            best, value = (found, seconds) if seconds < value else (best, value)
-            if update - slack > low:
-                heapq.heappush(intervals, (one_pass + bound + low, low, min(update, middle) - slack, bound, False))
-    else:
-        lower = value
-    return best, value, min(lower, value, unsettled)

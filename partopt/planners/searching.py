@@ -16,6 +16,8 @@ from partopt.planners.probe import BLOCK, begin, reaches, sweep
 # T   seconds: a bound on the period, or of a synchronous schedule on what its slowest stage adds to one microbatch's pass
 # U   seconds: a bound on the all-reduce and the optimizer's step of each stage, once an iteration
 
+Counts = tuple[int, int]  # the least and the most replicas of every stage
+
 TOLERANCE = 1e-12  # relative: the rounding errors of two ways to add up the same costs
 ENDLESS = 1e200  # seconds
 STEPS = 300
@@ -42,7 +44,7 @@ class Probe:
         self.tables: list[Table] = []
         self.complete = True  # no entry was ever left out for want of room
 
-    def find(self, T: float, U: float, counts: tuple[int, int], stages: int | None) -> Partition | None:
+    def find(self, T: float, U: float, counts: Counts, stages: int | None) -> Partition | None:
         """A plan within the bounds, rounding apart; `None` where there is none.
 
         Each stage has as many replicas as `counts` says, from and to, and there are `stages` stages, `None` for any number. Devices in
@@ -67,7 +69,7 @@ class Probe:
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, BLOCK))
 
-    def _caps(self, T: float, U: float, counts: tuple[int, int]) -> Caps:
+    def _caps(self, T: float, U: float, counts: Counts) -> Caps:
         """What a stage may carry within the bounds."""
         layers, shapes = self.layers, self.shapes
         slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
