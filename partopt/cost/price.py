@@ -7,7 +7,7 @@ from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, optimizer_step_s, utilisation
 from partopt.cost.problem import Partition, Problem
-from partopt.plan import Certificate, Flow, Plan, Predicted, Stage
+from partopt.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
 
 
 def price(partition: Partition, problem: Problem, planner: str) -> Plan:
@@ -57,7 +57,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         input_bytes=round(chain.a[stage.start]),
         output_bytes=round(chain.a[stage.stop]),
         stash_bytes=round(chain.stash_bytes(stage.start, stage.stop)),
-        memory=stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage)),
+        memory=_memory(partition, s, problem),
     )
 
 
@@ -71,6 +71,19 @@ def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem)
     v = len(replicas) // P
     held = chunks_in_flight(problem.schedule, s % P, P, v, -(-M // replicas[0]))
     return max(1, -(-held // v)), max(0, -(-held // v) - 1)
+
+
+def _memory(partition: Partition, s: int, problem: Problem) -> Memory:
+    """Bytes on each device of stage s."""
+    stage, chain = partition.stages[s], problem.chain
+    held, _ = _flight(partition, s, [len(other.ranks) for other in partition.stages], problem)
+    versions = weight_versions(problem.schedule, held)
+    return stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage))
+
+
+def peak_memory_bytes(partition: Partition, problem: Problem) -> int:
+    """Bytes on the fullest device of a partition whose devices have one stage each."""
+    return max(_memory(partition, s, problem).total_bytes for s in range(len(partition.stages)))
 
 
 def devices_used(partition: Partition) -> int:

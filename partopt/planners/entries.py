@@ -30,6 +30,10 @@ class Caps(NamedTuple):
 
     pace: float  # seconds: `partopt.cost.kernels.replicas_to_keep_pace`
     rate: float  # devices that a second of compute takes, at the least
+    shared: NDArray[np.float64]  # devices that the compute of the layers behind a cut takes at the least, shape (N+1,)
+    behind: NDArray[np.float64]  # devices behind a cut at the least, infinite where there can be no cut, shape (N+1,)
+    ahead: NDArray[np.float64]  # devices that the layers before a cut take at the least, shape (N+1,)
+    bearing: NDArray[np.int64]  # replicas that a stage beside a cut has at the least, by its gap, shape (L+1, N+1)
     least: int  # replicas of a stage
     most: int
     limited: bool  # devices in use matter: memory is limited
@@ -154,13 +158,13 @@ def _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after
 
 
 @compiled()
-def fewest_replicas(layers, caps, rho, r, W, C, passed, before, after, gap_before, gap_after):  # type: ignore[no-untyped-def]
-    """The fewest replicas, r or more, with which a stage that begins at rho carries its weights and its cuts; above P where none do."""
+def fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap_before, gap_after):  # type: ignore[no-untyped-def]
+    """The fewest replicas from r to `most` with which a stage that begins at rho carries its weights and its cuts; more where none do."""
     within = caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M
     scale = 1.0 / max(within, 1e-300)
     if layers.schedule == NAIVE or caps.pace == np.inf:
         scale = 0.0
-    while r <= caps.most:
+    while r <= most:
         s = first_at_least(caps.weights[rho], r, W)
         if gap_before > 0:
             s = first_at_least(caps.sides[gap_before - 1, rho], s, before * scale)
@@ -179,11 +183,11 @@ def fewest_replicas(layers, caps, rho, r, W, C, passed, before, after, gap_befor
 @compiled()
 def settle(layers, caps, row, floor, rho, r, W, C, passed, before, after, gap):  # type: ignore[no-untyped-def]
     """The latest start at rho, from `floor` on, of a stage before the entry `row`, and its fewest replicas; (-1, 0) where there is none."""
-    G = caps.group[-2]
+    G, most = caps.group[-2], min(caps.most, row[LIMIT] - floor)
     while True:
-        r = fewest_replicas(layers, caps, rho, r, W, C, passed, before, after, gap, row[GAP])
+        r = fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap, row[GAP])
         start = row[LIMIT] - r - (row[LIMIT] - r - rho) % G
-        if r > caps.most or start < floor:
+        if r > most or start < floor:
             return -1, 0
         if start + r > row[LOW]:
             return start, r

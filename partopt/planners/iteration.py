@@ -10,10 +10,11 @@ from functools import partial
 from partopt.cost.kernels import passed_s
 from partopt.cost.period import parts_of_iteration
 from partopt.cost.problem import Partition
-from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe, least
+from partopt.planners.families import Screened
+from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
 
 
-def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
+def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
     An interval (low, high] of U in which X is at least x holds no iteration shorter than one pass + x + low. It is searched up to its
@@ -48,6 +49,6 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
     return best, value, min(lower, value, unsettled)
 
 
-def _within(probe: Probe, U: float, counts: Counts, X: float) -> Partition | None:
+def _within(probe: Screened, U: float, counts: Counts, X: float) -> Partition | None:
     """A plan within both bounds of a synchronous schedule."""
     return probe.find(X, U, counts, probe.problem.stages)

@@ -9,80 +9,69 @@ Asynchronous schedules: the least period. Synchronous ones: the least iteration 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from partopt.cost.kernels import passed_s, replica_counts
 from partopt.cost.period import binding
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem
+from partopt.cost.problem import Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.planners.families import Screened, families
 from partopt.planners.iteration import least_iteration
 from partopt.planners.placing import stage_count
-from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe, least
-
-FEWEST_STAGES_LIMIT = 20_000  # layers times stages up to which plans of one period are searched for the one with the fewest stages
+from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
+from partopt.planners.ties import settled
 
 
 def plan(problem: Problem) -> Partition:
     """The best plan within the memory, by period or iteration. Raises PartoptError where no plan fits."""
     if problem.stages is not None:
         stage_count(problem)
-    probe = Probe(problem)
-    best, value, lower = _search(probe, ENDLESS)
+    probes = list(families(problem))
+    best, value, lower = _search(probes, ENDLESS)
     if best is None:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
-    if problem.stages is None and problem.microbatches is None:
-        best = _with_fewest_stages(probe, best, value)
+    best = settled(best, probes)
     if value <= lower * (1 + 3 * TOLERANCE):
-        return Partition(CONTIGUOUS, best.stages, value, "optimal")
-    return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower)
+        return Partition(best.family, best.stages, value, "optimal")
+    return Partition(best.family, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower)
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     """The best plan whose objective is less than `seconds`, `None` where there is none, and what no plan goes below."""
-    best, _, lower = _search(Probe(problem.coarsened()), seconds)
+    best, _, lower = _search(list(families(problem.coarsened())), seconds)
     return best, lower
 
 
-def _search(probe: Probe, value: float) -> tuple[Partition | None, float, float]:
-    """The best plan whose objective is less than `value`, that objective, and a lower bound."""
-    problem, best, lower = probe.problem, None, 0.0
+def _search(probes: Sequence[Screened], value: float) -> tuple[Partition | None, float, float]:
+    """The best plan of all families whose objective is less than `value`, that objective, and a lower bound."""
+    problem, best, lower = probes[0].problem, None, ENDLESS
+    search = _least_period if problem.microbatches is None else least_iteration
     every = replica_counts(problem)
     for done, counts in enumerate(every):
         problem.progress("optimal: replicas", done, len(every))
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
             continue
-        search = _least_period if problem.microbatches is None else least_iteration
-        found, value, bound = search(probe, counts, value)
-        best, lower = found or best, bound if lower == 0.0 else min(bound, lower)
-    return best, value, lower if probe.complete else _floor_s(probe)
+        for probe in probes:
+            found, value, bound = search(probe, counts, value)
+            best, lower = found or best, min(lower, bound if probe.complete else _floor_s(probe, counts))
+    return best, value, lower
 
 
-def _floor_s(probe: Probe) -> float:
+def _floor_s(probe: Screened, counts: Counts) -> float:
     """What no plan goes below, whatever a probe found: the compute shared among all devices, or one microbatch's pass."""
     problem, layers = probe.problem, probe.layers
     if problem.microbatches is None:
-        return float(layers.compute[layers.first_mode, -1]) / problem.topology.devices * (1 - TOLERANCE)
+        shared = float(layers.compute[layers.first_mode, -1]) / problem.topology.devices * (1 - TOLERANCE)
+        return max(shared, probe.refused_s(counts))
     passes = problem.microbatches if problem.schedule == "naive" else 1
     return passes * float(passed_s(layers, 0, problem.chain.layers, layers.first_mode)) * (1 - TOLERANCE)
 
 
-def _least_period(probe: Probe, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
+def _least_period(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
     """The plan with the least period below `value`, that period, and a lower bound."""
-    problem, lower = probe.problem, _floor_s(probe)
+    problem, lower = probe.problem, _floor_s(probe, counts)
     slack = TOLERANCE * (value if value < ENDLESS else lower)
     return least(
         lambda T: probe.find(T, 0.0, counts, problem.stages), lambda found: binding(found, problem).seconds, min(lower, value), value, slack
     )
-
-
-def _with_fewest_stages(probe: Probe, best: Partition, period: float) -> Partition:
-    """Of the plans with this period one with the fewest stages; `best` itself where the tables for that would be large."""
-    problem = probe.problem
-    if problem.chain.layers * len(best.stages) > FEWEST_STAGES_LIMIT:
-        return best
-    for counts in replica_counts(problem):
-        for count in range(1, min(len(best.stages), problem.topology.devices // counts[0] + 1)):
-            found = probe.find(period * (1 + TOLERANCE), 0.0, counts, count)
-            if found is not None and binding(found, problem).seconds <= period:
-                best = found
-                break
-    return best

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.problem import NESTED, Assignment, Partition, Problem
+from partopt.cost.problem import NESTED, Partition, Problem
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.errors import PartoptError
+from partopt.planners.blocks import Block, stages_of
 from partopt.planners.split import jumps, split_off
 
 # N    layers; tables over ranges are indexed [s, j]: the search moves s slowly while j runs
@@ -79,10 +80,9 @@ def plan(problem: Problem) -> Partition:
     for m in range(1, levels[-1].n + 1):
         top.fill(levels[-1], weights, 0, m)
         problem.progress("pipedream: plan", m, levels[-1].n)
-    stages = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
+    blocks = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
-    assignments = [Assignment(start, stop, ranks) for start, stop, ranks in _place(stages, sizes, len(levels))]
-    return Partition(NESTED, assignments, float(top.A[-1, -1]), "the least of the published recurrence, every link a bus")
+    return Partition(NESTED, stages_of(blocks, sizes), float(top.A[-1, -1]), "the least of the published recurrence, every link a bus")
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:
@@ -114,24 +114,20 @@ def _fill_table(level: _Level, weights: NDArray[np.float64], problem: Problem) -
     return table, count
 
 
-# A stage at level k: layers [start, stop), its first member and their count, and its pipeline inside each member (none at level 1).
-_Block = tuple[int, int, int, int, list["_Block"]]
-
-
-def _backtrack(levels: list[_Level], weights: NDArray[np.float64], row: _Row, k: int, i: int, j: int) -> list[_Block]:
+def _backtrack(levels: list[_Level], weights: NDArray[np.float64], row: _Row, k: int, i: int, j: int) -> list[Block]:
     """The stages behind A^k(i..j, n_k), of which `row` is the row; the inner ones by filling again the rows that they lie in."""
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     m = levels[k - 1].n
     while True:
         last, split = int(row.last[m, j]), int(row.split[m, j])
         start, members = (split, last) if last else (i, m)
-        blocks.insert(0, (start, j, m - members, members, _inside(levels, weights, k - 1, start, j)))
+        blocks.insert(0, Block(start, j, m - members, members, _inside(levels, weights, k - 1, start, j)))
         if not last:
             return blocks
         j, m = split, m - last
 
 
-def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int) -> list[_Block]:
+def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int) -> list[Block]:
     """The pipeline over [i, j) inside one level-k member; a device has none."""
     if k == 0:
         return []
@@ -139,15 +135,6 @@ def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, 
     for m in range(1, levels[k - 1].n + 1):
         row.fill(levels[k - 1], weights, i, m)
     return _backtrack(levels, weights, row, k, i, j)
-
-
-def _place(blocks: list[_Block], sizes: list[int], k: int) -> list[tuple[int, int, list[int]]]:
-    """Layers and ranks of every stage. Copies take turns first: replica q of a pipeline inside m members is q*m + c on member c."""
-    placed = []
-    for start, stop, first, members, inside in blocks:
-        for lower, upper, ranks in _place(inside, sizes, k - 1) if inside else [(start, stop, [0])]:
-            placed.append((lower, upper, [(first + copy) * sizes[k - 1] + rank for rank in ranks for copy in range(members)]))
-    return placed
 
 
 @compiled()

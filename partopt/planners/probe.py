@@ -2,8 +2,8 @@
 
 From the last layer to the first, for each cut i the entries (`partopt.planners.entries`) of the ways to place layers [i, N): over every
 end j of the first stage and every entry of j, the fewest replicas that keep the pace, fit the memory and carry the weights and the cuts,
-as late as possible. Ends j are passed over in blocks: the layers between take at least `rate` devices a second, so a block whose latest
-start, less these, is no later than one that is known has nothing to add.
+as late as possible. Ends j are passed over in blocks: the compute of the layers between takes a number of devices at the least, so a block
+whose latest start, less these, is no later than one that is known has nothing to add.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ def begin(table, devices):  # type: ignore[no-untyped-def]
 def sweep(layers, caps, reach, source, table):  # type: ignore[no-untyped-def]
     """Fill the table from the ends in `source`: itself, or that of a stage less. Whether all layers have a place."""
     N = len(layers.cuts) - 1
-    prefix = layers.compute[layers.first_mode]
     for i in range(N - 1, -1, -1):
-        floor = max(np.int64(np.ceil(prefix[i] * caps.rate - _SLACK)), 1 if i else 0)
+        if caps.behind[i] == np.inf:
+            continue
+        floor = max(np.int64(np.ceil(caps.ahead[i] - _SLACK)), 1 if i else 0)
         _fill_cut(layers, caps, reach, source, table, i, floor)
-        _summarise(table, i, (prefix[N] - prefix[i]) * caps.rate)
+        _summarise(table, i, caps.shared[i])
     return table.counts[0] > 0
 
 
@@ -106,8 +107,7 @@ def _summarise(table, i, behind):  # type: ignore[no-untyped-def]
 def _fill_cut(layers, caps, reach, source, table, i, floor):  # type: ignore[no-untyped-def]
     """The entries of cut i: first with the end that the first entry of the next cut has, then with every block of ends."""
     N = len(layers.cuts) - 1
-    prefix = layers.compute[layers.first_mode]
-    behind = (prefix[N] - prefix[i]) * caps.rate
+    behind = caps.shared[i]
     entry = np.zeros(COLUMNS, np.int64)
     hint = table.rows[i + 1, 0, CUT] if table.counts[i + 1] else 0
     if hint and source.counts[hint]:
@@ -139,8 +139,10 @@ def _fill_from_block(layers, caps, source, table, i, low, high, floor, behind, e
         return
     prefix = layers.compute[layers.first_mode]
     for j in range(high, low - 1, -1):
-        takes = max((prefix[j] - prefix[i]) * caps.rate, float(caps.least))
-        if source.counts[j] > 0 and not _useless(caps, table, i, floor, source.top[j] - takes, source.used[j] + takes):
+        if source.counts[j] == 0:
+            continue
+        takes = max((prefix[j] - prefix[i]) * caps.rate, caps.behind[i] - caps.behind[j], float(caps.least))
+        if not _useless(caps, table, i, floor, source.top[j] - takes, source.used[j] + takes):
             _join(layers, caps, source, table, i, j, floor, entry)
 
 
@@ -160,6 +162,7 @@ def _replicas_at_least(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
 @compiled()
 def _useless(caps, table, i, floor, top, used):  # type: ignore[no-untyped-def]
     """Whether a start by `top` with `used` devices or more, either not rounded yet, adds nothing to cut i."""
+    top, used = min(top, caps.group[-1] - caps.behind[i]), max(used, caps.behind[i])
     if top < floor - 1:
         return True
     least = np.int64(np.ceil(used - _SLACK)) if caps.limited else NEVER
@@ -179,7 +182,7 @@ def _join(layers, caps, source, table, i, j, floor, entry):  # type: ignore[no-u
         F = most_in_flight(layers, W, stash, before, after, mode)
         for position in range(source.counts[j] if F > 0 else 0):
             row = source.rows[j, position]
-            r = max(pace, replicas_to_fit(layers, F, row[USED]))
+            r = max(pace, replicas_to_fit(layers, F, row[USED]), caps.bearing[row[GAP], j])
             if r <= caps.most and not _useless(caps, table, i, floor, row[LIMIT] - r, row[USED] + r):
                 entry[STAGES], entry[CUT], entry[ENTRY], entry[MODE] = row[STAGES] + 1, j, position, mode
                 _place(layers, caps, table, i, row, floor, entry, r, W, C, passed, before, after)
@@ -196,13 +199,14 @@ def _place(layers, caps, table, i, row, floor, entry, r, W, C, passed, before, a
             _keep_place(caps, table, i, row, floor, entry, first, start, replicas)
             return
     for gap in range(first, last + 1):
-        for rho in range(G):
-            start = row[LIMIT] - r - (row[LIMIT] - r - rho) % G
-            if start < floor or covered(
-                table.rows[i, : table.counts[i]], caps.group, gap, start, row[USED] + r if caps.limited else NEVER, floor
-            ):
+        least = max(r, caps.bearing[gap, i])
+        if least > caps.most or row[LIMIT] - least < floor:
+            continue
+        used = row[USED] + least if caps.limited else NEVER
+        for latest in range(row[LIMIT] - least, max(floor - 1, row[LIMIT] - least - G), -1):
+            if covered(table.rows[i, : table.counts[i]], caps.group, gap, latest, used, floor):
                 continue
-            start, replicas = settle(layers, caps, row, floor, rho, r, W, C, passed, before, after, gap)
+            start, replicas = settle(layers, caps, row, floor, latest % G, least, W, C, passed, before, after, gap)
             if start >= 0:
                 _keep_place(caps, table, i, row, floor, entry, gap, start, replicas)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from partopt.cost.capacity import shapes_of, trees_of
-from partopt.cost.kernels import NAIVE, layers_of
+from partopt.cost.capacity import Shapes, shapes_of, trees_of
+from partopt.cost.kernels import NAIVE, Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
 from partopt.planners.entries import CUT, ENTRY, MODE, REPLICAS, STAGES, START, USED, Caps, Table, empty_table
@@ -27,41 +30,58 @@ _ENTRIES_IN_ALL = 10_000_000  # 80 bytes each
 
 
 class Probe:
-    """Tells whether there is a contiguous plan within given bounds, and which. Its tables are made once."""
+    """Tells whether there is a contiguous plan within given bounds, and which. Its tables are made once.
 
-    def __init__(self, problem: Problem) -> None:
+    `shapes` are what runs of ranks carry, by default as the topology has it.
+    """
+
+    def __init__(self, problem: Problem, shapes: Shapes | None = None) -> None:
         topology = problem.topology
         if topology.group_size(len(topology.levels) - 1) * topology.devices * len(topology.levels) > SHAPE_LIMIT:
             what = f"{topology.devices} devices in components of {topology.group_size(len(topology.levels) - 1)}"
             raise PartoptError(
                 f"optimal: {what}: its tables outgrow memory", "describe the outermost level in more members, or fewer levels"
             )
-        self.problem, self.layers, self.shapes = problem, layers_of(problem), shapes_of(topology)
+        self.problem, self.layers, self.shapes = problem, layers_of(problem), shapes or shapes_of(topology)
         self.reach = reaches(self.layers)
         L, G, width = self.shapes.side.shape
         self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
         self.narrowest = float(self.shapes.side[:, :, 1:].min())  # bytes/s that every stage has for a side, wherever it stands
         self.tables: list[Table] = []
+        self.swept: tuple[object, int] = (None, 0)  # bounds for which tables of ever more stages have been filled, and how many of these
         self.complete = True  # no entry was ever left out for want of room
 
-    def find(self, T: float, U: float, counts: Counts, stages: int | None) -> Partition | None:
+    def find(self, T: float, U: float, counts: Counts, stages: int | None, behind: NDArray[np.float64] | None = None) -> Partition | None:
         """A plan within the bounds, rounding apart; `None` where there is none.
 
         Each stage has as many replicas as `counts` says, from and to, and there are `stages` stages, `None` for any number. Devices in
-        use are counted where memory is limited.
+        use are counted where memory is limited. `behind` are devices that the layers behind each cut take at the least, infinite where no
+        stage may begin, by default what their compute takes.
         """
-        caps = self._caps(T, U, counts)
-        sweeps = 1 if stages is None else stages
-        self._make_tables(1 if stages is None else stages + 1)
-        begin(self.tables[0], self.problem.topology.devices)
-        found = False
-        for k in range(sweeps):
-            source, table = self.tables[k], self.tables[k if stages is None else k + 1]
+        caps = self._caps(T, U, counts, behind)
+        known, filled = self.swept
+        if stages is None or known != (T, U, counts):
+            filled = 0
+            self._make_tables(1)
+            begin(self.tables[0], self.problem.topology.devices)
+        self.swept = (None, 0) if stages is None else ((T, U, counts), max(stages, filled))
+        for k in range(filled, stages or 1):
+            source = table = self.tables[0]
             if stages is not None:
+                self._make_tables(stages + 1)
+                source, table = self.tables[k], self.tables[k + 1]
                 begin(table, 0)
-            found = sweep(self.layers, caps, self.reach, source, table)
+            sweep(self.layers, caps, self.reach, source, table)
             self.complete = self.complete and table.dropped[0] == 0
-        return self._plan(sweeps if stages is not None else 0, stages is None) if found else None
+        return self._plan(stages or 0, stages is None) if self.tables[stages or 0].counts[0] > 0 else None
+
+    def within_memory(self, memory_bytes: int) -> Probe:
+        """The probe of the same problem within so much memory a device."""
+        other = copy(self)
+        other.problem = replace(self.problem, memory_bytes=memory_bytes)
+        other.layers = self.layers._replace(memory=float(memory_bytes))
+        other.reach, other.tables, other.swept, other.complete = reaches(other.layers), [], (None, 0), True
+        return other
 
     def _make_tables(self, count: int) -> None:
         layers, several_levels = self.problem.chain.layers, len(self.shapes.group) > 2
@@ -69,7 +89,7 @@ class Probe:
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, BLOCK))
 
-    def _caps(self, T: float, U: float, counts: Counts) -> Caps:
+    def _caps(self, T: float, U: float, counts: Counts, behind: NDArray[np.float64] | None) -> Caps:
         """What a stage may carry within the bounds."""
         layers, shapes = self.layers, self.shapes
         slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
@@ -84,9 +104,35 @@ class Probe:
         if layers.schedule == NAIVE:
             free[:] = True
         rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
-        any_weights = trees_of(weights.max(axis=0, keepdims=True))[0]
-        limited = self.problem.memory_bytes is not None
-        return Caps(T, rate, *counts, limited, shapes.group, any_weights, trees_of(weights), self.sides, shapes.exchange, free)
+        shared, least, ahead = devices_around(layers, rate, behind)
+        return Caps(
+            pace=T,
+            rate=rate,
+            shared=shared,
+            behind=least,
+            ahead=ahead,
+            bearing=self._bearing(T),
+            least=counts[0],
+            most=counts[1],
+            limited=self.problem.memory_bytes is not None,
+            group=shapes.group,
+            any_weights=trees_of(weights.max(axis=0, keepdims=True))[0],
+            weights=trees_of(weights),
+            sides=self.sides,
+            exchange=shapes.exchange,
+            free=free,
+        )
+
+    def _bearing(self, T: float) -> NDArray[np.int64]:
+        """The fewest replicas of any run of ranks that bear each cut at each gap, none counted where the gap does not matter."""
+        layers, L = self.layers, len(self.shapes.side)
+        longest = float(layers.compute[layers.last_mode, -1])
+        within = np.inf if layers.schedule == NAIVE else (T + longest) / layers.M if layers.M else T
+        bearing = np.ones((L + 1, len(layers.cuts)), np.int64)
+        for gap in range(1, L + 1):
+            widest = np.maximum.accumulate(self.shapes.side[gap - 1, :, 1:].max(axis=0)) * (1 + TOLERANCE)
+            bearing[gap] += np.searchsorted(widest, layers.cuts / within)
+        return bearing
 
     def _plan(self, k: int, one_table: bool) -> Partition:
         """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
@@ -101,6 +147,20 @@ class Probe:
             stages.append(Assignment(cut, row[CUT], ranks, mode))
             cut, position, k = row[CUT], row[ENTRY], k if one_table else k - 1
         return Partition(CONTIGUOUS, stages)
+
+
+def devices_around(layers: Layers, rate: float, behind: NDArray[np.float64] | None) -> tuple[NDArray[np.float64], ...]:
+    """Devices that the layers behind each cut take at the least by their compute, at `rate` devices a second, and in all; and those that
+    the layers before it take. Of shape (N+1,) each.
+
+    `behind` is what is known of them; with more devices behind a cut than need be, the layers before it take no fewer.
+    """
+    prefix = layers.compute[layers.first_mode]
+    shared = (prefix[-1] - prefix) * rate
+    if behind is None:
+        return shared, shared, prefix * rate
+    possible = np.where(np.isinf(behind), 0.0, behind)
+    return shared, np.maximum(behind, shared), np.maximum(prefix * rate, behind[0] - possible)
 
 
 def least(

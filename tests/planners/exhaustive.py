@@ -1,19 +1,24 @@
-"""Exhaustive search over contiguous plans: every partition, every replica count, every placement with idle ranks, priced as plans are."""
+"""Exhaustive search, priced as plans are: over contiguous plans, every partition, replica count and placement with idle ranks; and over
+nested ones, every pipeline inside the members of every level.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import chain, combinations, pairwise, product
 from typing import NamedTuple
+
+import numpy as np
 
 from partopt.cost.flight import in_flight, weight_versions
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import stage_loads
-from partopt.cost.price import price
-from partopt.cost.problem import CONTIGUOUS, FREE, NONE, Assignment, Partition, Problem
+from partopt.cost.period import binding, stage_loads
+from partopt.cost.price import peak_memory_bytes, price
+from partopt.cost.problem import CONTIGUOUS, FREE, NESTED, NONE, Assignment, Partition, Problem
 from partopt.plan import Plan
+from partopt.planners.blocks import Block, stages_of
 from partopt.profile import Device, Model, Profile
 
 
@@ -50,8 +55,53 @@ def _allowed(problem: Problem, replicas: list[int]) -> bool:
     return set(replicas) == {1} if problem.replication == NONE else len(set(replicas)) == 1
 
 
+def pipelines(sizes: list[int], i: int, j: int) -> Iterator[list[Block]]:
+    """Every pipeline of layers [i, j) inside a component of levels of such `sizes`, innermost first; members may stay idle."""
+    for S in range(1, min(j - i, sizes[-1]) + 1):
+        for cuts in combinations(range(i + 1, j), S - 1):
+            bounds = [i, *cuts, j]
+            spans = list(pairwise(bounds))
+            insides = [list(pipelines(sizes[:-1], *span)) if len(sizes) > 1 else [()] for span in spans]
+            for members in product(range(1, sizes[-1] + 1), repeat=S):
+                if sum(members) <= sizes[-1]:
+                    firsts = [sum(members[:s]) for s in range(S)]
+                    for inside in product(*insides):
+                        yield [Block(*parts) for parts in zip(bounds[:-1], bounds[1:], firsts, members, inside, strict=True)]
+
+
+def nested(problem: Problem) -> Iterator[Partition]:
+    """Every nested plan that is allowed, with every choice of the stages that recompute where that is open."""
+    sizes = [level.size for level in problem.topology.levels if level.size > 1]
+    if len(sizes) < 2 or problem.replication == NONE:
+        return
+    groups = [int(np.prod(sizes[:k])) for k in range(len(sizes) + 1)]
+    modes = (False, True) if problem.recompute_per_stage else (None,)
+    for blocks in pipelines(sizes, 0, problem.chain.layers):
+        stages = stages_of(blocks, groups)
+        if problem.stages in (None, len(stages)) and _allowed(problem, [len(stage.ranks) for stage in stages]):
+            for chosen in product(modes, repeat=len(stages)):
+                yield Partition(NESTED, [replace(stage, recompute=mode) for stage, mode in zip(stages, chosen, strict=True)])
+
+
+def best_nested(problem: Problem) -> Found | None:
+    """The best nested plan of an asynchronous schedule that fits; `None` where none does."""
+    best: Found | None = None
+    for partition in nested(problem):
+        memory = peak_memory_bytes(partition, problem)
+        devices = sum(len(stage.ranks) for stage in partition.stages)
+        key = (binding(partition, problem).seconds, len(partition.stages), memory, devices)
+        if (problem.memory_bytes is None or memory <= problem.memory_bytes) and (best is None or key < best[:4]):
+            best = Found(*key, partition)
+    return best
+
+
 def best_period(problem: Problem) -> Found | None:
     """The best plan of an asynchronous schedule that fits; `None` where none does."""
+    return min((found for found in (best_contiguous(problem), best_nested(problem)) if found), key=lambda found: found[:4], default=None)
+
+
+def best_contiguous(problem: Problem) -> Found | None:
+    """The best contiguous plan of an asynchronous schedule that fits; `None` where none does."""
 
     @cache
     def loads_s(i: int, j: int, ranks: range, before: int, after: int, recompute: bool) -> float:
@@ -90,16 +140,21 @@ def best_period(problem: Problem) -> Found | None:
 def best_iteration(problem: Problem) -> Found | None:
     """The best plan of a synchronous schedule that fits; `None` where none does. Nothing is remembered: for few devices."""
     best: Found | None = None
+    for partition in chain(_contiguous(problem), nested(problem)):
+        plan = priced(problem, partition)
+        assert plan.predicted.iteration_s is not None
+        devices = sum(len(stage.ranks) for stage in partition.stages)
+        key = (plan.predicted.iteration_s, len(partition.stages), plan.peak_memory_bytes, devices)
+        if plan.fits(problem.memory_bytes) and (best is None or key < best[:4]):
+            best = Found(*key, partition)
+    return best
+
+
+def _contiguous(problem: Problem) -> Iterator[Partition]:
     modes = (False, True) if problem.recompute_per_stage else (None,)
     for stages in partitions(problem):
         for chosen in product(modes, repeat=len(stages)):
-            partition = Partition(CONTIGUOUS, [Assignment(*stage, mode) for stage, mode in zip(stages, chosen, strict=True)])
-            plan = priced(problem, partition)
-            assert plan.predicted.iteration_s is not None
-            key = (plan.predicted.iteration_s, len(stages), plan.peak_memory_bytes, sum(len(ranks) for _, _, ranks in stages))
-            if plan.fits(problem.memory_bytes) and (best is None or key < best[:4]):
-                best = Found(*key, partition)
-    return best
+            yield Partition(CONTIGUOUS, [Assignment(*stage, mode) for stage, mode in zip(stages, chosen, strict=True)])
 
 
 def priced(problem: Problem, partition: Partition) -> Plan:

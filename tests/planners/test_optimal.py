@@ -58,7 +58,7 @@ def check(given: Problem) -> None:
     plan = priced(given, partition)
     assert plan.predicted.period_s == pytest.approx(best.seconds, rel=1e-12)
     assert partition.objective_s == plan.predicted.period_s
-    assert len(partition.stages) == best.stages
+    assert (len(partition.stages), plan.peak_memory_bytes, sum(len(stage.ranks) for stage in partition.stages)) == best[1:4]
     assert plan.fits(given.memory_bytes)
     assert partition.status == "optimal"
 

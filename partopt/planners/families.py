@@ -1,0 +1,108 @@
+"""The families of plans that the optimal planner searches, and what rules a bound out for all of them at once.
+
+A screen is the probe of a problem whose ranks may lie anywhere: it has one level, takes little time, and where it finds nothing no family
+has anything. Where it finds something, the probe of a family is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.kernels import Layers
+from partopt.cost.problem import Partition, Problem
+from partopt.cost.relaxed import relaxed
+from partopt.planners import nested
+from partopt.planners.nested import NestedProbe
+from partopt.planners.searching import Counts, Probe
+
+# T, U   seconds: as `partopt.planners.searching` has them
+
+Asked = tuple[float, float, Counts]
+
+
+class Screen:
+    """The probe of any ranks, which remembers what it has refused."""
+
+    def __init__(self, contiguous: Probe) -> None:
+        self.probe = Probe(contiguous.problem, relaxed(contiguous.shapes, contiguous.problem.topology))
+        self.refused: list[Asked] = []
+        self.behind_at: dict[Asked, NDArray[np.float64]] = {}
+
+    def refuses(self, T: float, U: float, counts: Counts) -> bool:
+        """Whether no plan of any family is within the bounds."""
+        if any(other[0] >= T and other[1] >= U and counts == other[2] for other in self.refused):
+            return True
+        asked = (T, U, counts)
+        if asked in self.behind_at:
+            return False
+        found = self.probe.find(T, U, counts, None, self._known(asked))
+        if found is not None:
+            self.behind_at[asked] = self.probe.tables[0].used.copy()
+        if found is None and self.probe.complete:
+            self.refused.append(asked)
+        return found is None and self.probe.complete
+
+    def behind(self, T: float, U: float, counts: Counts) -> NDArray[np.float64] | None:
+        """Devices that the layers behind each cut take at the least within these bounds, where that is known; shape (N+1,)."""
+        return self._known((T, U, counts))
+
+    def _known(self, asked: Asked) -> NDArray[np.float64] | None:
+        """Devices behind each cut at the least, by what was found within bounds that are no tighter: the tightest of these."""
+        T, U, counts = asked
+        looser = [other for other in self.behind_at if other[0] >= T and other[1] >= U and counts == other[2]]
+        return self.behind_at[min(looser)] if looser else None
+
+    def refused_s(self, counts: Counts) -> float:
+        """The largest period that it has refused; 0 where there is none."""
+        return max((T for T, U, other in self.refused if U == 0.0 and other == counts), default=0.0)
+
+
+class Screened:
+    """A family's probe behind the screen."""
+
+    def __init__(self, probe: Probe | NestedProbe, screen: Screen | None) -> None:
+        self.probe, self.screen = probe, screen
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.probe.problem
+
+    @property
+    def layers(self) -> Layers:
+        """Its chain."""
+        return self.probe.layers
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that it refused is proven not to be there."""
+        return self.probe.complete
+
+    def within_memory(self, memory_bytes: int) -> Screened:
+        """The same family within so much memory a device, no more than the screen has."""
+        return Screened(self.probe.within_memory(memory_bytes), self.screen)
+
+    def refused_s(self, counts: Counts) -> float:
+        """A period that no plan of any family has, nor a shorter one."""
+        return self.screen.refused_s(counts) if self.screen is not None else 0.0
+
+    def find(self, T: float, U: float, counts: Counts, stages: int | None) -> Partition | None:
+        """A plan within the bounds; `None` where none was found."""
+        if self.screen is not None and self.screen.refuses(T, U, counts):
+            return None
+        behind = None if self.screen is None else self.screen.behind(T, U, counts)
+        return self.probe.find(T, U, counts, stages, behind)
+
+
+def families(problem: Problem) -> Iterator[Screened]:
+    """The probes of the families of plans that differ on the problem's topology: contiguous ones, then nested ones."""
+    contiguous = Probe(problem)
+    if not nested.differs(problem):
+        yield Screened(contiguous, None)
+        return
+    screen = Screen(contiguous)
+    yield Screened(contiguous, screen)
+    yield Screened(NestedProbe(problem), screen)

@@ -1,0 +1,152 @@
+"""The probe of the nested family: whether pipelines inside the members of levels, replicated over them, keep given bounds, and which.
+
+The family is that of PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and within the memory; members may stay idle.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.kernels import NAIVE, layers_of
+from partopt.cost.problem import NESTED, NONE, Partition, Problem
+from partopt.planners.blocks import Block, stages_of
+from partopt.planners.nested_sweep import (
+    AT,
+    COLUMNS,
+    COPIES,
+    END,
+    ENTRY,
+    INSIDE,
+    LAST,
+    MEMBERS,
+    MODE,
+    POSITION,
+    STAGES,
+    TRIED,
+    USED,
+    Bounds,
+    Levels,
+    Nest,
+    begin,
+    open_inside,
+    solve,
+)
+from partopt.planners.searching import Counts, devices_around
+from partopt.topology import Topology
+
+# T, U   seconds: as `partopt.planners.searching` has them
+
+WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
+_ENTRIES = 16  # of a cut and a kind, at most
+_ENTRIES_COUNTED = 128  # where stages are counted
+
+
+class NestedProbe:
+    """Tells whether there is a nested plan within given bounds, and which. Its tables are made once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.layers, self.levels = problem, layers_of(problem), levels_of(problem.topology)
+        entries = _ENTRIES if problem.stages is None else _ENTRIES_COUNTED
+        self.nest = _nest(len(self.levels.size), problem.chain.layers, entries, WORK)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no probe gave up, and no entry was left out for want of room."""
+        return bool(self.nest.work[0] > 0 and self.nest.work[1] == 0)
+
+    def find(self, T: float, U: float, counts: Counts, stages: int | None, behind: NDArray[np.float64] | None = None) -> Partition | None:
+        """A plan within the bounds; `None` where none was found, which is a proof while the probe is `complete`.
+
+        `behind` are devices that the layers behind each cut take at the least, infinite where no stage may begin, shape (N+1,).
+        """
+        layers, nest, L = self.layers, self.nest, len(self.levels.size)
+        slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
+        rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
+        _, least, _ = devices_around(layers, rate, behind)
+        possible = np.where(np.isinf(least), 0.0, least)
+        floor, ceiling = np.minimum.accumulate(least), np.maximum.accumulate(possible[::-1])[::-1]
+        bounds = Bounds(T, U, rate, *counts, self.problem.memory_bytes is not None, stages or 0, least, floor, ceiling)
+        N = self.problem.chain.layers
+        nest.frames[L - 1] = [N, 0, 0, 0, 1, 0, 0, 0]
+        nest.crossed[L - 1] = 0.0
+        nest.counts[L - 1] = 0
+        nest.rows[L - 1, N, L, 0] = 0
+        nest.counts[L - 1, N, L] = 1
+        solve(layers, bounds, self.levels, nest, L)
+        found = nest.rows[L - 1, 0, 0, : nest.counts[L - 1, 0, 0]]
+        fitting = [row for row in found if stages is None or row[STAGES] == stages]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda row: (row[STAGES], row[USED]))
+        return Partition(NESTED, stages_of(self._blocks(bounds, L, 0, 0, best), self.levels.group.tolist()))
+
+    def within_memory(self, memory_bytes: int) -> NestedProbe:
+        """The probe of the same problem within so much memory a device, which counts stages and gives up sooner."""
+        other = copy(self)
+        other.problem = replace(self.problem, memory_bytes=memory_bytes)
+        other.layers = self.layers._replace(memory=float(memory_bytes))
+        other.nest = _nest(len(self.levels.size), self.problem.chain.layers, _ENTRIES_COUNTED, WORK // 10)
+        return other
+
+    def _blocks(self, bounds: Bounds, k: int, start: int, kind: int, wanted: np.ndarray) -> list[Block]:
+        """The pipeline of level k from cut `start`, whose entry there has the members, devices and stages of `wanted`."""
+        nest, rows = self.nest, self.nest.rows[k - 1]
+        of = (MEMBERS, USED, STAGES)
+        position = next(p for p in range(nest.counts[k - 1, start, kind]) if (rows[start, kind, p, of] == wanted[list(of)]).all())
+        path: list[tuple[int, int, np.ndarray]] = []
+        while start < nest.frames[k - 1, LAST]:
+            row = rows[start, kind, position].copy()
+            path.append((start, kind, row))
+            start, kind, position = int(row[END]), k, int(row[ENTRY])
+        blocks: list[Block] = []
+        first = 0
+        for start, kind, row in path:
+            inside = self._inside(bounds, k, start, kind, row) if k > 1 else []
+            recompute = bool(row[MODE]) if k == 1 and self.problem.recompute_per_stage else None
+            blocks.append(Block(start, int(row[END]), first, int(row[COPIES]), inside, recompute))
+            first += int(row[COPIES])
+        return blocks
+
+    def _inside(self, bounds: Bounds, k: int, start: int, kind: int, row: np.ndarray) -> list[Block]:
+        """The pipeline inside the block `row` of level k: found again as it was found, since its entries have been written over."""
+        nest, wanted = self.nest, row.copy()
+        nest.frames[k - 1, [AT, POSITION, TRIED]] = row[END], row[ENTRY], row[COPIES]
+        open_inside(self.layers, bounds, self.levels, nest, k)
+        begin(nest, k)
+        work, nest.work[0] = int(nest.work[0]), 2**60
+        solve(self.layers, bounds, self.levels, nest, k - 1)
+        nest.work[0] = work
+        wanted[MEMBERS] = row[INSIDE]
+        return self._blocks(bounds, k - 1, start, kind, wanted)
+
+
+def _nest(L: int, N: int, entries: int, work: int) -> Nest:
+    """Empty tables for L levels, N layers and so many entries of a cut and a kind, and the work that may be done."""
+    rows, counts = np.zeros((L, N + 1, L + 1, entries, COLUMNS), np.int64), np.zeros((L, N + 1, L + 1), np.int64)
+    return Nest(rows, counts, np.zeros((L, COLUMNS), np.int64), np.zeros((L, 2)), np.array([work, 0]))
+
+
+def levels_of(topology: Topology) -> Levels:
+    """The levels with more than one member, for compiled code."""
+    levels = [level for level in topology.levels if level.size > 1]
+    rates = np.array([level.bandwidth_bytes_per_s for level in levels])
+    bus = np.array([level.bus for level in levels], dtype=np.bool_)
+    size = np.array([level.size for level in levels], dtype=np.int64)
+    return Levels(
+        size=size,
+        group=np.concatenate([[1], np.cumprod(size)]),
+        side=np.where(bus, rates / 2, rates),
+        exchange=rates / 2,
+        ring=1 / (rates * np.array([level.links for level in levels])),
+        latency=np.array([level.latency_s for level in levels]),
+        bus=bus,
+    )
+
+
+def differs(problem: Problem) -> bool:
+    """Whether there are nested plans that are not contiguous: with several levels, and replicas."""
+    return problem.replication != NONE and sum(level.size > 1 for level in problem.topology.levels) > 1
