@@ -1,0 +1,124 @@
+"""Pipelines inside the members of a level, replicated over them: the probe of that family, and what the optimal planner takes of it."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.capacity import shapes_of
+from partopt.cost.kernels import replica_counts
+from partopt.cost.links import allreduce_s, exchange_s, side_s
+from partopt.cost.problem import CONTIGUOUS, NESTED, Problem
+from partopt.cost.relaxed import relaxed
+from partopt.planners import nested, optimal, pipedream
+from partopt.planners.families import families
+from partopt.planners.nested import NestedProbe, differs
+from partopt.planners.searching import ENDLESS
+from tests.planners import exhaustive
+from tests.planners.exhaustive import best_nested, priced
+from tests.planners.problems import chain, problem, topology
+from tests.planners.test_optimal import clusters, stashed
+
+
+def least_nested_s(given: Problem) -> float:
+    """The least period of the family, found by its probe behind the screen; infinite where nothing fits."""
+    [_, screened] = families(given)
+    value = ENDLESS
+    for counts in replica_counts(given):
+        _, value, _ = optimal._least_period(screened, counts, value)
+    assert screened.complete
+    return value if value < ENDLESS else math.inf
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    stashed(5),
+    clusters(levels=3, devices=8, sizes=3),
+    st.sampled_from(["pipedream", "pipedream-2bw"]),
+    st.sampled_from([None, 40, 80, 150]),
+    st.sampled_from(["free", "uniform"]),
+    st.sampled_from([None, None, 1, 2, 3]),
+    st.sampled_from(["never", "always", "auto"]),
+    st.booleans(),
+)
+def test_equals_exhaustive_search(model, cluster, schedule, memory_bytes, replication, stages, recompute, serial):
+    given = problem(
+        model,
+        cluster,
+        schedule=schedule,
+        memory_bytes=memory_bytes,
+        replication=replication,
+        stages=stages,
+        recompute=recompute == "always",
+        recompute_per_stage=recompute == "auto",
+        serial_transfers=serial,
+    )
+    assume(differs(given))
+    best = best_nested(given)
+    assert least_nested_s(given) == (pytest.approx(best.seconds, rel=1e-11) if best else math.inf)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stashed(5), clusters(levels=3, devices=12), st.booleans())
+def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model, cluster, serial):
+    given = problem(model, cluster, serial_transfers=serial)
+    published = priced(given, pipedream.plan(given)).predicted.period_s
+    best = optimal.plan(given).objective_s
+    assert best is not None
+    assert best <= published * (1 + 1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stashed(3), clusters(levels=3, devices=8, sizes=3))
+def test_any_ranks_carry_no_more_than_the_screen_says(model, cluster):
+    """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than the relaxed ones."""
+    given = problem(model, cluster)
+    assume(differs(given))
+    shapes = relaxed(shapes_of(cluster), cluster)
+    for partition in exhaustive.nested(given):
+        for stage in partition.stages:
+            r = len(stage.ranks)
+            assert allreduce_s(7.0, stage.ranks, cluster) >= (7.0 * shapes.slope[0, r] + shapes.latency[0, r]) * (1 - 1e-12)
+        for before, after in pairwise(partition.stages):
+            level = cluster.common_level(before.ranks[0], after.ranks[0])
+            for stage in (before, after):
+                r = len(stage.ranks)
+                assert side_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.side[0, 0, r] * (1 - 1e-12)
+                assert exchange_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.exchange[0, 0, r] * (1 - 1e-12)
+
+
+def test_a_pipeline_in_each_server_is_found_where_it_is_the_best():
+    """Two layers of 4 s and 4 bytes on two servers of two devices; 16 bytes/s in a server, 1 between servers; a cut of 12 bytes.
+
+    A pipeline in each server takes 4 s a microbatch, two of them 2 s, and exchange 4 bytes in 4 s for every 2 microbatches. One stage on
+    all devices exchanges 8 bytes in 12 s for every 4 microbatches; the cut between servers takes 12 s.
+    """
+    given = problem(chain([2, 2], [2, 2], [12], [4, 4]), topology((2, 16.0), (2, 1.0)))
+    best = optimal.plan(given)
+    assert (best.family, best.objective_s, best.status) == (NESTED, 2.0, "optimal")
+    assert [list(stage.ranks) for stage in best.stages] == [[0, 2], [1, 3]]
+    assert optimal.plan(replace(given, replication="none")).objective_s == 4.0
+
+
+def test_of_equal_plans_the_contiguous_one_is_taken():
+    given = problem(chain([2], [2], [], [0]), topology((2, 16.0), (2, 1.0)))
+    assert optimal.plan(given).family == CONTIGUOUS
+
+
+def test_a_probe_that_gives_up_says_so(monkeypatch):
+    monkeypatch.setattr(nested, "WORK", 3)
+    given = problem(chain([1] * 6, [1] * 6, [9] * 5, [5] * 6), topology((2, 2.0), (3, 1.0)))
+    probe = NestedProbe(given)
+    assert probe.find(1e-3, 0.0, (1, 6), None) is None
+    assert not probe.complete
+    partition = optimal.plan(given)
+    assert partition.status.startswith("gap ")
+    assert partition.lower_bound_s is not None
+    best = exhaustive.best_period(given)
+    assert best is not None
+    assert partition.lower_bound_s <= best.seconds
+    assert np.isfinite(partition.lower_bound_s)
