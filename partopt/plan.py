@@ -14,6 +14,9 @@ from partopt.errors import PartoptError
 from partopt.profile import Bytes, Count, Index, Seconds
 from partopt.topology import Topology
 
+Replication = Literal["free", "uniform", "none"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+
 # S stages, s = 0..S-1 in the order of the layers; P devices.
 
 
@@ -75,11 +78,24 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     level: str
 
 
+class Load(documents.Part, frozen=True):
+    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number `place` (cut c lies before stage c)."""
+
+    what: str
+    place: Index
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        where = f"before stage {self.place}" if self.what == "cut" else f"of stage {self.place}"
+        return f"{self.what} {where}"
+
+
 class Predicted(documents.Part, frozen=True, kw_only=True):
     """What the plan is expected to do. `period_s` is per microbatch; `iteration_s` where synchronous.
 
     `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
-    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better.
+    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better. `loads` are the largest
+    of each kind by the formulas, but for those that take no time.
     """
 
     period_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -89,15 +105,35 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     speedup_over_one_device: Seconds
     bound_by: str
     formula_period_s: Seconds | None = None
+    loads: list[Load]
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
-    """What the planner minimised, the value that it reached, and the bound below which nothing of that family exists."""
+    """What the planner minimised, the value that it reached, and the bound below which nothing of that family exists.
+
+    `proof` says in a sentence how the bound was obtained.
+    """
 
     status: str
     objective_s: Seconds
     lower_bound_s: Seconds
     gap: float
+    proof: str
+
+
+class Request(documents.Part, frozen=True, kw_only=True):
+    """What was requested of the planner, beside what the plan says of its schedule, its messages and its topology.
+
+    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `replication` which replicas it may give,
+    `recompute` whether stages recompute their activations (`auto`: those that it chooses); `costs` are what GPipe's heuristics balance, of
+    each layer, `None` for the measured time.
+    """
+
+    stages: Count | None
+    cut_at: list[Index] | None
+    replication: Replication
+    recompute: Literal["never", "always", "auto"]
+    costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):
@@ -121,9 +157,10 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     microbatch_size: Count
     microbatches: Count | None
     noam: Count
-    optimizer: str
+    optimizer: Optimizer
     comm: Literal["overlap", "serial"]
     allreduce: Literal["overlap", "blocking"]
+    request: Request
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
     communication: list[Flow]
     predicted: Predicted
@@ -192,7 +229,7 @@ def save(plan: Plan, path: str, force: bool = False) -> None:
 
 
 def find_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What types cannot say: stages tile the layers, ranks exist and are used once, flows join stages that exist."""
+    """What types cannot say: stages tile the layers and are as requested, ranks exist and are used once, flows join stages that exist."""
     stop = 0
     held: dict[int, list[int]] = {}
     longest = max(stage.compute_s for stage in plan.stages)
@@ -219,6 +256,36 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
         for end in (flow.source, flow.destination, flow.stage):
             if end is not None and end >= len(plan.stages):
                 yield PartoptError(f"communication[{index}]: there is no stage {end}", f"stages are numbered 0 to {len(plan.stages) - 1}")
+    yield from _request_faults(plan)
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What a request cannot say of these layers, and where every planner would have kept to it; see `disregarded`."""
+    layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
+    if starts is not None and not (starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers):
+        yield PartoptError("request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}")
+        starts = None
+    if costs is not None and len(costs) != layers:
+        yield PartoptError(f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one")
+    for s, stage in enumerate(plan.stages):
+        if starts is not None and stage.start not in starts:
+            yield PartoptError(f"stages[{s}].start: {stage.start} is not one of request.cut_at", "stages begin where they may")
+        if plan.request.recompute == ("never" if stage.recompute else "always"):
+            yield PartoptError(f"stages[{s}].recompute: request.recompute is {plan.request.recompute}", "plan it anew")
+    for what in disregarded(plan) if plan.planner == "optimal" else []:
+        yield PartoptError(f"request: {what}", "plan it anew")
+
+
+def disregarded(plan: Plan) -> Iterator[str]:
+    """Where the plan is not as requested, which planners that do not look at `Request.stages` or `.replication` leave so."""
+    request, copies = plan.request, 2 if plan.family == "mirrored" else 1
+    replicas = {stage.replicas for stage in plan.stages}
+    if request.stages not in (None, len(plan.stages)):
+        yield f"{request.stages} stages requested, {len(plan.stages)} planned"
+    if request.replication == "uniform" and len(replicas) > 1:
+        yield f"as many replicas in every stage requested, {plan.shape} planned"
+    if request.replication == "none" and replicas != {copies}:
+        yield f"no replication requested, {plan.shape} planned"
 
 
 def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:

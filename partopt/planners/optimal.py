@@ -17,6 +17,7 @@ from partopt.planners.iteration import least_iteration
 from partopt.planners.placing import stage_count
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe, least
 
+FAMILIES = (CONTIGUOUS,)  # of the plans that are searched
 FEWEST_STAGES_LIMIT = 20_000  # layers times stages up to which plans of one period are searched for the one with the fewest stages
 
 
@@ -32,8 +33,15 @@ def plan(problem: Problem) -> Partition:
     if problem.stages is None and problem.microbatches is None:
         best = _with_fewest_stages(probe, best, value)
     if value <= lower * (1 + 3 * TOLERANCE):
-        return Partition(CONTIGUOUS, best.stages, value, "optimal")
-    return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower)
+        return Partition(CONTIGUOUS, best.stages, value, "optimal", proof=_proof(probe))
+    return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower, _proof(probe))
+
+
+def _proof(probe: Probe) -> str:
+    """How the lower bound was obtained."""
+    what = "period" if probe.problem.microbatches is None else "iteration"
+    how = "no probe below it finds one" if probe.complete else "that is all compute shared among all devices, or one microbatch's pass"
+    return f"no {' or '.join(FAMILIES)} plan has a shorter {what}: {how}"
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:

@@ -28,7 +28,10 @@ def test_a_plan_is_read_at_a_glance():
         "0  0-1 body.0..1  0-1 (x2)   4.50 s  4.00 ms       2   88 kB  ████",
         "1  2 head         2          3.00 s        -       1   48 kB  ██▋",
         "",
-        "period   4.50 s a microbatch, bound by the compute of stage 0",
+        "period   4.50 s a microbatch",
+        "binds    compute of stage 0",
+        "slack    all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%,",
+        "         memory of stage 0 56% (112 kB)",
         "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
@@ -46,9 +49,10 @@ def test_idle_devices_are_named():
 
 
 def test_a_synchronous_plan_shows_its_iteration():
-    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s."""
+    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s: 36 s of 39.01 s."""
     text = render(two_one_plan(schedule="1f1b", microbatches=8))
-    assert "period   4.88 s a microbatch, bound by the compute of stage 0\n         39.01 s an iteration of 8 microbatches\n" in text
+    assert "period   4.88 s a microbatch\n         39.01 s an iteration of 8 microbatches\n" in text
+    assert "binds    compute of stage 0, busy 92% of the time; all-reduce of stage 0 adds\n         0.0%\n" in text
     assert "NOAM" not in text
 
 
