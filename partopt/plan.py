@@ -250,6 +250,8 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
             yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
         yield from _time_faults(s, stage, 1e-9 * longest)
         yield from _rank_faults(s, stage, plan.topology.devices, held)
+        if plan.family == "contiguous" and stage.ranks != list(range(stage.ranks[0], stage.ranks[0] + len(stage.ranks))):
+            yield PartoptError(f"stages[{s}].ranks: not consecutive, in a contiguous plan", "consecutive ranks, or another family")
     if len({len(stages) for stages in held.values()}) > 1:
         yield PartoptError("stages: some ranks hold more of them than others", "every rank of a plan holds equally many stages")
     for index, flow in enumerate(plan.communication):
