@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -30,6 +31,8 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
         click.echo(render(found))
     if not found.verified:
         raise PartoptError(f"{file}: not verified: {', '.join(found.failed)}", "plan it anew: partopt plan", ANSWER_IS_NO)
+    if not as_json:
+        click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
 
 def _shipped(plan: Plan, file: str) -> Profile:

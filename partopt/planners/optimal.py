@@ -32,15 +32,16 @@ def plan(problem: Problem) -> Partition:
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
     if problem.stages is None and problem.microbatches is None:
         best = _with_fewest_stages(probe, best, value)
+    how = proof(problem, probe.complete)
     if value <= lower * (1 + 3 * TOLERANCE):
-        return Partition(CONTIGUOUS, best.stages, value, "optimal", proof=_proof(probe))
-    return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower, _proof(probe))
+        return Partition(CONTIGUOUS, best.stages, value, "optimal", proof=how)
+    return Partition(CONTIGUOUS, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower, how)
 
 
-def _proof(probe: Probe) -> str:
-    """How the lower bound was obtained."""
-    what = "period" if probe.problem.microbatches is None else "iteration"
-    how = "no probe below it finds one" if probe.complete else "that is all compute shared among all devices, or one microbatch's pass"
+def proof(problem: Problem, complete: bool) -> str:
+    """How a lower bound is obtained, where the probe kept every entry or not."""
+    what = "period" if problem.microbatches is None else "iteration"
+    how = "no probe below it finds one" if complete else "that is all compute shared among all devices, or one microbatch's pass"
     return f"no {' or '.join(FAMILIES)} plan has a shorter {what}: {how}"
 
 

@@ -31,10 +31,11 @@ _UNPROVED = ("manual", "grid")  # a person's own split; the grids of --schedule 
 
 
 class Check(NamedTuple):
-    """One thing that was checked, whether it holds, the numbers, and the fields that differ, each with both values."""
+    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields that differ, with both values."""
 
     check: str
     passed: bool
+    took_s: float
     text: str
     differences: list[str]
 
@@ -79,18 +80,21 @@ class _Again:
 
 def verify(plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None) -> list[Check]:
     """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory, request and certificate are right."""
-    again = _Again(plan, profile, progress)
-    checks = [_checked("profile", _profile, again), _checked("numbers", _numbers, again), _checked("memory", _memory, again)]
-    checks.append(_checked("request", _request, again))
-    for name, certified in (("sought", _sought), ("bound", _bound), ("status", _status)):
-        checks.append(_checked(name, certified, again))
+    again, checks = _Again(plan, profile, progress), []
+    for name, check in _CHECKS.items():
+        began = time.perf_counter()
+        try:
+            passed, text, differences = check(again)
+        except PartoptError as error:
+            passed, text, differences = False, f"cannot be worked out: {error.message}", []
+        checks.append(Check(name, passed, time.perf_counter() - began, text, differences))
     return checks
 
 
 def claim(plan: Plan) -> str:
     """What is known of a plan whose checks all hold."""
     if plan.certificate is None:
-        return f"the plan is as it says; nothing is claimed of others by the planner {plan.planner}"
+        return f"the plan is as it says; {plan.planner} proves no bound"
     if plan.planner != "optimal":
         return plan.certificate.status
     families = f"{' and '.join(optimal.FAMILIES)} {'family' if len(optimal.FAMILIES) == 1 else 'families'}"
@@ -99,13 +103,6 @@ def claim(plan: Plan) -> str:
 
 
 _Found = tuple[bool, str, list[str]]
-
-
-def _checked(name: str, check: Callable[[_Again], _Found], again: _Again) -> Check:
-    try:
-        return Check(name, *check(again))
-    except PartoptError as error:
-        return Check(name, False, f"cannot be worked out: {error.message}", [])
 
 
 def _check_layout(plan: Plan) -> None:
@@ -131,8 +128,8 @@ def _numbers(again: _Again) -> _Found:
     paths = [path for path in recorded | found if not path.startswith(given)]
     differences = [_differs(path[1:], *pair) for path in paths if not _same(*(pair := (recorded.get(path), found.get(path))))]
     if differences:
-        return False, f"{len(differences)} of {len(paths)} differ, priced and simulated again", differences
-    return True, f"{len(paths)}, priced and simulated again", []
+        return False, f"{len(differences)} of {len(paths)} fields differ, priced and simulated again", differences
+    return True, f"{len(paths)} fields, priced and simulated again", []
 
 
 def _memory(again: _Again) -> _Found:
@@ -168,7 +165,7 @@ def _nothing(certificate: Certificate | None, objective_s: float | None, planner
 
 def _bound(again: _Again) -> _Found:
     """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the decision is the same again."""
-    plan, certificate, began = again.plan, again.plan.certificate, time.perf_counter()
+    plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:
         return _nothing_below(again, certificate.lower_bound_s)
     if plan.planner in _UNPROVED or plan.planner == "optimal":
@@ -179,18 +176,18 @@ def _bound(again: _Again) -> _Found:
     lower = again.decided.lower_bound_s or again.decided.objective_s
     if certificate is not None and not _same(certificate.lower_bound_s, lower):
         return False, "another bound is found", [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)]
-    return True, f"{plan.planner} decides the same again, in {format_seconds(time.perf_counter() - began)}", []
+    return True, f"{plan.planner} decides the same again", []
 
 
 def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
-    seconds, began, problem = lower_bound_s * (1 - SAME), time.perf_counter(), again.problem
-    better, proved_s = optimal.below(problem, seconds)
-    took = f"searched in {format_seconds(time.perf_counter() - began)}"
+    seconds = lower_bound_s * (1 - SAME)
+    better, proved_s = optimal.below(again.problem, seconds)
     if better is not None:
-        return False, f"there is a better plan, {'-'.join(str(len(stage.ranks)) for stage in better.stages)}; {took}", []
+        shape = price(better, again.problem, "optimal").shape
+        return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []
     if proved_s < seconds * (1 - SAME):
-        return False, f"no plan was found below {format_seconds(seconds)}, and none is proved below {format_seconds(proved_s)}; {took}", []
-    return True, f"no {' or '.join(optimal.FAMILIES)} plan is below {format_seconds(lower_bound_s)}; {took}", []
+        return False, f"no plan is found below {format_seconds(lower_bound_s)}, but proved that is for {format_seconds(proved_s)} only", []
+    return True, f"no {' or '.join(optimal.FAMILIES)} plan is below {format_seconds(lower_bound_s)}, searched again", []
 
 
 def _status(again: _Again) -> _Found:
@@ -198,17 +195,30 @@ def _status(again: _Again) -> _Found:
     if certificate is None:
         return _nothing(certificate, again.objective_s, again.plan.planner)
     objective, lower = certificate.objective_s, certificate.lower_bound_s
-    found = {"gap": objective / lower - 1 if lower else 0.0}
+    gap = objective / lower - 1 if lower else 0.0
     if again.plan.planner == "optimal":
-        gap = f"gap {100 * found['gap']:.3g} %" if lower else "gap"
-        texts = {"status": "optimal" if objective == lower else gap}
+        status = "optimal" if objective == lower else f"gap {100 * gap:.3g} %" if lower else "gap"
+        proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
     else:
-        texts = {"status": again.decided.status, "proof": again.decided.proof}
-    pairs = {name: (getattr(certificate, name), value) for name, value in (found | texts).items()}
+        status, proofs = again.decided.status, {again.decided.proof}
+    proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
+    found = {"gap": gap, "status": status, "proof": proof}
+    pairs = {name: (getattr(certificate, name), value) for name, value in found.items()}
     differences = [_differs(f"certificate.{name}", *pair) for name, pair in pairs.items() if not _same(*pair)]
     if lower > objective:
         differences.append(f"certificate.lower_bound_s: {lower!r} is above the objective, {objective!r}")
     return not differences, certificate.status, differences
+
+
+_CHECKS: dict[str, Callable[[_Again], _Found]] = {
+    "profile": _profile,
+    "numbers": _numbers,
+    "memory": _memory,
+    "request": _request,
+    "sought": _sought,
+    "bound": _bound,
+    "status": _status,
+}
 
 
 def _stages_of(partition: Partition) -> tuple[str, list[tuple[int, int, list[int]]]]:
