@@ -8,7 +8,7 @@ import pytest
 from partopt import documents, plan, planners, profile
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
-from tests.helpers import ROOT, changed, flat, two_level, uniform_profile
+from tests.helpers import ROOT, chain_profile, changed, flat, two_level, uniform_profile
 
 PIPELINE = documents.encode(planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2, 4), replicas=(2, 1, 1))))
 
@@ -25,6 +25,14 @@ def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
     microbatches = None if schedule.startswith("pipedream") else 8
     problem = problem_of(uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches)
     planned = planners.plan(name, problem)
+    assert plan.parse(documents.encode(planned)) == planned
+
+
+def test_a_stage_without_a_backward_is_read_back():
+    """Sums of different layers differ by less than nothing: 2 + 1 + 6 + 1 ms less the forwards."""
+    problem = problem_of(chain_profile([1e-3] * 4, [2e-3, 0.0, 5e-3, 0.0]), flat(4), cuts=(1, 2, 3))
+    planned = planners.plan("manual", problem)
+    assert planned.stages[3].backward_s == 0.0
     assert plan.parse(documents.encode(planned)) == planned
 
 

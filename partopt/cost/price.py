@@ -50,7 +50,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         weight_versions=versions,
         compute_s=compute_s(stage, problem),
         forward_s=chain.forward_s(stage.start, stage.stop),
-        backward_s=chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop),
+        backward_s=max(0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)),
         backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
         optimizer_s=optimizer_step_s(stage, problem),
