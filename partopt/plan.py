@@ -86,8 +86,7 @@ class Load(documents.Part, frozen=True):
     seconds: Seconds
 
     def __str__(self) -> str:
-        where = f"before stage {self.place}" if self.what == "cut" else f"of stage {self.place}"
-        return f"{self.what} {where}"
+        return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
 
 
 class Predicted(documents.Part, frozen=True, kw_only=True):
@@ -109,10 +108,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
-    """What the planner minimised, the value that it reached, and the bound below which nothing of that family exists.
-
-    `proof` says in a sentence how the bound was obtained.
-    """
+    """What the planner minimised, the value that it reached, the bound below which nothing exists, and `proof`, a sentence that says why."""
 
     status: str
     objective_s: Seconds
@@ -124,9 +120,8 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
 class Request(documents.Part, frozen=True, kw_only=True):
     """What was requested of the planner, beside what the plan says of its schedule, its messages and its topology.
 
-    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `replication` which replicas it may give,
-    `recompute` whether stages recompute their activations (`auto`: those that it chooses); `costs` are what GPipe's heuristics balance, of
-    each layer, `None` for the measured time.
+    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `recompute` is `auto` where the planner may
+    choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for the measured time.
     """
 
     stages: Count | None
@@ -203,6 +198,15 @@ class Plan(documents.Part, frozen=True, kw_only=True):
         """The stages of the device that holds the most; of equal ones the lowest rank."""
         return max(self.stages_by_rank().values(), key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages))
 
+    def disregarded(self, fewer: bool = False) -> Iterator[str]:
+        """What of its request the plan does not keep to; `fewer`: the stages requested are the most that there may be."""
+        request, own, copies = self.request, len(self.stages), 2 if self.family == "mirrored" else 1
+        if request.stages is not None and own != request.stages and not (fewer and own < request.stages):
+            yield f"{request.stages} stages requested, {own} planned"
+        replicas = {stage.replicas for stage in self.stages}
+        if (request.replication == "uniform" and len(replicas) > 1) or (request.replication == "none" and replicas != {copies}):
+            yield f"replication {request.replication} requested, {self.shape} planned"
+
     def fits(self, memory_bytes: int | None) -> bool:
         """Whether every device has room under the limit `memory_bytes`, `None` where there is none."""
         return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
@@ -262,11 +266,10 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
 
 
 def _request_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What a request cannot say of these layers, and where every planner would have kept to it; see `disregarded`."""
+    """What cannot be requested of these layers, and where a planner that keeps to its request would not have planned so."""
     layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
     if starts is not None and not (starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers):
         yield PartoptError("request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}")
-        starts = None
     if costs is not None and len(costs) != layers:
         yield PartoptError(f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one")
     for s, stage in enumerate(plan.stages):
@@ -274,20 +277,8 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
             yield PartoptError(f"stages[{s}].start: {stage.start} is not one of request.cut_at", "stages begin where they may")
         if plan.request.recompute == ("never" if stage.recompute else "always"):
             yield PartoptError(f"stages[{s}].recompute: request.recompute is {plan.request.recompute}", "plan it anew")
-    for what in disregarded(plan) if plan.planner == "optimal" else []:
+    for what in plan.disregarded() if plan.planner == "optimal" else []:
         yield PartoptError(f"request: {what}", "plan it anew")
-
-
-def disregarded(plan: Plan) -> Iterator[str]:
-    """Where the plan is not as requested, which planners that do not look at `Request.stages` or `.replication` leave so."""
-    request, copies = plan.request, 2 if plan.family == "mirrored" else 1
-    replicas = {stage.replicas for stage in plan.stages}
-    if request.stages not in (None, len(plan.stages)):
-        yield f"{request.stages} stages requested, {len(plan.stages)} planned"
-    if request.replication == "uniform" and len(replicas) > 1:
-        yield f"as many replicas in every stage requested, {plan.shape} planned"
-    if request.replication == "none" and replicas != {copies}:
-        yield f"no replication requested, {plan.shape} planned"
 
 
 def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:

@@ -16,12 +16,14 @@ from partopt.cost.period import binding, iteration_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem, Progress, partition_of, problem_behind
 from partopt.errors import PartoptError
-from partopt.plan import Certificate, Plan, disregarded
-from partopt.planners import optimal
+from partopt.plan import Certificate, Plan
+from partopt.planners import PLANNERS, optimal
 from partopt.profile import Profile
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
+from partopt.search.contest import quiet
 from partopt.search.warmup import judged_at_best
+from partopt.simulator.judge import ACTION_LIMIT
 from partopt.simulator.restate import layout_of
 from partopt.units import format_bytes, format_seconds
 
@@ -65,7 +67,8 @@ class _Again:
     @cached_property
     def decided(self) -> Partition:
         """What the planner decides, run again."""
-        return planners.partition(self.plan.planner, self.problem)
+        with quiet():
+            return planners.partition(self.plan.planner, self.problem)
 
     @cached_property
     def objective_s(self) -> float | None:
@@ -106,12 +109,14 @@ _Found = tuple[bool, str, list[str]]
 
 
 def _check_layout(plan: Plan) -> None:
-    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost."""
+    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or not be simulated."""
     entry = schedule(plan.schedule)
     if entry.asynchronous != (plan.microbatches is None):
         raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
     if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
         raise PartoptError(f"{plan.family}: no family of plans for {plan.schedule}")
+    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
+        raise PartoptError(f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate")
     chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
 
 
@@ -140,7 +145,8 @@ def _memory(again: _Again) -> _Found:
 
 
 def _request(again: _Again) -> _Found:
-    broken, request = list(disregarded(again.plan)), again.plan.request
+    plan, request = again.plan, again.plan.request
+    broken = list(plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses))
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
     cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"
     kept = f"{stages}{cuts}, replication {request.replication}, recompute {request.recompute}"
