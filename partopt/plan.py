@@ -93,8 +93,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     """What the plan is expected to do. `period_s` is per microbatch; `iteration_s` where synchronous.
 
     `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
-    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better. `loads` are the largest
-    of each kind by the formulas, but for those that take no time.
+    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better; `loads` are by formulas.
     """
 
     period_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -108,7 +107,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
-    """What the planner minimised, the value that it reached, the bound below which nothing exists, and `proof`, a sentence that says why."""
+    """What the planner minimised, the value that it reached, and the bound below which nothing exists; `proof` says in a sentence why."""
 
     status: str
     objective_s: Seconds
@@ -254,7 +253,7 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
             yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
         yield from _time_faults(s, stage, 1e-9 * longest)
         yield from _rank_faults(s, stage, plan.topology.devices, held)
-        if plan.family == "contiguous" and stage.ranks != list(range(stage.ranks[0], stage.ranks[0] + len(stage.ranks))):
+        if plan.family == "contiguous" and any(after != rank + 1 for rank, after in itertools.pairwise(stage.ranks)):
             yield PartoptError(f"stages[{s}].ranks: not consecutive, in a contiguous plan", "consecutive ranks, or another family")
     if len({len(stages) for stages in held.values()}) > 1:
         yield PartoptError("stages: some ranks hold more of them than others", "every rank of a plan holds equally many stages")

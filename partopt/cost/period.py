@@ -76,7 +76,7 @@ def binding(partition: Partition, problem: Problem) -> Load:
 
 
 def fullest(partition: Partition, problem: Problem) -> list[Load]:
-    """Of each kind of load the largest, of equal ones the first; none that takes no time.
+    """Of each kind of load the largest, of equal ones the first; none that takes no time. A plan carries them.
 
     A synchronous schedule exchanges gradients once an iteration, a microbatch's share of which is an M-th. The naive schedule keeps one
     thing busy at a time, so that none stands beside another.
