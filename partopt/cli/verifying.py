@@ -30,7 +30,8 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     else:
         click.echo(render(found))
     if not found.verified:
-        raise PartoptError(f"{file}: not verified: {', '.join(found.failed)}", "plan it anew: partopt plan", ANSWER_IS_NO)
+        hint = "give the plan's own: --profile FILE" if "profile" in found.failed else "plan it anew: partopt plan"
+        raise PartoptError(f"{file}: not verified: {', '.join(found.failed)}", hint, ANSWER_IS_NO)
     if not as_json:
         click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 

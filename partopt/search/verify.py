@@ -124,7 +124,7 @@ def _profile(again: _Again) -> _Found:
     recorded, found = again.plan.profile.sha256, again.profile.sha256()
     if recorded == found:
         return True, f"{again.plan.profile.name}, sha256 {found[:12]}..", []
-    return False, "the plan was made from another profile", [_differs("sha256", recorded, found)]
+    return False, "the plan was made from another profile", [_differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")]
 
 
 def _numbers(again: _Again) -> _Found:
@@ -192,7 +192,11 @@ def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
         shape = price(better, again.problem, "optimal").shape
         return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []
     if proved_s < seconds * (1 - SAME):
-        return False, f"no plan is found below {format_seconds(lower_bound_s)}, but proved that is for {format_seconds(proved_s)} only", []
+        return (
+            False,
+            f"no plan is found below {format_seconds(lower_bound_s)}, but only below {format_seconds(proved_s)} is that proved",
+            [],
+        )
     return True, f"no {' or '.join(optimal.FAMILIES)} plan is below {format_seconds(lower_bound_s)}, searched again", []
 
 

@@ -83,6 +83,7 @@ def test_another_profile_fails(partopt, profile_file, plan_file):
     outcome = partopt("show", "--verify", plan_file("--planner", "straight"), "--profile", other)
     assert outcome.code == 1
     assert outcome.errors[0].endswith("not verified: profile, numbers, sought, bound")
+    assert outcome.hints == ["give the plan's own: --profile FILE"]
 
 
 def test_only_plans_are_verified(partopt, plan_file):
