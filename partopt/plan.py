@@ -14,6 +14,9 @@ from partopt.errors import PartoptError
 from partopt.profile import Bytes, Count, Index, Seconds
 from partopt.topology import Topology
 
+Replication = Literal["free", "uniform", "none"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+
 # S stages, s = 0..S-1 in the order of the layers; P devices.
 
 
@@ -75,11 +78,22 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     level: str
 
 
+class Load(documents.Part, frozen=True):
+    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number `place` (cut c lies before stage c)."""
+
+    what: str
+    place: Index
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
+
+
 class Predicted(documents.Part, frozen=True, kw_only=True):
     """What the plan is expected to do. `period_s` is per microbatch; `iteration_s` where synchronous.
 
     `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
-    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better.
+    `formula_period_s` is the period at the warm-up that the formula gives, where another was found to be better; `loads` are by formulas.
     """
 
     period_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -89,15 +103,31 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     speedup_over_one_device: Seconds
     bound_by: str
     formula_period_s: Seconds | None = None
+    loads: list[Load]
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
-    """What the planner minimised, the value that it reached, and the bound below which nothing of that family exists."""
+    """What the planner minimised, the value that it reached, and the bound below which nothing exists; `proof` says in a sentence why."""
 
     status: str
     objective_s: Seconds
     lower_bound_s: Seconds
     gap: float
+    proof: str
+
+
+class Request(documents.Part, frozen=True, kw_only=True):
+    """What was requested of the planner, beside what the plan says of its schedule, its messages and its topology.
+
+    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `recompute` is `auto` where the planner may
+    choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for the measured time.
+    """
+
+    stages: Count | None
+    cut_at: list[Index] | None
+    replication: Replication
+    recompute: Literal["never", "always", "auto"]
+    costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):
@@ -121,9 +151,10 @@ class Plan(documents.Part, frozen=True, kw_only=True):
     microbatch_size: Count
     microbatches: Count | None
     noam: Count
-    optimizer: str
+    optimizer: Optimizer
     comm: Literal["overlap", "serial"]
     allreduce: Literal["overlap", "blocking"]
+    request: Request
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
     communication: list[Flow]
     predicted: Predicted
@@ -166,6 +197,15 @@ class Plan(documents.Part, frozen=True, kw_only=True):
         """The stages of the device that holds the most; of equal ones the lowest rank."""
         return max(self.stages_by_rank().values(), key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages))
 
+    def disregarded(self, fewer: bool = False) -> Iterator[str]:
+        """What of its request the plan does not keep to; `fewer`: the stages requested are the most that there may be."""
+        request, own, copies = self.request, len(self.stages), 2 if self.family == "mirrored" else 1
+        if request.stages is not None and own != request.stages and not (fewer and own < request.stages):
+            yield f"{request.stages} stages requested, {own} planned"
+        replicas = {stage.replicas for stage in self.stages}
+        if (request.replication == "uniform" and len(replicas) > 1) or (request.replication == "none" and replicas != {copies}):
+            yield f"replication {request.replication} requested, {self.shape} planned"
+
     def fits(self, memory_bytes: int | None) -> bool:
         """Whether every device has room under the limit `memory_bytes`, `None` where there is none."""
         return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
@@ -192,7 +232,7 @@ def save(plan: Plan, path: str, force: bool = False) -> None:
 
 
 def find_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What types cannot say: stages tile the layers, ranks exist and are used once, flows join stages that exist."""
+    """What types cannot say: stages tile the layers and are as requested, ranks exist and are used once, flows join stages that exist."""
     stop = 0
     held: dict[int, list[int]] = {}
     longest = max(stage.compute_s for stage in plan.stages)
@@ -213,12 +253,31 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
             yield PartoptError(f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}", "plan it anew")
         yield from _time_faults(s, stage, 1e-9 * longest)
         yield from _rank_faults(s, stage, plan.topology.devices, held)
+        if plan.family == "contiguous" and any(after != rank + 1 for rank, after in itertools.pairwise(stage.ranks)):
+            yield PartoptError(f"stages[{s}].ranks: not consecutive, in a contiguous plan", "consecutive ranks, or another family")
     if len({len(stages) for stages in held.values()}) > 1:
         yield PartoptError("stages: some ranks hold more of them than others", "every rank of a plan holds equally many stages")
     for index, flow in enumerate(plan.communication):
         for end in (flow.source, flow.destination, flow.stage):
             if end is not None and end >= len(plan.stages):
                 yield PartoptError(f"communication[{index}]: there is no stage {end}", f"stages are numbered 0 to {len(plan.stages) - 1}")
+    yield from _request_faults(plan)
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What cannot be requested of these layers, and where a planner that keeps to its request would not have planned so."""
+    layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
+    if starts is not None and not (starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers):
+        yield PartoptError("request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}")
+    if costs is not None and len(costs) != layers:
+        yield PartoptError(f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one")
+    for s, stage in enumerate(plan.stages):
+        if starts is not None and stage.start not in starts:
+            yield PartoptError(f"stages[{s}].start: {stage.start} is not one of request.cut_at", "stages begin where they may")
+        if plan.request.recompute == ("never" if stage.recompute else "always"):
+            yield PartoptError(f"stages[{s}].recompute: request.recompute is {plan.request.recompute}", "plan it anew")
+    for what in plan.disregarded() if plan.planner == "optimal" else []:
+        yield PartoptError(f"request: {what}", "plan it anew")
 
 
 def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:

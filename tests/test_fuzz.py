@@ -1,5 +1,6 @@
 """Whatever is in a file, partopt reads it, says what is wrong with it, or says that its answer is no; it never breaks."""
 
+import contextlib
 import json
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ from partopt.importers import pipedream
 from partopt.report import plan as plan_report
 from partopt.report import profile as profile_report
 from partopt.report import topology as topology_report
+from partopt.search.verify import verify
 from tests.helpers import chain_profile, flat, two_level
 
 quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -33,7 +35,8 @@ PROFILE = json.loads(
         )
     )
 )
-PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(profile.parse(json.dumps(PROFILE).encode()), two_level(2, 2)))))
+PLANNED = profile.parse(json.dumps(PROFILE).encode())
+PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(PLANNED, two_level(2, 2)))))
 TOPOLOGY = yaml.safe_load(topology.dump(two_level(2, 2, outer_latency=1e-6, memory_bytes=10**9)))
 GRAPH = (
     "node1 -- Input0 -- forward_compute_time=1.0, backward_compute_time=0.0, activation_size=10.0, parameter_size=0.0\n"
@@ -94,6 +97,14 @@ def plan_or_error(content: bytes) -> None:
         return
     assert documents.decode(documents.encode(loaded), plan.Plan, "again") == loaded
     assert plan_report.render(loaded)
+
+
+@quick
+@given(mutated(PLAN))
+def test_a_plan_with_anything_in_it_is_verified_or_not(document):
+    with contextlib.suppress(PartoptError):
+        checks = verify(plan.parse(json.dumps(document).encode()), PLANNED)
+        assert [check.check for check in checks if check.passed or check.text]
 
 
 def topology_or_error(content: bytes) -> None:

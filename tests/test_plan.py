@@ -8,7 +8,7 @@ import pytest
 from partopt import documents, plan, planners, profile
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
-from tests.helpers import ROOT, changed, flat, two_level, uniform_profile
+from tests.helpers import ROOT, chain_profile, changed, flat, two_level, uniform_profile
 
 PIPELINE = documents.encode(planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2, 4), replicas=(2, 1, 1))))
 
@@ -25,6 +25,14 @@ def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
     microbatches = None if schedule.startswith("pipedream") else 8
     problem = problem_of(uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches)
     planned = planners.plan(name, problem)
+    assert plan.parse(documents.encode(planned)) == planned
+
+
+def test_a_stage_without_a_backward_is_read_back():
+    """Sums of different layers differ by less than nothing: 2 + 1 + 6 + 1 ms less the forwards."""
+    problem = problem_of(chain_profile([1e-3] * 4, [2e-3, 0.0, 5e-3, 0.0]), flat(4), cuts=(1, 2, 3))
+    planned = planners.plan("manual", problem)
+    assert planned.stages[3].backward_s == 0.0
     assert plan.parse(documents.encode(planned)) == planned
 
 
@@ -55,6 +63,56 @@ def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
 )
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
     assert f"plan.json: {message}" in faults(changed(PIPELINE, *path, to=value))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"cut_at": [0, 4, 2]}, "request.cut_at: not ascending layers from 0 on"),
+        ({"cut_at": [2, 4]}, "request.cut_at: not ascending layers from 0 on"),
+        ({"cut_at": [0, 2, 4, 6]}, "request.cut_at: not ascending layers from 0 on"),
+        ({"cut_at": [0, 4]}, "stages[1].start: 2 is not one of request.cut_at"),
+        ({"costs": [1.0, 2.0]}, "request.costs: 2 costs for 6 layers"),
+        ({"costs": [-1.0] * 6}, "request.costs[0]: expected a number >= 0.0"),
+        ({"recompute": "always"}, "stages[0].recompute: request.recompute is always"),
+        ({"recompute": "sometimes"}, "request.recompute: invalid enum value 'sometimes'"),
+        ({"replication": "equal"}, "request.replication: invalid enum value 'equal'"),
+        ({"stages": 0}, "request.stages: expected a whole number >= 1"),
+    ],
+)
+def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
+    document = json.loads(PIPELINE)
+    document["request"] |= request_
+    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        ({"stages": 2}, "2 stages requested, 3 planned"),
+        ({"replication": "uniform"}, "replication uniform requested, 2-1-1 planned"),
+        ({"replication": "none"}, "replication none requested, 2-1-1 planned"),
+    ],
+)
+def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, what):
+    document = json.loads(PIPELINE)
+    document["request"] |= request_
+    assert list(plan.parse(json.dumps(document).encode()).disregarded()) == [what]
+    document["planner"] = "optimal"
+    assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
+
+
+def test_fewer_stages_than_requested_are_kept_to_where_that_is_the_most():
+    document = json.loads(PIPELINE)
+    document["request"]["stages"] = 4
+    assert list(plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == []
+    document["request"]["stages"] = 2
+    assert list(plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == ["2 stages requested, 3 planned"]
+
+
+def test_a_contiguous_plan_has_consecutive_ranks():
+    scattered = changed(changed(PIPELINE, "stages", 0, "ranks", to=[0, 3]), "stages", 2, "ranks", to=[1])
+    assert faults(scattered) == ["plan.json: stages[0].ranks: not consecutive, in a contiguous plan"]
 
 
 def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():

@@ -74,11 +74,11 @@ def _again(path: str, problem: Problem) -> Plan:
     """The plan in a file, priced anew for this problem. PartoptError where it was made for another model or another number of devices."""
     from partopt import plan as documents
     from partopt.cost.price import price
-    from partopt.cost.problem import Assignment, Partition
+    from partopt.cost.problem import partition_of
     from partopt.search.warmup import judged_at_best
 
     plan = documents.load(path)
-    layers, devices = problem.chain.layers, problem.topology.devices
+    devices = problem.topology.devices
     if [name for stage in plan.stages for name in stage.modules] != problem.chain.names:
         raise PartoptError(
             f"{path}: a plan of {plan.profile.name}, whose layers are not those of {problem.profile.model.name}", "plan it again"
@@ -87,7 +87,5 @@ def _again(path: str, problem: Problem) -> Plan:
         click.echo(f"warning: {path} was made for {plan.schedule} and is priced for {problem.schedule}: --schedule chooses", err=True)
     if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
         raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
-    own = problem.recompute_per_stage
-    stages = [Assignment(stage.start, stage.stop, stage.ranks, stage.recompute if own else None) for stage in plan.stages]
-    assert stages[-1].stop == layers
-    return judged_at_best(price(Partition(plan.family, stages), problem, plan.planner), problem.memory_bytes)
+    partition = partition_of(plan, problem.recompute_per_stage)
+    return judged_at_best(price(partition, problem, plan.planner), problem.memory_bytes)

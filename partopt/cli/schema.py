@@ -12,7 +12,7 @@ from partopt.errors import PartoptError, did_you_mean
 @click.command(short_help="the JSON Schema of a file format")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling or simulation.
+    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling, simulation or verification.
 
     \b
     Example:
@@ -25,6 +25,7 @@ def command(name: str) -> None:
     from partopt.report.comparison import Comparison
     from partopt.report.scaling import Scaling
     from partopt.report.simulation import SimulationDocument
+    from partopt.report.verification import Verification
     from partopt.topology import TopologyFile
 
     documents = {
@@ -34,6 +35,7 @@ def command(name: str) -> None:
         "comparison": Comparison,
         "scaling": Scaling,
         "simulation": SimulationDocument,
+        "verification": Verification,
     }
     if name not in documents:
         raise PartoptError(f"partopt schema {name}: no such format", did_you_mean(name, documents))

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
-from partopt.plan import Plan
+from partopt.plan import Load, Plan
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
 # t        C / r: seconds between microbatches that a stage completes
 # M        microbatches per iteration
-
-
-class Load(NamedTuple):
-    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number `place` (cut c lies before stage c)."""
-
-    seconds: float
-    what: str
-    place: int
-
-    def __str__(self) -> str:
-        where = f"before stage {self.place}" if self.what == "cut" else f"of stage {self.place}"
-        return f"{self.what} {where}"
 
 
 def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
@@ -62,13 +49,13 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     ranks, topology = partition.stages[s].ranks, problem.topology
     r = len(ranks)
     cuts = cuts_of(partition, s, problem)
-    busy = Load(sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)), "compute", s)
+    busy = Load("compute", s, sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)))
     if problem.serial_transfers and cuts:
         waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
-        busy = Load(busy.seconds + waiting, "compute and transfers", s)
+        busy = Load("compute and transfers", s, busy.seconds + waiting)
     weights = problem.chain.parameter_bytes(partition.stages[s].start, partition.stages[s].stop)
-    sides = [Load(side_s(size, ranks, k, topology), "cut", c) for c, size, k in cuts]
-    return [busy, Load(allreduce_s(weights, ranks, topology) / r, "all-reduce", s), *sides]
+    sides = [Load("cut", c, side_s(size, ranks, k, topology)) for c, size, k in cuts]
+    return [busy, Load("all-reduce", s, allreduce_s(weights, ranks, topology) / r), *sides]
 
 
 def _together(partition: Partition, s: int) -> list[Assignment]:
@@ -86,6 +73,22 @@ def binding(partition: Partition, problem: Problem) -> Load:
     """
     loads = (load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem))
     return max((load for load in loads if problem.microbatches is None or load.what != "all-reduce"), key=lambda load: load.seconds)
+
+
+def fullest(partition: Partition, problem: Problem) -> list[Load]:
+    """Of each kind of load the largest, of equal ones the first; none that takes no time. A plan carries them.
+
+    A synchronous schedule exchanges gradients once an iteration, a microbatch's share of which is an M-th. The naive schedule keeps one
+    thing busy at a time, so that none stands beside another.
+    """
+    found: dict[str, Load] = {}
+    for s, stage in enumerate(partition.stages if problem.schedule != "naive" else []):
+        for load in stage_loads(partition, s, problem):
+            if problem.microbatches is not None and load.what == "all-reduce":
+                load = Load(load.what, s, load.seconds * len(stage.ranks) / problem.microbatches)
+            if load.seconds > (found[load.what].seconds if load.what in found else 0.0):
+                found[load.what] = load
+    return list(found.values())
 
 
 def iteration_s(partition: Partition, problem: Problem) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partopt.cost.flight import CHUNKED, chunks_in_flight, in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import binding, compute_s, cut_level, iteration_s, one_device_s, optimizer_step_s, utilisation
+from partopt.cost.period import binding, compute_s, cut_level, fullest, iteration_s, one_device_s, optimizer_step_s, utilisation
 from partopt.cost.problem import Partition, Problem
 from partopt.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
 
@@ -23,12 +23,13 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         optimizer=problem.optimizer,
         comm="serial" if problem.serial_transfers else "overlap",
         allreduce="blocking" if problem.blocking_allreduce else "overlap",
+        request=problem.request,
         stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
         certificate=_certificate(partition),
         profile=problem.reference,
-        topology=problem.topology,
+        topology=problem.limited_topology,
     )
 
 
@@ -49,7 +50,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         weight_versions=versions,
         compute_s=compute_s(stage, problem),
         forward_s=chain.forward_s(stage.start, stage.stop),
-        backward_s=chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop),
+        backward_s=max(0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)),
         backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
         optimizer_s=optimizer_step_s(stage, problem),
@@ -126,6 +127,7 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
         bubble=max(0.0, 1.0 - utilisation(computes, devices_used(partition), period)),
         speedup_over_one_device=one_device_s(problem) / period,
         bound_by="every stage in turn" if problem.schedule == "naive" else str(load),
+        loads=fullest(partition, problem),
     )
 
 
@@ -134,4 +136,4 @@ def _certificate(partition: Partition) -> Certificate | None:
         return None
     lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
     gap = partition.objective_s / lower - 1 if lower > 0 else 0.0
-    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=lower, gap=gap)
+    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=lower, gap=gap, proof=partition.proof)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
-from partopt.plan import ProfileReference
+from partopt.errors import PartoptError
+from partopt.plan import Optimizer, Plan, ProfileReference, Replication, Request
 from partopt.profile import Profile
 from partopt.topology import Topology
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
-FREE, UNIFORM, NONE = REPLICATIONS = ("free", "uniform", "none")  # any replicas, the same in every stage, one
+FREE: Final = "free"  # any replicas; "uniform": the same in every stage
+NONE: Final = "none"  # one replica of every stage
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
@@ -28,9 +32,9 @@ class Problem:
     `stages` is how many stages were asked for, `chunks` how many of them a schedule that interleaves puts on a device; `microbatches` is M
     of a synchronous schedule, `None` for an asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
     their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `replication` says what
-    replicas a planner may give (`REPLICATIONS`), and `recompute_per_stage` that it may choose the stages that recompute, in place of
-    `recompute`; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split;
-    `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
+    replicas a planner may give, and `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`; `cut_at`
+    are the layers that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's
+    heuristics balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -38,10 +42,10 @@ class Problem:
     chain: Chain
     schedule: str = "pipedream"
     microbatches: int | None = None
-    optimizer: str = "adam"
+    optimizer: Optimizer = "adam"
     recompute: bool = False
     recompute_per_stage: bool = False
-    replication: str = FREE
+    replication: Replication = FREE
     serial_transfers: bool = False
     blocking_allreduce: bool = False
     memory_bytes: int | None = None
@@ -57,6 +61,22 @@ class Problem:
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
         return ProfileReference(name=self.profile.model.name, sha256=self.profile.sha256(), parameter_bytes=self.profile.parameter_bytes())
+
+    @cached_property
+    def request(self) -> Request:
+        """How plans record what was requested."""
+        return Request(
+            stages=self.stages,
+            cut_at=None if self.cut_at is None else list(self.cut_at),
+            replication=self.replication,
+            recompute="auto" if self.recompute_per_stage else "always" if self.recompute else "never",
+            costs=None if self.costs is None else self.costs.tolist(),
+        )
+
+    @cached_property
+    def limited_topology(self) -> Topology:
+        """The topology as plans carry it: the memory of its devices is the limit."""
+        return structs.replace(self.topology, device=structs.replace(self.topology.device, memory_bytes=self.memory_bytes))
 
     def cell_costs(self) -> NDArray[np.float64]:
         """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""
@@ -86,6 +106,34 @@ def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None
     return Problem(profile=profile, topology=topology, chain=chain, **options)  # type: ignore[arg-type]
 
 
+def problem_behind(plan: Plan, profile: Profile) -> Problem:
+    """The problem that `plan` was made for, from what it records and its profile; a person's own split is in the plan.
+
+    Raises PartoptError where `profile` has other layers, or none of that microbatch size.
+    """
+    names = [name for stage in plan.stages for name in stage.modules]
+    if names != [layer.name for layer in profile.layers]:
+        raise PartoptError(f"a plan of {plan.profile.name}, whose layers are not those of {profile.model.name}", "give its own profile")
+    request = plan.request
+    return problem_of(
+        profile,
+        plan.topology,
+        plan.microbatch_size,
+        schedule=plan.schedule,
+        microbatches=plan.microbatches,
+        optimizer=plan.optimizer,
+        recompute=request.recompute == "always",
+        recompute_per_stage=request.recompute == "auto",
+        replication=request.replication,
+        serial_transfers=plan.comm == "serial",
+        blocking_allreduce=plan.allreduce == "blocking",
+        stages=request.stages,
+        chunks=len(plan.stages_by_rank()[plan.stages[0].ranks[0]]),
+        cut_at=request.cut_at,
+        costs=None if request.costs is None else np.array(request.costs),
+    )
+
+
 @dataclass(frozen=True)
 class Assignment:
     """Layers [start, stop) on `ranks`; replica k is `ranks[k]`. `recompute` is `None` where it is as the problem says."""
@@ -100,7 +148,7 @@ class Assignment:
 class Partition:
     """What a planner decides: its family and its stages in order; and what it minimised, where that is a time it proved minimal.
 
-    `lower_bound_s` is the least that there can be, where that is less than `objective_s`.
+    `lower_bound_s` is the least that there can be, where that is less than `objective_s`; `proof` says in a sentence why.
     """
 
     family: str
@@ -108,6 +156,13 @@ class Partition:
     objective_s: float | None = None
     status: str = ""
     lower_bound_s: float | None = None
+    proof: str = ""
+
+
+def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
+    """The stages of `plan`; which of them recompute only with `recompute_per_stage`, where a problem leaves that to the partition."""
+    stages = [Assignment(stage.start, stage.stop, stage.ranks, stage.recompute if recompute_per_stage else None) for stage in plan.stages]
+    return Partition(plan.family, stages)
 
 
 def consecutive(boundaries: Sequence[int], replicas: Sequence[int] | None = None) -> list[Assignment]:

@@ -21,9 +21,9 @@ from partopt.schedules.layout import STRAIGHT
 class Planner(NamedTuple):
     """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and which schedules it plans for.
 
-    It may look at the options `stages` and `costs`. `chunks`: it can plan for schedules that give a device several stages; `uniform`,
-    `none`: its stages have equally many replicas or one, always or where that is asked for; `auto`: it chooses the stages that recompute.
-    `schedules` are empty where it plans for any.
+    It may look at the options `stages` (with `fewer` as the most that there may be) and `costs`. `chunks`: it can plan for schedules that
+    give a device several stages; `uniform`, `none`: its stages have equally many replicas or one, always or where that is asked for;
+    `auto`: it chooses the stages that recompute. `schedules` are empty where it plans for any.
     """
 
     module: str
@@ -48,7 +48,7 @@ PLANNERS: dict[str, Planner] = {
     "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
     "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES),
     "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES),
-    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES),
+    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES | {"fewer"}),
     "straight": Planner("partopt.planners.straight", "the best pipeline without replication", _SINGLE),
     "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})),
     "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks"})),

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 
 from partopt.cost.kernels import passed_s, replica_counts
 from partopt.cost.period import binding
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.families import Screened, families
 from partopt.planners.iteration import least_iteration
 from partopt.planners.placing import stage_count
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
 from partopt.planners.ties import settled
+
+FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
 
 
 def plan(problem: Problem) -> Partition:
@@ -31,10 +33,17 @@ def plan(problem: Problem) -> Partition:
     if best is None:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
-    best = settled(best, probes)
+    best, how = settled(best, probes), proof(problem, all(probe.complete for probe in probes))
     if value <= lower * (1 + 3 * TOLERANCE):
-        return Partition(best.family, best.stages, value, "optimal")
-    return Partition(best.family, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower)
+        return Partition(best.family, best.stages, value, "optimal", proof=how)
+    return Partition(best.family, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower, how)
+
+
+def proof(problem: Problem, complete: bool) -> str:
+    """How a lower bound is obtained, where the probes kept every entry and gave up nowhere, or not."""
+    what = "period" if problem.microbatches is None else "iteration"
+    how = "no probe below it finds one" if complete else "no ranks, wherever they lie, would do"
+    return f"no {' or '.join(FAMILIES)} plan has a shorter {what}: {how}"
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:

@@ -82,7 +82,8 @@ def plan(problem: Problem) -> Partition:
         problem.progress("pipedream: plan", m, levels[-1].n)
     blocks = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
-    return Partition(NESTED, stages_of(blocks, sizes), float(top.A[-1, -1]), "the least of the published recurrence, every link a bus")
+    status, proof = "the least of the published recurrence, every link a bus", "the recurrence tries every split and all replicas"
+    return Partition(NESTED, stages_of(blocks, sizes), float(top.A[-1, -1]), status, proof=proof)
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:

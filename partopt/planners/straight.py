@@ -35,7 +35,8 @@ def plan(problem: Problem) -> Partition:
     boundaries = [N]
     for count in range(q, 0, -1):
         boundaries.insert(0, int(split[count, boundaries[0]]))
-    return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), "the least steady period without replication")
+    status, proof = "the least steady period without replication", "the recurrence tries every cut on consecutive ranks"
+    return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), status, proof=proof)
 
 
 def _at_cuts(cost_s: Callable[[float, range, int, Topology], float], problem: Problem, k: int) -> NDArray[np.float64]:

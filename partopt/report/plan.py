@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from partopt.cost.flight import noam
-from partopt.plan import Plan, Stage, stages_text
+from partopt.plan import Load, Plan, Stage, stages_text
 from partopt.report.table import bar, labelled, shorten, table
 from partopt.report.topology import describe
 from partopt.units import format_bytes, format_rate, format_seconds
@@ -13,6 +13,7 @@ from partopt.units import format_bytes, format_rate, format_seconds
 _LAYERS_WIDTH = 20
 _RANKS_WIDTH = 11
 _BUSY_WIDTH = 4
+_ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
@@ -85,9 +86,10 @@ def _layers(stage: Stage, width: int) -> str:
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     predicted = plan.predicted
-    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch, bound by the {predicted.bound_by}")]
+    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch")]
     if predicted.iteration_s is not None:
         lines.append(("", f"{format_seconds(predicted.iteration_s)} an iteration of {plan.microbatches} microbatches"))
+    lines += _loads(plan, limit)
     rate = format_rate(predicted.samples_per_s, "samples")
     lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
     if plan.microbatches is None:
@@ -102,7 +104,34 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
         )
     if plan.certificate is not None:
         lines.append(("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
+        lines.append(("proof", plan.certificate.proof))
     return lines
+
+
+def _loads(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
+    """What binds the period; and of everything else for how much of the time it is free, of the memory how much of it."""
+    predicted, free, peak = plan.predicted, [], plan.peak_memory_bytes
+    binds = predicted.bound_by
+    for load in predicted.loads:
+        share = load.seconds / predicted.period_s
+        if str(load) == binds:
+            binds = _named(load, plan) + (f", busy {_percent(share)} of the time" if share < _ALL else "")
+        elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
+            binds += f"; {load} adds {_percent(share)}"
+        else:
+            free.append(f"{_named(load, plan)} {_percent(max(0.0, 1 - share))}")
+    if limit is not None and peak <= limit:
+        free.append(f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} ({format_bytes(limit - peak)})")
+    return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
+
+
+def _named(load: Load, plan: Plan) -> str:
+    """The load, a cut with the layer that it comes after."""
+    return f"{load} (after layer {plan.stages[load.place].start - 1})" if load.what == "cut" else str(load)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def _flight(plan: Plan) -> str:

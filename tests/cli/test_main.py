@@ -147,7 +147,7 @@ def test_what_is_not_a_terminal_gets_no_colour(partopt):
     assert "\x1b" not in partopt("topology", "list").out
 
 
-@pytest.mark.parametrize("name", ["profile", "plan", "topology", "comparison"])
+@pytest.mark.parametrize("name", ["profile", "plan", "topology", "comparison", "scaling", "simulation", "verification"])
 def test_a_schema_is_one_json_document(partopt, name):
     outcome = partopt("schema", name)
     assert (outcome.code, outcome.err) == (0, "")

@@ -1,12 +1,16 @@
 """Steady states and iterations worked by hand. Layers take 1 s forward and 2 s backward unless said otherwise."""
 
-import pytest
+from dataclasses import replace
 
-from partopt.cost.period import binding, iteration_s, stage_loads
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from partopt.cost.period import binding, fullest, iteration_s, stage_loads
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
 from tests.helpers import measurement, profile_of
-from tests.planners.problems import chain, problem, topology
+from tests.planners.problems import chain, chains, problem, topologies, topology
 
 
 def layers(count: int, cut: int = 0, weight: int = 0):
@@ -81,6 +85,30 @@ def test_data_parallel_replicas_share_the_microbatches_and_then_exchange_gradien
     """Eight microbatches of 3 s on two replicas, then 2 * 1/2 * 10 bytes at 1 byte/s."""
     given = problem(layers(1, weight=10), topology((2, 1.0)), schedule="1f1b", microbatches=8)
     assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given) == 8 / 2 * 3 + 10
+
+
+def test_the_fullest_of_each_kind_is_kept():
+    """Stages of 6 s on two ranks and 3 s on one, at 2 bytes/s: 2 * 1/2 * 20 bytes in a round of two; 4 bytes over rank 2's port."""
+    given = problem(layers(3, cut=4, weight=10), topology((3, 2.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
+    found = [("compute", 0, 3.0), ("all-reduce", 0, 5.0), ("cut", 1, 2.0)]
+    assert [(load.what, load.place, load.seconds) for load in fullest(partition, given)] == found
+    once = replace(given, schedule="1f1b", microbatches=8)
+    assert [(load.what, load.seconds) for load in fullest(partition, once)] == [("compute", 3.0), ("all-reduce", 10 / 8), ("cut", 2.0)]
+    assert fullest(partition, replace(once, schedule="naive")) == []
+    assert [load.what for load in fullest(Partition(CONTIGUOUS, consecutive([0, 3])), given)] == ["compute"]
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(chains(), topologies(), st.data())
+def test_what_binds_is_the_largest_of_the_fullest(model, cluster, data):
+    """Also which of several equal ones, so that a plan's loads name what its `bound_by` does."""
+    given = problem(model, cluster, **data.draw(st.sampled_from([{}, {"schedule": "1f1b", "microbatches": 4}])))
+    cuts = sorted(data.draw(st.sets(st.integers(1, model.layers - 1)))) if model.layers > 1 else []
+    replicas = data.draw(st.lists(st.integers(1, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    hypothesis.assume(sum(replicas) <= cluster.devices)
+    partition = Partition(CONTIGUOUS, consecutive([0, *cuts, model.layers], replicas))
+    assert binding(partition, given) in fullest(partition, given)
 
 
 def test_a_plan_says_what_the_formulas_say():

@@ -16,6 +16,7 @@ from partopt.profile import Profile
 from partopt.report.comparison import Comparison, compare
 from partopt.report.scaling import Scaling
 from partopt.report.simulation import SimulationDocument, document
+from partopt.report.verification import Verification
 from partopt.simulator import simulation_of
 from partopt.simulator.advice import findings
 from partopt.topology import TopologyFile
@@ -44,6 +45,7 @@ def structs(found: Any) -> set[type[msgspec.Struct]]:
         ("comparison JSON", Comparison),
         ("scaling JSON", Scaling),
         ("simulation JSON", SimulationDocument),
+        ("verification JSON", Verification),
     ],
 )
 def test_every_field_is_described_and_no_other(heading, document):

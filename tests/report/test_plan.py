@@ -28,7 +28,10 @@ def test_a_plan_is_read_at_a_glance():
         "0  0-1 body.0..1  0-1 (x2)   4.50 s  4.00 ms       2   88 kB  ████",
         "1  2 head         2          3.00 s        -       1   48 kB  ██▋",
         "",
-        "period   4.50 s a microbatch, bound by the compute of stage 0",
+        "period   4.50 s a microbatch",
+        "binds    compute of stage 0",
+        "slack    all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%,",
+        "         memory of stage 0 56% (112 kB)",
         "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
@@ -41,14 +44,50 @@ def test_memory_is_held_against_the_limit(limit, text):
     assert text in render(two_one_plan(), memory_bytes=limit)
 
 
+def loads(plan, limit=None):
+    """The lines on what binds and what is slack, as one each."""
+    lines = click.unstyle(render(plan, limit)).split("\nspeed")[0].split("\nbinds    ")[1].replace("\n         ", " ")
+    return lines.split("\nslack    ")
+
+
+def test_what_binds_is_named_and_of_the_rest_the_slack():
+    """9 / 2 s of compute; 4 ms of all-reduce a microbatch and 8 ms for a cut of 8 kB, after layer 1; 88 of 100 kB."""
+    assert loads(two_one_plan(), 100_000) == [
+        "compute of stage 0",
+        "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%, memory of stage 0 12% (12 kB)",
+    ]
+    assert loads(two_one_plan())[1] == "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%"
+    assert loads(two_one_plan(), 50_000)[1].endswith("(after layer 1) 100%")
+
+
+def test_a_cut_that_binds_is_named_with_its_layer():
+    sizes = measurement([1.0, 1.0], [2.0, 2.0], output_bytes=[4_000_000, 0])
+    problem = problem_of(profile_of([sizes], [0, 0]), topology((2, 1e6)), cuts=(1,))
+    assert loads(planners.plan("manual", problem)) == ["cut before stage 1 (after layer 0)", "compute of stage 0 25%"]
+
+
+def test_where_nothing_is_always_busy_every_load_has_slack():
+    plan = two_one_plan()
+    slower = msgspec.structs.replace(plan.predicted, period_s=5.0, bound_by="microbatches in flight")
+    binds, slack = loads(msgspec.structs.replace(plan, predicted=slower))
+    assert (binds, slack.split(",")[0]) == ("microbatches in flight", "compute of stage 0 10%")
+
+
+def test_the_naive_schedule_has_no_slack_but_of_memory():
+    plan = two_one_plan(schedule="naive", microbatches=4)
+    assert loads(plan) == ["every stage in turn"]
+    assert loads(plan, 10**6)[1].startswith("memory of stage ")
+
+
 def test_idle_devices_are_named():
     assert "idle     1 of 4 devices: ranks 3" in render(two_one_plan())
 
 
 def test_a_synchronous_plan_shows_its_iteration():
-    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s."""
+    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s: 36 s of 39.01 s."""
     text = render(two_one_plan(schedule="1f1b", microbatches=8))
-    assert "period   4.88 s a microbatch, bound by the compute of stage 0\n         39.01 s an iteration of 8 microbatches\n" in text
+    assert "period   4.88 s a microbatch\n         39.01 s an iteration of 8 microbatches\n" in text
+    assert "binds    compute of stage 0, busy 92% of the time; all-reduce of stage 0 adds\n         0.0%\n" in text
     assert "NOAM" not in text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
-from partopt.plan import Memory, Plan, Predicted, ProfileReference, Stage
+from partopt.plan import Memory, Plan, Predicted, ProfileReference, Request, Stage
 from partopt.schedules.layout import Layout, ranks_of
 from partopt.simulator.execute import simulate
 from partopt.simulator.timeline import Timeline
@@ -64,10 +64,17 @@ def plan_of(
         optimizer="adam",
         comm=comm,
         allreduce=allreduce,
+        request=Request(stages=None, cut_at=None, replication="free", recompute="never", costs=None),
         stages=[stage_of(s, each, **stage) for s, each in enumerate(ranks)],
         communication=[],
         predicted=Predicted(
-            period_s=3e-3, iteration_s=None, samples_per_s=1.0, bubble=0.0, speedup_over_one_device=1.0, bound_by="compute of stage 0"
+            period_s=3e-3,
+            iteration_s=None,
+            samples_per_s=1.0,
+            bubble=0.0,
+            speedup_over_one_device=1.0,
+            bound_by="compute of stage 0",
+            loads=[],
         ),
         certificate=None,
         profile=ProfileReference(name="chain", sha256="", parameter_bytes=1000),

@@ -1,0 +1,258 @@
+"""A plan checked again, from the plan and its profile alone: its numbers, what was requested, and the bound of its certificate."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from partopt import planners
+from partopt.cost.period import binding, iteration_s
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem, Progress, partition_of, problem_behind
+from partopt.errors import PartoptError
+from partopt.plan import Certificate, Plan
+from partopt.planners import PLANNERS, optimal
+from partopt.profile import Profile
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT, chunks_of
+from partopt.search.contest import quiet
+from partopt.search.warmup import judged_at_best
+from partopt.simulator.judge import ACTION_LIMIT
+from partopt.simulator.restate import layout_of
+from partopt.units import format_bytes, format_seconds
+
+SAME = 1e-9  # relative: times that differ by less are equal
+_NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
+_UNPROVED = ("manual", "grid")  # a person's own split; the grids of --schedule auto, which are not decided by one planner
+
+
+class Check(NamedTuple):
+    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields that differ, with both values."""
+
+    check: str
+    passed: bool
+    took_s: float
+    text: str
+    differences: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """What a plan was made from, and the plan made again; each is worked out when it is first asked for, or PartoptError says why not."""
+
+    plan: Plan
+    profile: Profile
+    progress: Progress
+
+    @cached_property
+    def problem(self) -> Problem:
+        _check_layout(self.plan)
+        return replace(problem_behind(self.plan, self.profile), progress=self.progress)
+
+    @cached_property
+    def partition(self) -> Partition:
+        return partition_of(self.plan, self.problem.recompute_per_stage)
+
+    @cached_property
+    def judged(self) -> Plan:
+        """The plan's own stages, priced and simulated."""
+        return judged_at_best(price(self.partition, self.problem, self.plan.planner), self.problem.memory_bytes)
+
+    @cached_property
+    def decided(self) -> Partition:
+        """What the planner decides, run again."""
+        with quiet():
+            return planners.partition(self.plan.planner, self.problem)
+
+    @cached_property
+    def objective_s(self) -> float | None:
+        """What the planner minimises, of the plan's own stages; `None` where it proves nothing."""
+        if self.plan.planner in _UNPROVED:
+            return None
+        if self.plan.planner != "optimal":
+            return self.decided.objective_s
+        asynchronous = self.problem.microbatches is None
+        return binding(self.partition, self.problem).seconds if asynchronous else iteration_s(self.partition, self.problem)
+
+
+def verify(plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None) -> list[Check]:
+    """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory, request and certificate are right."""
+    again, checks = _Again(plan, profile, progress), []
+    for name, check in _CHECKS.items():
+        began = time.perf_counter()
+        try:
+            passed, text, differences = check(again)
+        except PartoptError as error:
+            passed, text, differences = False, f"cannot be worked out: {error.message}", []
+        checks.append(Check(name, passed, time.perf_counter() - began, text, differences))
+    return checks
+
+
+def claim(plan: Plan) -> str:
+    """What is known of a plan whose checks all hold."""
+    if plan.certificate is None:
+        return f"the plan is as it says; {plan.planner} proves no bound"
+    if plan.planner != "optimal":
+        return plan.certificate.status
+    families = f"{' and '.join(optimal.FAMILIES)} {'family' if len(optimal.FAMILIES) == 1 else 'families'}"
+    best = "optimal" if plan.certificate.status == "optimal" else f"at most {100 * plan.certificate.gap:.3g} % above the optimum"
+    return f"{best} within the {families} and the model of docs/how-it-works.md"
+
+
+_Found = tuple[bool, str, list[str]]
+
+
+def _check_layout(plan: Plan) -> None:
+    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or not be simulated."""
+    entry = schedule(plan.schedule)
+    if entry.asynchronous != (plan.microbatches is None):
+        raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
+    if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
+        raise PartoptError(f"{plan.family}: no family of plans for {plan.schedule}")
+    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
+        raise PartoptError(f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate")
+    chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
+
+
+def _profile(again: _Again) -> _Found:
+    recorded, found = again.plan.profile.sha256, again.profile.sha256()
+    if recorded == found:
+        return True, f"{again.plan.profile.name}, sha256 {found[:12]}..", []
+    return False, "the plan was made from another profile", [_differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")]
+
+
+def _numbers(again: _Again) -> _Found:
+    recorded, found = (dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.judged))
+    given = (".schema", ".certificate")
+    paths = [path for path in recorded | found if not path.startswith(given)]
+    differences = [_differs(path[1:], *pair) for path in paths if not _same(*(pair := (recorded.get(path), found.get(path))))]
+    if differences:
+        return False, f"{len(differences)} of {len(paths)} fields differ, priced and simulated again", differences
+    return True, f"{len(paths)} fields, priced and simulated again", []
+
+
+def _memory(again: _Again) -> _Found:
+    limit, peak = again.problem.memory_bytes, again.judged.peak_memory_bytes
+    if limit is None:
+        return True, f"{format_bytes(peak)} on the fullest device; no limit is known", []
+    return peak <= limit, f"{format_bytes(peak)} of {format_bytes(limit)} on the fullest device", []
+
+
+def _request(again: _Again) -> _Found:
+    plan, request = again.plan, again.plan.request
+    broken = list(plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses))
+    stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
+    cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"
+    kept = f"{stages}{cuts}, replication {request.replication}, recompute {request.recompute}"
+    return not broken, "; ".join(broken) or kept, []
+
+
+def _sought(again: _Again) -> _Found:
+    certificate, found = again.plan.certificate, again.objective_s
+    if certificate is None or found is None:
+        return _nothing(certificate, found, again.plan.planner)
+    if _same(certificate.objective_s, found):
+        return True, f"{format_seconds(found)}, worked out again", []
+    return False, "another objective is found", [_differs("certificate.objective_s", certificate.objective_s, found)]
+
+
+def _nothing(certificate: Certificate | None, objective_s: float | None, planner: str) -> _Found:
+    """Where there is no certificate, or the planner gives none."""
+    if certificate is not None:
+        return False, f"the planner {planner} proves nothing, and the plan has a certificate", []
+    return objective_s is None, "nothing to prove" if objective_s is None else "the certificate is missing", []
+
+
+def _bound(again: _Again) -> _Found:
+    """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the decision is the same again."""
+    plan, certificate = again.plan, again.plan.certificate
+    if plan.planner == "optimal" and certificate is not None:
+        return _nothing_below(again, certificate.lower_bound_s)
+    if plan.planner in _UNPROVED or plan.planner == "optimal":
+        return _nothing(certificate, again.objective_s, plan.planner)
+    own, found = (_stages_of(partition) for partition in (again.partition, again.decided))
+    if own != found:
+        return False, f"{plan.planner} decides otherwise", [_differs("stages", own, found)]
+    lower = again.decided.lower_bound_s or again.decided.objective_s
+    if certificate is not None and not _same(certificate.lower_bound_s, lower):
+        return False, "another bound is found", [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)]
+    return True, f"{plan.planner} decides the same again", []
+
+
+def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
+    seconds = lower_bound_s * (1 - SAME)
+    better, proved_s = optimal.below(again.problem, seconds)
+    if better is not None:
+        shape = price(better, again.problem, "optimal").shape
+        return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []
+    if proved_s < seconds * (1 - SAME):
+        return (
+            False,
+            f"no plan is found below {format_seconds(lower_bound_s)}, but only below {format_seconds(proved_s)} is that proved",
+            [],
+        )
+    return True, f"no {' or '.join(optimal.FAMILIES)} plan is below {format_seconds(lower_bound_s)}, searched again", []
+
+
+def _status(again: _Again) -> _Found:
+    certificate = again.plan.certificate
+    if certificate is None:
+        return _nothing(certificate, again.objective_s, again.plan.planner)
+    objective, lower = certificate.objective_s, certificate.lower_bound_s
+    gap = objective / lower - 1 if lower else 0.0
+    if again.plan.planner == "optimal":
+        status = "optimal" if objective == lower else f"gap {100 * gap:.3g} %" if lower else "gap"
+        proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
+    else:
+        status, proofs = again.decided.status, {again.decided.proof}
+    proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
+    found = {"gap": gap, "status": status, "proof": proof}
+    pairs = {name: (getattr(certificate, name), value) for name, value in found.items()}
+    differences = [_differs(f"certificate.{name}", *pair) for name, pair in pairs.items() if not _same(*pair)]
+    if lower > objective:
+        differences.append(f"certificate.lower_bound_s: {lower!r} is above the objective, {objective!r}")
+    return not differences, certificate.status, differences
+
+
+_CHECKS: dict[str, Callable[[_Again], _Found]] = {
+    "profile": _profile,
+    "numbers": _numbers,
+    "memory": _memory,
+    "request": _request,
+    "sought": _sought,
+    "bound": _bound,
+    "status": _status,
+}
+
+
+def _stages_of(partition: Partition) -> tuple[str, list[tuple[int, int, list[int]]]]:
+    return partition.family, [(stage.start, stage.stop, list(stage.ranks)) for stage in partition.stages]
+
+
+def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a document by their paths, such as `.stages[0].start`; an empty list is one."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _leaves(value, f"{path}.{key}")
+    elif isinstance(node, list) and node:
+        for index, value in enumerate(node):
+            yield from _leaves(value, f"{path}[{index}]")
+    else:
+        yield path, node
+
+
+def _same(recorded: Any, found: Any) -> bool:
+    """Whether two values are equal: whole numbers and texts exactly, times to `SAME`."""
+    if isinstance(recorded, float) and isinstance(found, float):
+        return math.isclose(recorded, found, rel_tol=SAME, abs_tol=_NOISE)
+    return bool(recorded == found)
+
+
+def _differs(field: str, recorded: Any, found: Any) -> str:
+    return f"{field}: {recorded!r} recorded, {found!r} found"
