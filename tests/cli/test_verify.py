@@ -26,7 +26,7 @@ def planned(partopt, tmp_path):
 @pytest.mark.parametrize(
     ("given", "claim"),
     [
-        ((), "optimal within the contiguous family and the model of\n          docs/how-it-works.md"),
+        ((), "optimal within the contiguous and nested families and the model of\n          docs/how-it-works.md"),
         (("--planner", "pipedream"), "the least of the published recurrence, every link a bus"),
         (("--planner", "gpipe", "--cost", "parameters"), "the plan is as it says; gpipe proves no bound"),
         (("--cuts", "3", "--replicas", "2,1"), "the plan is as it says; manual proves no bound"),
