@@ -86,7 +86,10 @@ class Probe:
         rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
         any_weights = trees_of(weights.max(axis=0, keepdims=True))[0]
         limited = self.problem.memory_bytes is not None
-        return Caps(T, rate, *counts, limited, shapes.group, any_weights, trees_of(weights), self.sides, shapes.exchange, free)
+        trees, update = trees_of(weights), U if layers.M else T
+        return Caps(
+            T, rate, *counts, limited, shapes.group, any_weights, trees, slope, shapes.latency, update, self.sides, shapes.exchange, free
+        )
 
     def _plan(self, k: int, one_table: bool) -> Partition:
         """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
