@@ -34,7 +34,7 @@ def test_replicas_exchange_after_their_all_reduce():
 
 
 def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_compute():
-    """3 s of compute: with the exchange beside it 5 s a microbatch. Within the backward, two take a round trip: 2 (3 + 5) s, and latency."""
+    """3 s of compute: with the exchange beside it 5 s a microbatch; within the backward two take 2 (3 + 5) s and a round trip."""
     plan = plan_of([1, 1], **TIED)
     assert plan.predicted.period_s == simulation_of(plan).period_s == 5
     assert plan.predicted.bound_by == "all-reduce of stage 0"
