@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from partopt.plan import Flow, find_faults
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import simulation_of
+from partopt.simulator.advice import findings
 from partopt.simulator.restate import layout_of, restated
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
@@ -39,6 +40,13 @@ def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_c
     assert plan.predicted.period_s == simulation_of(plan).period_s == 5
     assert plan.predicted.bound_by == "all-reduce of stage 0"
     assert simulation_of(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
+
+
+def test_who_waits_for_the_exchange_is_told_what_would_end_it():
+    simulation = simulation_of(plan_of([1, 1], **TIED))
+    [found] = [finding for finding in findings(simulation, None) if finding.kind == "all-reduce"]
+    assert "with tied parameters, waits for all-reduces 40.0% of the time" in found.text
+    assert found.change.startswith("partopt plan --tied together")
 
 
 def test_stages_between_the_tied_ones_exchange_nothing():
