@@ -15,6 +15,7 @@ from partopt.profile import Bytes, Count, Index, Seconds
 from partopt.topology import Topology
 
 Replication = Literal["free", "uniform", "none"]
+Tied = Literal["exchange", "together"]
 Optimizer = Literal["sgd", "momentum", "adam"]
 
 # S stages, s = 0..S-1 in the order of the layers; P devices.
@@ -36,8 +37,9 @@ class Stage(documents.Part, frozen=True, kw_only=True):
 
     `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and the forward once more where activations are recomputed;
     `backward_weight_s` is the part of the backward that the gradients of the weights take. `allreduce_s` is one all-reduce of the
-    gradients over the ranks, `optimizer_s` one step of the optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the
-    stage, per microbatch, and `stash_bytes` are what its backward needs kept.
+    gradients over the ranks, `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one step of the
+    optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the stage, per microbatch, and `stash_bytes` are what its
+    backward needs kept.
     """
 
     start: Index
@@ -54,6 +56,7 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     backward_s: Seconds
     backward_weight_s: Seconds
     allreduce_s: Seconds
+    tied_exchange_s: Seconds = 0.0
     optimizer_s: Seconds
     parameter_bytes: Bytes
     input_bytes: Bytes
@@ -61,11 +64,17 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     stash_bytes: Bytes
     memory: Memory
 
+    @property
+    def gradients_s(self) -> float:
+        """Seconds in which gradients are exchanged, over the ranks and with other stages."""
+        return self.allreduce_s + self.tied_exchange_s
+
 
 class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Traffic of the plan: a `send` from stage to stage per microbatch, or an `allreduce` of a stage per round or iteration.
 
-    `level` is the outermost level of the topology that it crosses.
+    Or `tied`: the stage's part in an exchange of the gradients of `parameters` among up to `holders` stages that hold them. `level` is the
+    outermost level of the topology that it crosses.
     """
 
     kind: str
@@ -73,6 +82,8 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     destination: Index | None = None
     stage: Index | None = None
     ranks: list[Index] = []
+    holders: Count | None = None
+    parameters: list[str] = []
     bytes: Bytes
     per: str
     level: str
@@ -119,13 +130,15 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
 class Request(documents.Part, frozen=True, kw_only=True):
     """What was requested of the planner, beside what the plan says of its schedule, its messages and its topology.
 
-    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `recompute` is `auto` where the planner may
+    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any; `tied` says
+    whether stages may part layers that share parameters; `recompute` is `auto` where the planner may
     choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for the measured time.
     """
 
     stages: Count | None
     cut_at: list[Index] | None
     replication: Replication
+    tied: Tied
     recompute: Literal["never", "always", "auto"]
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
 

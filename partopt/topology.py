@@ -71,6 +71,11 @@ class Topology(documents.Part, frozen=True, kw_only=True):
                 return k
         raise ValueError(f"ranks {first} and {last} are not both in 0..{self.devices - 1}")
 
+    @property
+    def outermost_level(self) -> int:
+        """The outermost level on which devices part; 0 of one device."""
+        return self.common_level(0, self.devices - 1)
+
 
 class _DeviceFile(documents.Part, frozen=True):
     name: str

@@ -52,6 +52,11 @@ class Chain:
         """N."""
         return len(self.f)
 
+    @property
+    def tied(self) -> Sequence[Group]:
+        """The parameters that several layers use."""
+        return self.parameter_bytes.groups
+
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, with every forward twice where activations are recomputed; shape (N+1,)."""
         return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
@@ -90,10 +95,6 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
     measurement = measurement_at(profile, size)
     tensors = measurement.tensors or _chain_tensors(measurement)
     stash = measurement.stash_groups or _output_stash(tensors)
-    shared: dict[str, tuple[list[int], int]] = {}
-    for index, layer in enumerate(profile.layers):
-        for parameter in layer.shared_parameters:
-            shared.setdefault(parameter.name, ([], parameter.bytes))[0].append(index)
     own = [layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in profile.layers]
     return Chain(
         names=[layer.name for layer in profile.layers],
@@ -102,11 +103,25 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         g=np.array([layer.backward_s for layer in measurement.layers]),
         gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
         a=_cut_bytes(tensors, len(profile.layers)),
-        parameter_bytes=RangeSum(own, [Group(members, size) for members, size in shared.values()]),
+        parameter_bytes=RangeSum(own, _tied(profile)),
         stash_bytes=RangeSum([0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )
+
+
+def _tied(profile: Profile) -> list[Group]:
+    """The tied parameters; those of the same layers are one group."""
+    layers: dict[str, list[int]] = {}
+    size_bytes: dict[str, int] = {}
+    for index, layer in enumerate(profile.layers):
+        for parameter in layer.shared_parameters:
+            layers.setdefault(parameter.name, []).append(index)
+            size_bytes.setdefault(parameter.name, parameter.bytes)
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, members in layers.items():
+        groups.setdefault(tuple(members), []).append(name)
+    return [Group(members, sum(size_bytes[name] for name in names), names) for members, names in groups.items()]
 
 
 def _weight_gradient_s(layer: LayerMeasurement) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
@@ -32,6 +33,13 @@ _SCHEDULES = {
 }
 
 
+class Tied(NamedTuple):
+    """The tied layers, for compiled code: `exchanged_s` adds up what the stages that hold some of them exchange."""
+
+    before: NDArray[np.int64]  # members of each group before each cut, shape (groups, N+1)
+    seconds: NDArray[np.float64]  # of the exchange, by the members that a stage holds, shape (groups, most members + 1)
+
+
 class Layers(NamedTuple):
     """The chain and what holds for every stage of it."""
 
@@ -48,6 +56,7 @@ class Layers(NamedTuple):
     last_mode: int
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
     apart: bool  # stages recompute while they wait, so that passing a microbatch on takes no recomputation
+    tied: Tied
 
 
 def layers_of(problem: Problem) -> Layers:
@@ -68,7 +77,20 @@ def layers_of(problem: Problem) -> Layers:
         last_mode=int(problem.recompute or problem.recompute_per_stage),
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         apart=problem.schedule == "gpipe",
+        tied=tied_of(problem),
     )
+
+
+def tied_of(problem: Problem) -> Tied:
+    """The tied layers of a problem."""
+    groups, cuts = problem.chain.tied, np.arange(problem.chain.layers + 1)
+    most = max((len(group.members) for group in groups), default=0)
+    before, seconds = np.zeros((len(groups), len(cuts)), np.int64), np.zeros((len(groups), most + 1))
+    for g, group in enumerate(groups):
+        before[g] = np.searchsorted(group.members, cuts)
+        for held in range(1, len(group.members)):
+            seconds[g, held] = tied_s(group.size, 1 + len(group.members) - held, problem.topology)
+    return Tied(before, seconds)
 
 
 def replica_counts(problem: Problem) -> list[tuple[int, int]]:
@@ -88,6 +110,22 @@ def between(sums, i, j):  # type: ignore[no-untyped-def]
         total -= sums.open_size[position]
         position += 1
     return total
+
+
+@compiled()
+def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
+    """Seconds for a stage [i, j) to exchange the gradients of tied parameters: `partopt.cost.period.tied_exchange_s`."""
+    seconds = 0.0
+    for group in range(len(tied.before)):
+        seconds += tied.seconds[group, tied.before[group, j] - tied.before[group, i]]
+    return seconds
+
+
+def exchanged_table(tied: Tied) -> NDArray[np.float64]:
+    """`exchanged_s` of every i and j, shape (N+1, N+1); where j < i without meaning."""
+    held = tied.before[:, None, :] - tied.before[:, :, None]
+    seconds: NDArray[np.float64] = np.take_along_axis(tied.seconds[:, None, :], np.maximum(held, 0), axis=2).sum(axis=0)
+    return seconds
 
 
 @compiled()

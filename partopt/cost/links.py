@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from partopt.topology import Topology
+from partopt.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
 # lambda_k   seconds of latency of level k
@@ -48,9 +48,13 @@ def ring_loads(size_bytes: float, ranks: Sequence[int], topology: Topology) -> d
     loads = {}
     for k in levels_crossed(ranks, topology) if r > 1 else []:
         level = topology.levels[k - 1]
-        sharers = _sharing_a_bus(ranks, k, topology) if level.bus else 1
-        loads[k] = 2 * (r - 1) / r * size_bytes * sharers / (level.bandwidth_bytes_per_s * level.links)
+        loads[k] = _ring_load_s(size_bytes, r, _sharing_a_bus(ranks, k, topology) if level.bus else 1, level)
     return loads
+
+
+def _ring_load_s(size_bytes: float, r: int, sharers: int, level: Level) -> float:
+    """Seconds for which a ring of r keeps the ports of a level busy, a port for each `sharers` of them."""
+    return 2 * (r - 1) / r * size_bytes * sharers / (level.bandwidth_bytes_per_s * level.links)
 
 
 def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
@@ -62,6 +66,19 @@ def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
 def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
     """Seconds for a ring all-reduce of `size_bytes` over `ranks`: the load of the narrowest level that it crosses, and its latency."""
     return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(ranks, topology)
+
+
+def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
+    """Seconds for `holders` stages to exchange the gradients of `size_bytes` of tied parameters: a ring, as in `allreduce_s`.
+
+    Where the other holders will lie is not known when a stage is chosen, so the ring is taken to cross the outermost level on which devices
+    part, one holder on each of its members, all on one bus where it is one. 0 for one holder, and on one device.
+    """
+    k = topology.outermost_level
+    if k == 0:
+        return 0.0
+    level = topology.levels[k - 1]
+    return _ring_load_s(size_bytes, holders, holders if level.bus else 1, level) + 2 * (holders - 1) * level.latency_s
 
 
 def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.cost.links import allreduce_s, exchange_s, side_s
+from partopt.cost.links import allreduce_s, exchange_s, side_s, tied_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
+from partopt.cost.ranges import Group
 from partopt.plan import Load, Plan
 
 # C        compute seconds of a stage for one microbatch on one replica
@@ -44,6 +45,7 @@ def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, f
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     """Everything that stage s keeps busy for each microbatch: its devices, its all-reduce, its sides of the cuts.
 
+    The all-reduce includes the exchange of the gradients of tied parameters with other stages, both once for a microbatch on each replica.
     With serial transfers the devices also wait for every activation and gradient that their stage sends or receives.
     """
     ranks, topology = partition.stages[s].ranks, problem.topology
@@ -53,9 +55,8 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     if problem.serial_transfers and cuts:
         waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
         busy = Load("compute and transfers", s, busy.seconds + waiting)
-    weights = problem.chain.parameter_bytes(partition.stages[s].start, partition.stages[s].stop)
     sides = [Load("cut", c, side_s(size, ranks, k, topology)) for c, size, k in cuts]
-    return [busy, Load("all-reduce", s, allreduce_s(weights, ranks, topology) / r), *sides]
+    return [busy, Load("all-reduce", s, _gradients_s(partition, s, problem) / r), *sides]
 
 
 def _together(partition: Partition, s: int) -> list[Assignment]:
@@ -64,6 +65,32 @@ def _together(partition: Partition, s: int) -> list[Assignment]:
         return [partition.stages[s]]
     device = partition.stages[s].ranks[0]
     return [stage for stage in partition.stages if device in stage.ranks]
+
+
+def tied_groups(partition: Partition, s: int, problem: Problem) -> list[tuple[Group, int]]:
+    """The tied layers that stage s holds some of, its devices not all; and how many stages hold some of them.
+
+    These may be as many as there are layers elsewhere, and the stage itself: that is known of a stage by itself.
+    """
+    stage, found = partition.stages[s], []
+    for group in problem.chain.tied:
+        if any(stage.start <= layer < stage.stop for layer in group.members):
+            held = _together(partition, s)
+            outside = sum(not any(own.start <= layer < own.stop for own in held) for layer in group.members)
+            found += [(group, 1 + outside)] if outside else []
+    return found
+
+
+def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
+    """Seconds for stage s to exchange the gradients of tied parameters with the other stages that hold them."""
+    return sum((tied_s(group.size, holders, problem.topology) for group, holders in tied_groups(partition, s, problem)), 0.0)
+
+
+def _gradients_s(partition: Partition, s: int, problem: Problem) -> float:
+    """Seconds for stage s to exchange gradients: over its replicas, and those of tied parameters with other stages."""
+    stage = partition.stages[s]
+    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
+    return allreduce_s(weights, stage.ranks, problem.topology) + tied_exchange_s(partition, s, problem)
 
 
 def binding(partition: Partition, problem: Problem) -> Load:
@@ -108,7 +135,7 @@ def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, f
     M = problem.microbatches
     assert M is not None
     computes = [compute_s(stage, problem) for stage in partition.stages]
-    update = max(_update_s(stage, problem) for stage in partition.stages)
+    update = max(_update_s(partition, s, problem) for s in range(len(partition.stages)))
     if problem.schedule == "naive":
         return M * sum(computes), 0.0, update
     apart = problem.schedule == "gpipe"
@@ -124,10 +151,9 @@ def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
     return max([-(-M // r) * r * busy.seconds, *(M * side.seconds for side in sides)])
 
 
-def _update_s(stage: Assignment, problem: Problem) -> float:
-    """Seconds after the last backward of a stage: its all-reduce and its optimizer step."""
-    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
-    return allreduce_s(weights, stage.ranks, problem.topology) + optimizer_step_s(stage, problem)
+def _update_s(partition: Partition, s: int, problem: Problem) -> float:
+    """Seconds after the last backward of stage s: it exchanges its gradients and makes its optimizer step."""
+    return _gradients_s(partition, s, problem) + optimizer_step_s(partition.stages[s], problem)
 
 
 def optimizer_step_s(stage: Assignment, problem: Problem) -> float:

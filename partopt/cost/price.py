@@ -5,7 +5,18 @@ from __future__ import annotations
 from partopt.cost.flight import CHUNKED, chunks_in_flight, in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import binding, compute_s, cut_level, fullest, iteration_s, one_device_s, optimizer_step_s, utilisation
+from partopt.cost.period import (
+    binding,
+    compute_s,
+    cut_level,
+    fullest,
+    iteration_s,
+    one_device_s,
+    optimizer_step_s,
+    tied_exchange_s,
+    tied_groups,
+    utilisation,
+)
 from partopt.cost.problem import Partition, Problem
 from partopt.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
 
@@ -53,6 +64,7 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         backward_s=max(0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)),
         backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
+        tied_exchange_s=tied_exchange_s(partition, s, problem),
         optimizer_s=optimizer_step_s(stage, problem),
         parameter_bytes=round(weights),
         input_bytes=round(chain.a[stage.start]),
@@ -93,8 +105,9 @@ def devices_used(partition: Partition) -> int:
 
 
 def _communication(partition: Partition, problem: Problem) -> list[Flow]:
-    """Activations forward and gradients backward across each cut, and the all-reduce of each replicated stage."""
+    """Activations forward and gradients backward across each cut; the all-reduce of each replicated stage, and its part in tied ones."""
     topology, flows = problem.topology, []
+    per = "round" if problem.microbatches is None else "iteration"
     for s, stage in enumerate(partition.stages):
         if s > 0:
             outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
@@ -107,8 +120,10 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
         if len(stage.ranks) > 1:
             level = topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name
             size = round(problem.chain.parameter_bytes(stage.start, stage.stop))
-            per = "round" if problem.microbatches is None else "iteration"
             flows.append(Flow(kind="allreduce", stage=s, ranks=list(stage.ranks), bytes=size, per=per, level=level))
+        for group, holders in tied_groups(partition, s, problem):
+            level, names = topology.levels[topology.outermost_level - 1].name, list(group.names)
+            flows.append(Flow(kind="tied", stage=s, holders=holders, parameters=names, bytes=round(group.size), per=per, level=level))
     return flows
 
 

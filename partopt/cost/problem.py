@@ -12,8 +12,9 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
+from partopt.cost.ranges import Group
 from partopt.errors import PartoptError
-from partopt.plan import Optimizer, Plan, ProfileReference, Replication, Request
+from partopt.plan import Optimizer, Plan, ProfileReference, Replication, Request, Tied
 from partopt.profile import Profile
 from partopt.topology import Topology
 
@@ -22,6 +23,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, how much of it
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
 NONE: Final = "none"  # one replica of every stage
+EXCHANGE: Final = "exchange"  # stages may part tied layers, and exchange the gradients; "together": they may not
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
@@ -32,9 +34,9 @@ class Problem:
     `stages` is how many stages were asked for, `chunks` how many of them a schedule that interleaves puts on a device; `microbatches` is M
     of a synchronous schedule, `None` for an asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
     their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `replication` says what
-    replicas a planner may give, and `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`; `cut_at`
-    are the layers that a stage may begin with, `None` for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's
-    heuristics balance, shape (N,); `progress` is told of long work.
+    replicas a planner may give, and `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`; `tied`
+    whether stages may part layers that share parameters; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and
+    `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -51,6 +53,7 @@ class Problem:
     memory_bytes: int | None = None
     stages: int | None = None
     chunks: int = 2
+    tied: Tied = EXCHANGE
     cut_at: Sequence[int] | None = None
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
@@ -69,6 +72,7 @@ class Problem:
             stages=self.stages,
             cut_at=None if self.cut_at is None else list(self.cut_at),
             replication=self.replication,
+            tied=self.tied,
             recompute="auto" if self.recompute_per_stage else "always" if self.recompute else "never",
             costs=None if self.costs is None else self.costs.tolist(),
         )
@@ -83,16 +87,22 @@ class Problem:
         return self.chain.f + self.chain.g if self.costs is None else self.costs
 
     def coarsened(self) -> Problem:
-        """The problem whose layers are the ranges that `cut_at` leaves whole; itself where there are none."""
-        if self.cut_at is None:
+        """The problem whose layers are the ranges that no stage may part; itself where every layer may begin one."""
+        bounds = self.boundaries()
+        if len(bounds) > self.chain.layers:
             return self
-        costs = None if self.costs is None else np.add.reduceat(self.costs, list(self.cut_at))
-        return replace(self, chain=coarsened(self.chain, self.boundaries()), cut_at=None, costs=costs)
+        costs = None if self.costs is None else np.add.reduceat(self.costs, bounds[:-1])
+        return replace(self, chain=coarsened(self.chain, bounds), cut_at=None, costs=costs)
 
     def boundaries(self) -> list[int]:
         """Where stages may begin and end, ascending, from 0 to N."""
         starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
-        return [*starts, self.chain.layers]
+        return [*(start for start in starts if self.parted(start) is None), self.chain.layers]
+
+    def parted(self, start: int) -> Group | None:
+        """The tied layers that a stage beginning with layer `start` would part although they are to stay together; `None` where none."""
+        groups = self.chain.tied if self.tied == "together" else ()
+        return next((group for group in groups if group.members[0] < start <= group.members[-1]), None)
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""
@@ -125,6 +135,7 @@ def problem_behind(plan: Plan, profile: Profile) -> Problem:
         recompute=request.recompute == "always",
         recompute_per_stage=request.recompute == "auto",
         replication=request.replication,
+        tied=request.tied,
         serial_transfers=plan.comm == "serial",
         blocking_allreduce=plan.allreduce == "blocking",
         stages=request.stages,

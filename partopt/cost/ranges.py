@@ -18,6 +18,7 @@ class Group(NamedTuple):
 
     members: Sequence[int]
     size: float
+    names: Sequence[str] = ()
 
 
 class Differences(NamedTuple):
@@ -40,10 +41,10 @@ class RangeSum:
     def __init__(self, values: Sequence[float] | NDArray[np.float64], groups: Sequence[Group] = ()) -> None:
         own = np.array(values, dtype=np.float64)
         pairs: list[tuple[int, int, float]] = []
-        for group in groups:
-            members = sorted(set(group.members))
-            own[members] += group.size
-            pairs += [(first, last, group.size) for first, last in pairwise(members)]
+        self.groups = [group._replace(members=sorted(set(group.members))) for group in groups]
+        for members, size, _ in self.groups:
+            own[members] += size
+            pairs += [(first, last, size) for first, last in pairwise(members)]
         self.layers = len(own)
         self._prefix = np.concatenate([[0.0], np.cumsum(own)])
         self._first = np.array([pair[0] for pair in pairs], dtype=np.int64)
@@ -70,7 +71,10 @@ class RangeSum:
         return Differences(end, begin, open_at, self._last[pair], self._size[pair])
 
     def over(self, boundaries: Sequence[int]) -> RangeSum:
-        """The same sums between `boundaries` only: `over(b)(i, j)` = the sum over [b[i], b[j])."""
+        """The same sums between `boundaries` only: `over(b)(i, j)` = the sum over [b[i], b[j]).
+
+        A piece is a member of a group as often as the group has members in it.
+        """
         coarse = RangeSum([])
         coarse.layers = len(boundaries) - 1
         position = np.array(boundaries)
@@ -78,6 +82,8 @@ class RangeSum:
         coarse._first = np.searchsorted(position, self._first, side="right") - 1
         coarse._last = np.searchsorted(position, self._last, side="right") - 1
         coarse._size = self._size
+        pieces = [np.searchsorted(position, group.members, side="right") - 1 for group in self.groups]
+        coarse.groups = [group._replace(members=members.tolist()) for group, members in zip(self.groups, pieces, strict=True)]
         return coarse
 
     def table(self) -> NDArray[np.float64]:

@@ -21,9 +21,9 @@ from partopt.schedules.layout import STRAIGHT
 class Planner(NamedTuple):
     """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and which schedules it plans for.
 
-    It may look at the options `stages` (with `fewer` as the most that there may be) and `costs`. `chunks`: it can plan for schedules that
-    give a device several stages; `uniform`, `none`: its stages have equally many replicas or one, always or where that is asked for;
-    `auto`: it chooses the stages that recompute. `schedules` are empty where it plans for any.
+    It may look at the options `stages` (with `fewer` as the most that there may be), `costs` and `cuts`. `chunks`: it can plan for
+    schedules that give a device several stages; `uniform`, `none`: its stages have equally many replicas or one, always or where that is
+    asked for; `auto`: it chooses the stages that recompute. `schedules` are empty where it plans for any.
     """
 
     module: str
@@ -51,7 +51,7 @@ PLANNERS: dict[str, Planner] = {
     "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES | {"fewer"}),
     "straight": Planner("partopt.planners.straight", "the best pipeline without replication", _SINGLE),
     "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})),
-    "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks"})),
+    "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks", "cuts"})),
 }
 
 
@@ -75,8 +75,9 @@ def partition(name: str, problem: Problem) -> Partition:
         chunked = schedule(problem.schedule).shape != STRAIGHT
         why = f"the planner {name} puts one stage on a device, this schedule has more" if chunked else f"not for the planner {name}"
         raise PartoptError(f"--schedule {problem.schedule}: {why}", f"choose --planner {able}")
-    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(problem.coarsened())
-    if problem.cut_at is not None:
+    coarse = problem if "cuts" in PLANNERS[name].uses else problem.coarsened()
+    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(coarse)
+    if coarse is not problem:
         bounds = problem.boundaries()
         stages = [replace(stage, start=bounds[stage.start], stop=bounds[stage.stop]) for stage in decided.stages]
         decided = replace(decided, stages=stages)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NAIVE
+from partopt.cost.kernels import NAIVE, NEVER
 
 # r, rho   replicas of a stage, and its first rank modulo G, the ranks of a level-(L-1) component
 # gap      level at which a stage and its neighbour part; 0 where it does not matter
@@ -40,6 +40,9 @@ class Caps(NamedTuple):
     group: NDArray[np.int64]  # ranks of the components of each level, shape (L+1,)
     any_weights: NDArray[np.float64]  # the largest of `weights` for each length of a run, a tree of shape (2 size,)
     weights: NDArray[np.float64]  # bytes that the all-reduce of each shape can carry, trees of shape (G, 2 size)
+    slope: NDArray[np.float64]  # s/byte of parameters that each shape takes to update them, shape (G, P+1)
+    latency: NDArray[np.float64]  # s, shape (G, P+1)
+    update: float  # seconds that an update may take, asynchronous for each replica
     sides: NDArray[np.float64]  # bytes/s of a side of each shape, trees of shape (L, G, 2 size)
     exchange: NDArray[np.float64]  # bytes/s, shape (L, G, P+1)
     free: NDArray[np.bool_]  # cuts at which the gap does not matter, shape (N+1,)
@@ -158,12 +161,20 @@ def _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after
 
 
 @compiled()
-def fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap_before, gap_after):  # type: ignore[no-untyped-def]
+def _updates(layers, caps, rho, r, W, tied):  # type: ignore[no-untyped-def]
+    """Whether there is time to exchange gradients, those of tied parameters for `tied` seconds with other stages, and to update."""
+    return caps.slope[rho, r] * W + caps.latency[rho, r] + tied <= caps.update * (1 if layers.M else r)
+
+
+@compiled()
+def fewest_replicas(layers, caps, rho, r, most, W, tied, C, passed, before, after, gap_before, gap_after):  # type: ignore[no-untyped-def]
     """The fewest replicas from r to `most` with which a stage that begins at rho carries its weights and its cuts; more where none do."""
     within = caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M
     scale = 1.0 / max(within, 1e-300)
     if layers.schedule == NAIVE or caps.pace == np.inf:
         scale = 0.0
+    if layers.M and tied > caps.update:
+        return NEVER
     while r <= most:
         s = first_at_least(caps.weights[rho], r, W)
         if gap_before > 0:
@@ -171,9 +182,9 @@ def fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap
         if gap_after > 0:
             s = first_at_least(caps.sides[gap_after - 1, rho], s, after * scale)
         if s == r:
-            if not layers.serial or layers.schedule == NAIVE:
-                break
-            if _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after):
+            paced = not layers.serial or layers.schedule == NAIVE
+            paced = paced or _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after)
+            if paced and (tied == 0.0 or _updates(layers, caps, rho, r, W, tied)):
                 break
             s = r + 1
         r = s
@@ -181,11 +192,11 @@ def fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap
 
 
 @compiled()
-def settle(layers, caps, row, floor, rho, r, W, C, passed, before, after, gap):  # type: ignore[no-untyped-def]
+def settle(layers, caps, row, floor, rho, r, W, tied, C, passed, before, after, gap):  # type: ignore[no-untyped-def]
     """The latest start at rho, from `floor` on, of a stage before the entry `row`, and its fewest replicas; (-1, 0) where there is none."""
     G, most = caps.group[-2], min(caps.most, row[LIMIT] - floor)
     while True:
-        r = fewest_replicas(layers, caps, rho, r, most, W, C, passed, before, after, gap, row[GAP])
+        r = fewest_replicas(layers, caps, rho, r, most, W, tied, C, passed, before, after, gap, row[GAP])
         start = row[LIMIT] - r - (row[LIMIT] - r - rho) % G
         if r > most or start < floor:
             return -1, 0

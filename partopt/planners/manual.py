@@ -17,6 +17,11 @@ def plan(problem: Problem) -> Partition:
         raise PartoptError(
             f"--cuts {','.join(map(str, cuts))}: {wrong} is out of place", f"give ascending layer numbers from 1 to {layers - 1}"
         )
+    for cut in cuts:
+        tied = problem.parted(cut)
+        if tied is not None:
+            what = f"parts layers {tied.members[0]} to {tied.members[-1]}, which share {', '.join(tied.names)}"
+            raise PartoptError(f"--cuts {','.join(map(str, cuts))}: {cut} {what}", "cut elsewhere, or let stages exchange: --tied exchange")
     if len(replicas) != len(cuts) + 1:
         raise PartoptError(
             f"--replicas: {len(replicas)} counts for {len(cuts) + 1} stages", f"{len(cuts)} cuts make {len(cuts) + 1} stages"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NAIVE, between, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.kernels import NAIVE, between, exchanged_s, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
 
 # L         levels with more than one member; k = 1..L, n_k members, innermost first
 # N         layers; [i, c) is a stage, [i, end) a pipeline inside one component
@@ -345,6 +345,7 @@ def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: i
     nest.work[0] -= 1
     W = between(layers.weights, i, c)
     stash = between(layers.stash, i, c) if bounds.limited else 0.0
+    tied = exchanged_s(layers.tied, i, c)
     after = nest.frames[0, AFTER] if c == nest.frames[0, LAST] else 1
     for mode in range(layers.first_mode, layers.last_mode + 1):
         C, passed = layers.compute[mode, c] - layers.compute[mode, i], passed_s(layers, i, c, mode)
@@ -358,7 +359,7 @@ def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: i
             r = -(-need // Q)
             for kind in range(len(bearable)):
                 while bearable[kind] and row[MEMBERS] + r <= room and Q * r <= bounds.most:
-                    if _carries(layers, bounds, levels, nest, i, c, W, C, passed, r, kind, after):
+                    if _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, after):
                         entry[MEMBERS], entry[USED], entry[STAGES] = row[MEMBERS] + r, row[USED] + Q * r, row[STAGES] + 1
                         entry[END], entry[ENTRY], entry[COPIES], entry[MODE] = c, position, r, mode
                         if kind != 1 or entry[MEMBERS] < levels.size[0]:
@@ -369,14 +370,14 @@ def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: i
 
 
 @compiled()
-def _carries(layers, bounds, levels, nest, i, c, W, C, passed, r, kind, after):  # type: ignore[no-untyped-def]
+def _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, after):  # type: ignore[no-untyped-def]
     """Whether a stage with r replicas inside its component carries its weights and both of its cuts."""
     replicas = nest.frames[0, OUTSIDE] * r
     slope, latency = nest.crossed[0, 0], nest.crossed[0, 1]
     if r > 1:
         slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))
         latency = max(latency, levels.latency[0])
-    ring = 2 * (replicas - 1) * (slope * W / replicas + latency)
+    ring = 2 * (replicas - 1) * (slope * W / replicas + latency) + tied
     if (ring > bounds.pace * replicas) if layers.M == 0 else (ring + layers.optimizer_rate * W > bounds.update):
         return False
     if layers.schedule == NAIVE:

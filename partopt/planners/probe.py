@@ -12,7 +12,17 @@ import numpy as np
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NEVER, PIPEDREAM, TWO_BUFFERED, between, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.kernels import (
+    NEVER,
+    PIPEDREAM,
+    TWO_BUFFERED,
+    between,
+    exchanged_s,
+    most_in_flight,
+    passed_s,
+    replicas_to_fit,
+    replicas_to_keep_pace,
+)
 from partopt.planners.entries import (
     COLUMNS,
     CUT,
@@ -148,7 +158,10 @@ def _fill_from_block(layers, caps, source, table, i, low, high, floor, behind, e
 
 @compiled()
 def _replicas_at_least(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
-    """A lower bound on the replicas of every stage from i to j or further, R devices or more behind it: every cost rises with the end."""
+    """A lower bound on the replicas of every stage from i to j or further, R devices or more behind it: what is counted rises with the end.
+
+    The exchange of tied gradients does not, which ends where a stage holds all of the layers: it is left out.
+    """
     W, C = between(layers.weights, i, j), layers.compute[layers.first_mode, j] - layers.compute[layers.first_mode, i]
     r = max(replicas_to_keep_pace(layers, C, passed_s(layers, i, j, layers.first_mode), caps.pace), caps.least)
     if caps.limited:
@@ -173,7 +186,7 @@ def _useless(caps, table, i, floor, top, used):  # type: ignore[no-untyped-def]
 def _join(layers, caps, source, table, i, j, floor, entry):  # type: ignore[no-untyped-def]
     """The entries of cut i whose first stage is [i, j)."""
     before, after = layers.cuts[i], layers.cuts[j]
-    W = between(layers.weights, i, j)
+    W, tied = between(layers.weights, i, j), exchanged_s(layers.tied, i, j)
     stash = between(layers.stash, i, j) if caps.limited else 0.0
     for mode in range(layers.first_mode, layers.last_mode + 1):
         C = layers.compute[mode, j] - layers.compute[mode, i]
@@ -185,16 +198,16 @@ def _join(layers, caps, source, table, i, j, floor, entry):  # type: ignore[no-u
             r = max(pace, replicas_to_fit(layers, F, row[USED]), caps.bearing[row[GAP], j])
             if r <= caps.most and not _useless(caps, table, i, floor, row[LIMIT] - r, row[USED] + r):
                 entry[STAGES], entry[CUT], entry[ENTRY], entry[MODE] = row[STAGES] + 1, j, position, mode
-                _place(layers, caps, table, i, row, floor, entry, r, W, C, passed, before, after)
+                _place(layers, caps, table, i, row, floor, entry, r, W, tied, C, passed, before, after)
 
 
 @compiled()
-def _place(layers, caps, table, i, row, floor, entry, r, W, C, passed, before, after):  # type: ignore[no-untyped-def]
+def _place(layers, caps, table, i, row, floor, entry, r, W, tied, C, passed, before, after):  # type: ignore[no-untyped-def]
     """Every useful place of a stage that begins at cut i before the entry `row`, with r replicas or more."""
     L, G = len(caps.group) - 1, caps.group[-2]
     first, last = (0, 0) if caps.free[i] else (1, L)
     if first == last and row[LIMIT] - r >= floor:
-        start, replicas = settle(layers, caps, row, floor, (row[LIMIT] - r) % G, r, W, C, passed, before, after, first)
+        start, replicas = settle(layers, caps, row, floor, (row[LIMIT] - r) % G, r, W, tied, C, passed, before, after, first)
         if start == row[LIMIT] - r:
             _keep_place(caps, table, i, row, floor, entry, first, start, replicas)
             return
@@ -206,7 +219,7 @@ def _place(layers, caps, table, i, row, floor, entry, r, W, C, passed, before, a
         for latest in range(row[LIMIT] - least, max(floor - 1, row[LIMIT] - least - G), -1):
             if covered(table.rows[i, : table.counts[i]], caps.group, gap, latest, used, floor):
                 continue
-            start, replicas = settle(layers, caps, row, floor, latest % G, least, W, C, passed, before, after, gap)
+            start, replicas = settle(layers, caps, row, floor, latest % G, least, W, tied, C, passed, before, after, gap)
             if start >= 0:
                 _keep_place(caps, table, i, row, floor, entry, gap, start, replicas)
 

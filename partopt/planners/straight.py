@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.kernels import exchanged_table, tied_of
 from partopt.cost.links import exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners.placing import stage_count
@@ -71,10 +72,15 @@ def _fill(problem: Problem, sides: dict[int, NDArray[np.float64]], A: NDArray[np
 
 
 def _stage_table(problem: Problem, before: int, after: int) -> NDArray[np.float64]:
-    """Seconds per microbatch of one device with layers [s, j): compute, and the transfers that it waits for. Shape (N+1, N+1)."""
+    """Seconds per microbatch of one device with layers [s, j): compute and the transfers that it waits for, or tied gradients.
+
+    Shape (N+1, N+1). A synchronous schedule exchanges gradients once an iteration, which paces nothing.
+    """
     chain = problem.chain
     prefix = chain.busy_prefix(problem.recompute)
     table = prefix[None, :] - prefix[:, None]
     if problem.serial_transfers:
         table += _at_cuts(exchange_s, problem, before)[:, None] + _at_cuts(exchange_s, problem, after)[None, :]
+    if problem.microbatches is None and chain.tied:
+        table = np.maximum(table, exchanged_table(tied_of(problem)))
     return np.triu(table)

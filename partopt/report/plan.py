@@ -56,7 +56,7 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
         _layers(stage, _LAYERS_WIDTH),
         ranks_text(stage.ranks, _RANKS_WIDTH),
         format_seconds(stage.compute_s / stage.replicas),
-        format_seconds(stage.allreduce_s / exchanged_by) if stage.replicas > 1 else "-",
+        format_seconds(stage.gradients_s / exchanged_by) if stage.gradients_s else "-",
         str(stage.in_flight),
         format_bytes(stage.memory.total_bytes),
         bar(busy[s] / whole, _BUSY_WIDTH, ascii_only),
@@ -71,7 +71,7 @@ def ranks_text(ranks: list[int], width: int) -> str:
 
 def _busy_s(stage: Stage, plan: Plan) -> float:
     """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its gradients."""
-    return max(stage.compute_s, 0.0 if plan.microbatches else stage.allreduce_s) / stage.replicas
+    return max(stage.compute_s, 0.0 if plan.microbatches else stage.gradients_s) / stage.replicas
 
 
 def _layers(stage: Stage, width: int) -> str:

@@ -147,8 +147,11 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _ALLREDUCES, "all-reduces", lanes)
     columns = (done.stage[own], done.round[own], begin, seconds, lanes)
+    tied = {s: sum(flow.bytes for flow in plan.communication if flow.kind == "tied" and flow.stage == s) for s in stages.tolist()}
     for s, number, ts, dur, lane in zip(*(column.tolist() for column in columns), strict=True):
-        args = f'{{"stage":{s},"round":{number},"bytes":{plan.stages[s].parameter_bytes},"replicas":{plan.stages[s].replicas}}}'
+        stage = plan.stages[s]
+        size = stage.parameter_bytes if stage.replicas > 1 else 0
+        args = f'{{"stage":{s},"round":{number},"bytes":{size},"replicas":{stage.replicas},"tied_bytes":{tied[s]}}}'
         yield _slice(rank, _ALLREDUCES + lane, f"{s}A{number}", WORDS["A"], ts, dur, args)
 
 

@@ -26,18 +26,20 @@ def updated(actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchron
     """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
 
     A stage exchanges after its last backward, a replica without microbatches at once; or asynchronous after every round of one microbatch
-    on each replica, and what a last, partial round leaves over is not exchanged.
+    on each replica, and what a last, partial round leaves over is not exchanged. One that has nobody to exchange with does not.
     """
     kind, stage, microbatch, _ = actions
     after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
     for s, _ in chunks:
         r = len(layout.ranks[s])
         ended = np.flatnonzero((stage == s) & ((kind == B) | (kind == W)))
-        if r > 1 and asynchronous:
+        if not layout.exchanges(s):
+            continue
+        if asynchronous:
             ended = ended[microbatch[ended] // r < layout.microbatches // r]
             after.append(ended + 1)
             exchanges.append(_actions(A, s, microbatch[ended] // r))
-        elif r > 1:
+        else:
             after.append(ended[-1:] + 1 if len(ended) else np.zeros(1, dtype=np.int64))
             exchanges.append(_actions(A, s, np.zeros(1, dtype=np.int32)))
     exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)

@@ -25,7 +25,8 @@ class Layout:
     """A plan as a schedule sees it.
 
     `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all; `recompute[s]` tells whether stage s keeps its
-    input alone; `warmup[s]` are the forwards that each replica of stage s does before its first backward, for schedules that take it.
+    input alone, `tied[s]` whether it exchanges gradients with other stages; `warmup[s]` are the forwards that each replica of stage s does
+    before its first backward, for schedules that take it.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -33,6 +34,11 @@ class Layout:
     microbatches: int
     recompute: Sequence[bool] = ()
     warmup: Sequence[int] | None = None
+    tied: Sequence[bool] = ()
+
+    def exchanges(self, s: int) -> bool:
+        """Whether stage s exchanges gradients, over its replicas or with other stages."""
+        return len(self.ranks[s]) > 1 or (bool(self.tied) and self.tied[s])
 
     @property
     def replicas(self) -> list[int]:

@@ -127,16 +127,17 @@ class Grid:
         return float(busy.max(initial=0.0))
 
 
-def least_s(stages: Stages, grid: Grid, problem: Problem) -> float:
+def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
     """Seconds that no iteration on the grid goes below, whatever waits for whatever.
 
-    A device begins when its first microbatch has come through the stages before, works through all, and exchanges gradients; where
-    backwards are whole, its last one goes back through the stages before. Ports carry all messages.
+    A device begins when its first microbatch has come through the stages before, works through all, and exchanges gradients, for
+    `tied_s` seconds of each stage with other stages; where backwards are whole, its last one goes back through the stages before. Ports
+    carry all messages.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
     hops = grid.message_s(stages).min(axis=1) * (not problem.serial_transfers)  # serial ones are in what devices are busy with
-    update = grid.allreduce_s(stages) + stages.step_s
+    update = grid.allreduce_s(stages) + tied_s + stages.step_s
     busy = grid.busy_s(stages, M, problem.serial_transfers)
     before = grid.least_on_devices(np.concatenate([[0.0], np.cumsum(stages.forward_s[:-1] + hops)]))
     after = grid.least_on_devices(update)
@@ -147,7 +148,7 @@ def least_s(stages: Stages, grid: Grid, problem: Problem) -> float:
     return max(float((before + busy + after)[busy > 0].max(initial=0.0)), grid.wires_s(stages, M))
 
 
-def estimate_s(stages: Stages, grid: Grid, problem: Problem) -> float:
+def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
     """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`, its cuts as the ports see them.
 
     With v stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a third of the bubble is left.
@@ -159,5 +160,5 @@ def estimate_s(stages: Stages, grid: Grid, problem: Problem) -> float:
     messages = grid.message_s(stages).mean(axis=1).sum()
     busy = max(grid.busy_s(stages, M, problem.serial_transfers).max(), grid.wires_s(stages, M))
     filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks + 2 * messages
-    update = (grid.allreduce_s(stages) + stages.step_s).max()
+    update = (grid.allreduce_s(stages) + tied_s + stages.step_s).max()
     return float(busy + filled * (SPLIT_SHARE if entry.split else 1.0) + update)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from partopt.cost.flight import CHUNKED, SYNCHRONOUS
+from partopt.cost.period import tied_exchange_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -175,6 +178,7 @@ def _candidate(problem: Problem, family: str, stages: Stages, grid: Grid) -> Can
     assert problem.microbatches is not None
     bounds, samples = stages.bounds, problem.microbatches * problem.chain.microbatch_size
     laid = [Assignment(start, stop, ranks) for start, stop, ranks in zip(bounds[:-1], bounds[1:], grid.ranks, strict=True)]
-    return Candidate(
-        problem, Partition(family, laid), estimate_s(stages, grid, problem) / samples, least_s(stages, grid, problem) / samples
-    )
+    partition = Partition(family, laid)
+    tied = np.array([tied_exchange_s(partition, s, problem) for s in range(len(laid))])
+    seconds = estimate_s(stages, grid, problem, tied), least_s(stages, grid, problem, tied)
+    return Candidate(problem, partition, *(each / samples for each in seconds))

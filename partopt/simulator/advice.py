@@ -182,14 +182,18 @@ def _allreduce(case: _Case) -> Iterator[Finding]:
     share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
     if share <= NOTICED:
         return
+    s = plan.stages_by_rank()[case.rank][0]
+    stage = plan.stages[s]
     if plan.microbatches is not None:
         change = f"--microbatches {2 * plan.microbatches}: one exchange for twice the work"
     elif plan.allreduce == "blocking":
         change = "--allreduce overlap, where the trainer can use gradients that are a round older"
+    elif stage.tied_exchange_s > stage.allreduce_s:
+        change = "partopt plan --tied together, which leaves nothing to exchange with other stages, or a faster network: --bandwidth"
     else:
         change = "partopt plan with fewer --replicas of that stage, or a faster network: --bandwidth"
-    stage = plan.stages_by_rank()[case.rank][0]
-    text = f"rank {case.rank}, of stage {stage} with {plan.stages[stage].replicas} replicas, waits for all-reduces {share:.1%} of the time"
+    held = f"with {stage.replicas} replicas" if stage.replicas > 1 else "with tied parameters"
+    text = f"rank {case.rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
     yield Finding(kind="all-reduce", severity="loss", value=share, unit="of the time", text=text, change=change)
 
 

@@ -70,7 +70,8 @@ class Rings(NamedTuple):
     load: Floats  # seconds for which an all-reduce keeps the port busy
     before: Floats  # what the port had carried when the all-reduce began, less what was booked and yet to pass
     counted: Floats  # of a port: how much of what it has carried has delayed an all-reduce, or passed before one
-    latency: Floats  # of a stage
+    latency: Floats  # of a stage, and what its exchange with other stages takes
+    due: NDArray[np.bool_]  # of a stage: there are all-reduces of it
     came: Integers  # of a stage: replicas that have come to the round
     rounds: Integers  # of a stage: rounds exchanged
     start: Floats  # of a stage: of the all-reduce under way; none: nan
@@ -107,7 +108,7 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
                 place = next_[rank]
                 begin, seconds = max(now, free[rank]), 0.0
                 for each in range(place, place + 1 + joined[place]):
-                    begin = max(begin, _input_s(actions, each, arrived, rings.rounds, devices.replica_first))
+                    begin = max(begin, _input_s(actions, each, arrived, rings.rounds, rings.due))
                     seconds += actions.seconds[kind[each], stage[each]]
                 if begin == np.inf:
                     break
@@ -164,7 +165,7 @@ def _look(devices, rank):  # type: ignore[no-untyped-def]
 
 
 @compiled(inline="always")
-def _input_s(actions, place, arrived, rounds, replica_first):  # type: ignore[no-untyped-def]
+def _input_s(actions, place, arrived, rounds, due):  # type: ignore[no-untyped-def]
     """When the input of an action is there; infinite where that is not known yet."""
     kind, stage, microbatch = actions.kind[place], actions.stage[place], actions.microbatch[place]
     if kind == F and stage > 0:
@@ -173,7 +174,7 @@ def _input_s(actions, place, arrived, rounds, replica_first):  # type: ignore[no
         return arrived[1, stage, microbatch]
     if kind == A and rounds[stage] != microbatch:
         return np.inf
-    if kind == U and rounds[stage] == 0 and replica_first[stage + 1] - replica_first[stage] > 1:
+    if kind == U and rounds[stage] == 0 and due[stage]:
         return np.inf
     return 0.0
 

@@ -60,8 +60,8 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
     ready = np.minimum(np.maximum(_made(timeline, work), before), timeline.start)
     second = np.concatenate([[False], order.joined[:-1]])  # of two that run at once: counted with the first
     gradients = np.isin(order.kind, (B, I))
-    replicated = np.array([len(ranks) > 1 for ranks in work.ranks])
-    exchanges = (order.kind == A) | ((order.kind == U) & replicated[order.stage])  # a step waits for its stage's all-reduce
+    due = np.isin(np.arange(len(work.ranks)), order.stage[order.kind == A])
+    exchanges = (order.kind == A) | ((order.kind == U) & due[order.stage])  # a step waits for its stage's all-reduce
     acts = (order.kind != A) & ~second
     last = np.concatenate([[0.0], timeline.end])[order.rows[1:]] * (np.diff(order.rows) > 0)
     return Shares(

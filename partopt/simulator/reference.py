@@ -56,7 +56,8 @@ class _Run:
             {k: number(seconds) for k, seconds in ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology).items()}
             for s in range(S)
         ]
-        self.latencies = [number(ring_latency_s(ranks, work.topology)) for ranks in work.ranks]
+        self.latencies = [number(ring_latency_s(ranks, work.topology) + tied) for ranks, tied in zip(work.ranks, work.tied_s, strict=True)]
+        self.due = set(order.stage[order.kind == A].tolist())  # stages that have all-reduces
         self.joined = [0] * S  # replicas that have come to the stage's present round
         self.rounds = [0] * S  # rounds that each stage has exchanged
         self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
@@ -99,7 +100,7 @@ class _Run:
         if kind == A:
             return self.zero if self.rounds[stage] == microbatch else None
         if kind == U:
-            return self.zero if len(self.work.ranks[stage]) == 1 or self.rounds[stage] == 1 else None
+            return self.zero if stage not in self.due or self.rounds[stage] == 1 else None
         return self.zero
 
     def ended(self, rank: int, now: Any) -> None:

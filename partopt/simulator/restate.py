@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from partopt.cost.flight import in_flight, noam, warmup, weight_versions
-from partopt.cost.links import allreduce_s
+from partopt.cost.links import allreduce_s, tied_s
 from partopt.cost.memory import device_memory
 from partopt.errors import PartoptError
 from partopt.plan import Plan, Stage
@@ -41,7 +41,11 @@ def restated(
     if not asynchronous and M is None:
         raise PartoptError(f"--schedule {name}: needs a number of microbatches", "add --microbatches 64")
     on = topology or plan.topology
-    stages = [replace(stage, allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, on)) for stage in plan.stages]
+    tied = _tied_exchanges_s(plan, on)
+    stages = [
+        replace(stage, allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, on), tied_exchange_s=tied[s])
+        for s, stage in enumerate(plan.stages)
+    ]
     changed = replace(plan, schedule=name, microbatches=M, topology=on, stages=stages, **fields)
     replicas = [stage.replicas for stage in stages]
     if schedule(name).shape != STRAIGHT:
@@ -54,6 +58,15 @@ def restated(
     return replace(changed, noam=first, stages=[holding(stage, *count, name) for stage, count in zip(stages, counts, strict=True)])
 
 
+def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:
+    """Seconds of each stage's exchanges of the gradients of tied parameters, on `topology`."""
+    seconds = [0.0] * len(plan.stages)
+    for flow in plan.communication:
+        if flow.stage is not None and flow.holders is not None:
+            seconds[flow.stage] += tied_s(flow.bytes, flow.holders, topology)
+    return seconds
+
+
 def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     """The plan as its schedule sees it; `microbatches` pass through, by default those of its iteration."""
     passing = microbatches or plan.microbatches
@@ -64,6 +77,7 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
         microbatches=passing,
         recompute=[stage.recompute for stage in plan.stages],
         warmup=[stage.warmup for stage in plan.stages],
+        tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
     )
 
 

@@ -27,6 +27,7 @@ class Work:
     seconds: NDArray[np.float64]  # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
     cut_bytes: NDArray[np.float64]  # shape (S + 1,): cut s lies before stage s
     gradient_bytes: NDArray[np.float64]  # shape (S,)
+    tied_s: NDArray[np.float64]  # by which an exchange of gradients with other stages lengthens the all-reduce, shape (S,)
     topology: Topology
     serial: bool = False
     blocking: bool = False
@@ -39,6 +40,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         seconds=np.array([_seconds(stage, recompute_apart) for stage in plan.stages]).T,
         cut_bytes=np.array([*(stage.input_bytes for stage in plan.stages), 0.0]),
         gradient_bytes=np.array([float(stage.parameter_bytes) for stage in plan.stages]),
+        tied_s=np.array([stage.tied_exchange_s for stage in plan.stages]),
         topology=plan.topology,
         serial=plan.comm == "serial",
         blocking=plan.allreduce == "blocking" and plan.microbatches is None,

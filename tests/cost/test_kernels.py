@@ -8,10 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partopt.cost.flight import in_flight, weight_versions
-from partopt.cost.kernels import NEVER, between, layers_of, most_in_flight, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.kernels import (
+    NEVER,
+    between,
+    exchanged_s,
+    exchanged_table,
+    layers_of,
+    most_in_flight,
+    replicas_to_fit,
+    replicas_to_keep_pace,
+    tied_of,
+)
 from partopt.cost.memory import MOMENTS, stage_memory
+from partopt.cost.period import tied_exchange_s
+from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
-from tests.planners.problems import chain, chains, problem, topology
+from tests.planners.problems import chain, chains, problem, topologies, topology
 
 SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("1f1b-eager", 5), ("gpipe", 5), ("naive", 5)]
 LIMIT = 100
@@ -31,6 +43,19 @@ def test_differences_add_up_to_the_sums(of):
     for i in range(of.layers):
         for j in range(i + 1, of.layers + 1):
             assert between(parts, i, j) == of(i, j)
+
+
+@settings(deadline=None)
+@given(chains(), topologies(), st.data())
+def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data):
+    starts = sorted({0, *data.draw(st.lists(st.integers(0, model.layers - 1)))})
+    coarse = problem(model, cluster, cut_at=starts).coarsened()
+    bounds, tied = [*starts, model.layers], tied_of(coarse)
+    table = exchanged_table(tied)
+    for i in range(coarse.chain.layers):
+        for j in range(i + 1, coarse.chain.layers + 1):
+            alone = Partition(CONTIGUOUS, [Assignment(bounds[i], bounds[j], [0])])
+            assert exchanged_s(tied, i, j) == table[i, j] == tied_exchange_s(alone, 0, problem(model, cluster))
 
 
 @pytest.mark.parametrize("schedule, M", SCHEDULES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partopt.cost.links import allreduce_s, levels_crossed, members_spanned, side_s, transfer_s
+from partopt.cost.links import allreduce_s, levels_crossed, members_spanned, side_s, tied_s, transfer_s
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.topology import Device, Level, Topology
 
@@ -33,6 +33,19 @@ def test_an_allreduce_inside_a_server_is_a_ring_on_its_links():
 def test_an_allreduce_across_servers_goes_at_the_pace_of_the_narrowest_level_on_all_its_links():
     """Eight members: the outer level moves 10 * 2 bytes/s, less than the inner 100; 14 steps of the larger latency."""
     assert allreduce_s(400, range(8), SERVERS) == 2 * 7 / 8 * 400 / 20 + 14 * 3.0
+
+
+def test_stages_that_hold_tied_parameters_exchange_gradients_in_a_ring_at_the_outermost_level():
+    """Of 400 bytes two holders move 2 * 1/2 over links of 10 * 2 bytes/s, in two steps of 3 s; on a bus all of them share it."""
+    assert tied_s(400, 2, SERVERS) == 400 / 20 + 2 * 3.0
+    assert tied_s(400, 3, SERVERS) == 2 * 2 / 3 * 400 / 20 + 4 * 3.0
+    assert tied_s(400, 1, SERVERS) == 0
+    assert tied_s(400, 3, cluster(level(4, 100.0), level(4, 10.0, bus=True))) == pytest.approx(2 * 2 * 400 / 10)
+
+
+def test_a_level_on_which_no_devices_part_exchanges_nothing():
+    assert tied_s(400, 2, cluster(level(4, 100.0, latency_s=0.5), level(1, 1.0))) == 400 / 100 + 2 * 0.5
+    assert tied_s(400, 2, cluster(level(1, 100.0))) == 0
 
 
 def test_an_allreduce_of_one_device_a_server_does_not_cross_the_inner_level():

@@ -6,9 +6,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from partopt.cost.period import binding, fullest, iteration_s, stage_loads
+from partopt.cost.period import binding, fullest, iteration_s, stage_loads, tied_exchange_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
+from partopt.cost.ranges import Group
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
@@ -28,6 +29,47 @@ def test_an_allreduce_longer_than_the_compute_binds():
     given = problem(layers(1, weight=30), topology((2, 1.0)))
     load = binding(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given)
     assert (load.seconds, str(load)) == (30 / 2, "all-reduce of stage 0")
+
+
+def tied(*members: int):
+    """Three layers that compute for 3 s, of which some share 60 bytes."""
+    return chain([1] * 3, [2] * 3, [0] * 2, [0] * 3, (Group(members, 60.0),))
+
+
+def test_stages_that_part_tied_layers_exchange_their_gradients_for_each_round():
+    """Two holders of 60 bytes at 10 bytes/s: 6 s, for one microbatch of stage 0 and two of stage 1, which has 6 s of all-reduce besides."""
+    given = problem(tied(0, 2), topology((3, 10.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 3], [1, 2]))
+    assert [stage_loads(partition, s, given)[1].seconds for s in (0, 1)] == [6, (6 + 6) / 2]
+    assert str(binding(partition, given)) == "all-reduce of stage 0"
+
+
+def test_tied_gradients_are_exchanged_once_an_iteration_before_the_optimizer_step():
+    given = problem(tied(0, 2), topology((3, 10.0)), schedule="1f1b", microbatches=4)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2, 3])), given) == 3 * (4 + 2) + 6
+
+
+def test_a_stage_counts_a_holder_for_each_tied_layer_elsewhere():
+    """Three layers in two stages: the first sees one layer elsewhere, the second sees two that may lie in two stages."""
+    given = problem(tied(0, 1, 2), topology((3, 10.0)))
+    partition = Partition(CONTIGUOUS, consecutive([0, 2, 3]))
+    assert [tied_exchange_s(partition, s, given) for s in (0, 1)] == [6, 2 * 2 / 3 * 60 / 10]
+
+
+@pytest.mark.parametrize("bounds", [[0, 3], [0, 2, 3]])
+def test_a_stage_with_all_of_the_tied_layers_exchanges_nothing(bounds):
+    given = problem(tied(0, 1), topology((3, 10.0)))
+    partition = Partition(CONTIGUOUS, consecutive(bounds))
+    assert {tied_exchange_s(partition, s, given) for s in range(len(bounds) - 1)} == {0}
+
+
+def test_devices_that_hold_both_ends_of_the_model_exchange_nothing():
+    """In a V the first and the last stage are on one device; in a loop they are not."""
+    model = chain([1] * 4, [2] * 4, [0] * 3, [0] * 4, (Group((0, 3), 60.0),))
+    for family, ranks, seconds in (("vee", [0, 1, 1, 0], 0), ("looped", [0, 1, 0, 1], 6)):
+        stages = [Assignment(s, s + 1, [rank]) for s, rank in enumerate(ranks)]
+        given = problem(model, topology((2, 10.0)), schedule="1f1b", microbatches=4)
+        assert tied_exchange_s(Partition(family, stages), 0, given) == seconds
 
 
 def test_a_narrow_cut_binds_and_each_side_pays_for_its_own_ports():

@@ -10,7 +10,7 @@ from partopt import planners, profile, topology
 from partopt.cli import VERBS
 from partopt.cost.flight import in_flight, noam, warmup
 from partopt.cost.links import allreduce_s, side_s, transfer_s
-from partopt.cost.period import binding, iteration_s, stage_loads
+from partopt.cost.period import binding, iteration_s, stage_loads, tied_exchange_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.cost.recurrence import cut_s, stage_s
@@ -45,9 +45,11 @@ COMPUTED = {
     "transfer of a(2)": lambda: transfer_s(CHAIN.a[2], 1, TOPOLOGY) * MS,
     "allreduce of stage 0": lambda: allreduce_s(CHAIN.parameter_bytes(0, 2), range(2), TOPOLOGY) * MS,
     "compute load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[0].seconds * MS,
+    "tied exchange": lambda: tied_exchange_s(SPLIT, 0, PROBLEM) * MS,
     "all-reduce load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[1].seconds * MS,
     "side of stage 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[2].seconds * MS,
     "compute load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[0].seconds * MS,
+    "all-reduce load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[1].seconds * MS,
     "side of stage 1": lambda: side_s(CHAIN.a[2], [2], 1, TOPOLOGY) * MS,
     "period": lambda: binding(SPLIT, PROBLEM).seconds * MS,
     "samples/s": lambda: PLAN.predicted.samples_per_s,

@@ -46,12 +46,14 @@ def problem(of: Chain, on: Topology, **options: object) -> Problem:
 
 @st.composite
 def chains(draw: st.DrawFn, layers: int = 7) -> Chain:
-    """Chains of up to `layers` layers, with zeros, ties and now and then a tied parameter."""
+    """Chains of up to `layers` layers, with zeros, ties and now and then tied parameters."""
     count = draw(st.integers(1, layers))
     columns = [draw(st.lists(numbers, min_size=size, max_size=size)) for size in (count, count, count - 1, count)]
     columns[0][draw(st.integers(0, count - 1))] += 1
-    members = draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=3, unique=True)) if count > 2 else []
-    return chain(*columns, tied=(Group(members, 6.0),) if members and draw(st.booleans()) else ())
+    members = st.lists(st.integers(0, count - 1), min_size=2, max_size=4, unique=True)
+    sizes = st.sampled_from([6.0, 12.0, 24.0])  # rings of up to four move whole numbers of bytes
+    groups = draw(st.lists(st.builds(Group, members, sizes), max_size=2)) if count > 3 and draw(st.booleans()) else []
+    return chain(*columns, tied=tuple(groups))
 
 
 @st.composite

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt import planners
 from partopt.cost.chain import Chain
-from partopt.cost.period import binding
+from partopt.cost.period import binding, tied_exchange_s
 from partopt.cost.problem import Problem
 from partopt.cost.ranges import Group, RangeSum
 from partopt.errors import PartoptError
@@ -138,6 +139,17 @@ def test_synchronous_stages_that_choose_to_recompute_are_bounded_by_the_certific
     lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
     assert lower * (1 - 1e-11) <= best.seconds <= partition.objective_s * (1 + 1e-11)
     assert partition.status == "optimal" or schedule == "1f1b"
+
+
+@settings(max_examples=100, deadline=None)
+@given(stashed(), clusters(), st.lists(st.integers(0, 5)), st.sampled_from(["exchange", "together"]))
+def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(model, cluster, starts, tied):
+    given = problem(model, cluster, cut_at=sorted({0, *(start for start in starts if start < model.layers)}), tied=tied)
+    partition = planners.partition("optimal", given)
+    assert {stage.start for stage in partition.stages} <= set(given.boundaries())
+    assert priced(given, partition).predicted.period_s == partition.objective_s
+    if tied == "together":
+        assert all(tied_exchange_s(partition, s, given) == 0 for s in range(len(partition.stages)))
 
 
 def objective(given: Problem) -> float:

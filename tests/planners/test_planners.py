@@ -1,6 +1,7 @@
 """What every planner in the registry keeps to."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile
+from tests.helpers import chain_profile
 from tests.planners.problems import topology
 
 SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("1f1b-eager", 8), ("gpipe", 8), ("naive", 8)]
@@ -75,6 +77,39 @@ def test_stages_begin_only_where_they_may(name):
     plan = planners.plan(name, problem_of(profile(20), topology((4, 1e6)), cut_at=starts))
     assert {stage.start for stage in plan.stages} <= set(starts)
     assert list(plans.find_faults(plan)) == []
+
+
+def tied(layers: int, *members: int) -> Profile:
+    """Some of the layers share a parameter."""
+    costs = list(itertools.islice(itertools.cycle([3e-3, 1e-3, 4e-3, 1e-3]), layers))
+    return chain_profile(costs, costs, [100] * layers, [1000] * layers, shared=[("embedding", members, 500)])
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@pytest.mark.parametrize("schedule, microbatches", [("pipedream", None), ("1f1b", 8)])
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_no_stage_parts_tied_layers_that_stay_together(name, schedule, microbatches):
+    options = {"schedule": schedule, "microbatches": microbatches, "replication": "free", "tied": "together"}
+    for starts in (None, range(0, 20, 2)):
+        plan = planners.plan(name, problem_of(tied(20, 4, 7, 11), topology((4, 1e6)), cut_at=starts, **options))
+        assert list(plans.find_faults(plan)) == []
+        assert not {stage.start for stage in plan.stages} & set(range(5, 12))
+        assert {stage.start for stage in plan.stages} <= set(starts or range(20))
+        assert {stage.tied_exchange_s for stage in plan.stages} == {0}
+
+
+@pytest.mark.parametrize("name", AUTOMATIC)
+def test_where_the_first_layer_is_tied_to_the_last_one_stage_is_left(name):
+    plan = planners.plan(name, problem_of(tied(20, 0, 19), topology((4, 1e6)), tied="together"))
+    assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 20)]
+
+
+def test_a_split_of_ones_own_may_not_part_them_either():
+    given = problem_of(tied(20, 4, 7, 11), topology((4, 1e6)), tied="together", cuts=[4, 12])
+    assert [stage.start for stage in planners.plan("manual", given).stages] == [0, 4, 12]
+    with pytest.raises(PartoptError, match=r"--cuts 4,9: 9 parts layers 4 to 11, which share embedding") as raised:
+        planners.plan("manual", replace(given, cuts=[4, 9]))
+    assert "--tied exchange" in raised.value.hint
 
 
 def test_fewer_places_to_cut_are_never_faster():

@@ -118,7 +118,7 @@ def test_all_reduces_are_slices_on_every_rank_that_takes_part():
     plan, timeline = replicated("overlap")
     drawn = [event for event in of_phase(events(timeline, plan), "X") if event["tid"] >= 10_000]
     assert [(event["pid"] - 1, event["name"]) for event in drawn] == [(rank, f"0A{number}") for rank in (0, 1) for number in range(4)]
-    assert drawn[0]["args"] == {"stage": 0, "round": 0, "bytes": 10**6, "replicas": 2}
+    assert drawn[0]["args"] == {"stage": 0, "round": 0, "bytes": 10**6, "replicas": 2, "tied_bytes": 0}
 
 
 def test_ranks_and_tracks_have_names_and_their_order():

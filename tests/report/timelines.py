@@ -64,7 +64,7 @@ def plan_of(
         optimizer="adam",
         comm=comm,
         allreduce=allreduce,
-        request=Request(stages=None, cut_at=None, replication="free", recompute="never", costs=None),
+        request=Request(stages=None, cut_at=None, replication="free", tied="exchange", recompute="never", costs=None),
         stages=[stage_of(s, each, **stage) for s, each in enumerate(ranks)],
         communication=[],
         predicted=Predicted(

@@ -46,6 +46,7 @@ def executed(given: Order, layout: Layout, latency: float = 0.0, serial: bool = 
         seconds=np.array([[costs.get(kind, 0.0)] * S for kind in KINDS]),
         cut_bytes=np.zeros(S + 1),
         gradient_bytes=np.zeros(S),
+        tied_s=np.zeros(S),
         topology=flat(layout.devices, latency=latency),
         serial=serial,
     )

@@ -29,6 +29,7 @@ def run(name, layout, serial, blocking):
         seconds=np.array([[SECONDS.get(kind, 0.5)] * S for kind in KINDS]),
         cut_bytes=np.ones(S + 1),
         gradient_bytes=np.ones(S),
+        tied_s=np.zeros(S),
         topology=flat(layout.devices, bandwidth=4.0, latency=0.125),
         serial=serial,
         blocking=blocking,

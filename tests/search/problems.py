@@ -59,6 +59,10 @@ def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
         inner_bus=draw(st.booleans()),
         outer_bus=draw(st.booleans()),
     )
-    profile = profile_of(measured, [int(size) for size in drawn(0, 1, 8)])
+    weights, tied = [int(size) for size in drawn(0, 1, 8)], draw(st.sampled_from([(), (0, count - 1), (1, count // 2, count - 1)]))
+    members = sorted(set(tied))
+    for layer in members:
+        weights[layer] += 4
+    profile = profile_of(measured, weights, shared=[("tied", members, 4)])
     serial, batch = draw(st.booleans()), draw(st.sampled_from([4, 8, 12, 16, 24]))
     return stated_by(lambda size, recompute: problem_of(profile, topology, size, recompute=recompute, serial_transfers=serial), batch)

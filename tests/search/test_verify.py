@@ -67,7 +67,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
     found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
     assert found.topology == problem.limited_topology
-    for name in ("schedule", "microbatches", "optimizer", "recompute", "recompute_per_stage", "replication", "serial_transfers"):
+    for name in ("schedule", "microbatches", "optimizer", "recompute", "recompute_per_stage", "replication", "tied", "serial_transfers"):
         assert getattr(found, name) == getattr(problem, name), name
     for name in ("blocking_allreduce", "memory_bytes", "stages", "cut_at", "request"):
         assert getattr(found, name) == getattr(problem, name), name

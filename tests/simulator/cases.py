@@ -45,10 +45,11 @@ def case(
     warmup: list[int] | None = None,
     **costs: Any,
 ) -> Case:
-    """A case by hand. `costs`: forward, backward, cut, gradient (one for all, or of each), serial, blocking."""
+    """A case by hand. `costs`: forward, backward, cut, gradient, tied (one for all, or of each), serial, blocking."""
     S, devices = len(ranks), max(max(each) for each in ranks) + 1
     on = topology or flat(devices, bandwidth=1.0)
-    layout = Layout(ranks, on.devices, microbatches, warmup=warmup)
+    tied = np.broadcast_to(np.array(costs.pop("tied", 0.0), dtype=float), S).copy()
+    layout = Layout(ranks, on.devices, microbatches, warmup=warmup, tied=(tied > 0).tolist())
     forward, backward = (
         np.broadcast_to(np.array(costs.pop(kind, default), dtype=float), S) for kind, default in (("forward", 1), ("backward", 2))
     )
@@ -58,6 +59,7 @@ def case(
         seconds=np.array([forward, backward, backward / 2, backward / 2, forward, nothing, nothing]),
         cut_bytes=np.broadcast_to(np.array(costs.pop("cut", 0.0), dtype=float), S + 1).copy(),
         gradient_bytes=np.broadcast_to(np.array(costs.pop("gradient", 0.0), dtype=float), S).copy(),
+        tied_s=tied,
         topology=on,
         **costs,
     )
@@ -95,7 +97,8 @@ def cases(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES), latencies: S
     ranks = [[place[rank] for rank in each] for each in ranks]
     S = len(ranks)
     recompute = draw(st.lists(st.booleans(), min_size=S, max_size=S)) if entry.recomputes else [False] * S
-    layout = Layout(ranks, topology.devices, microbatches, recompute)
+    tied = np.array(draw(st.lists(COSTS, min_size=S, max_size=S)) if draw(st.booleans()) else [0.0] * S)
+    layout = Layout(ranks, topology.devices, microbatches, recompute, tied=(tied > 0).tolist())
 
     def drawn(count: int) -> np.ndarray[Any, Any]:
         return np.array(draw(st.lists(COSTS, min_size=count, max_size=count)))
@@ -103,7 +106,7 @@ def cases(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES), latencies: S
     seconds = drawn(len(KINDS) * S).reshape(len(KINDS), S)
     seconds[A] = 0.0
     options = {"serial": draw(st.booleans()), "blocking": entry.asynchronous and draw(st.booleans())} | fixed
-    work = Work(ranks, seconds, np.array([0.0, *drawn(S - 1), 0.0]), drawn(S), topology, **options)
+    work = Work(ranks, seconds, np.array([0.0, *drawn(S - 1), 0.0]), drawn(S), tied, topology, **options)
     return Case(name, layout, order(name, layout), work)
 
 
@@ -140,5 +143,6 @@ def scaled(work: Work, factor: float) -> Work:
         seconds=factor * work.seconds,
         cut_bytes=factor * work.cut_bytes,
         gradient_bytes=factor * work.gradient_bytes,
+        tied_s=factor * work.tied_s,
         topology=structs.replace(work.topology, levels=levels),
     )

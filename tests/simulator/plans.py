@@ -26,18 +26,22 @@ def plan_of(
     cuts: Sequence[int] | None = None,
     weights: Sequence[int] | None = None,
     topology: Topology | None = None,
+    tied: tuple[Sequence[int], int] = ((), 0),
     **options: Any,
 ) -> Plan:
     """A stage a layer, asynchronous unless `options` say otherwise; stages of 1 s and 2 s for each replica where no costs are given.
 
-    `cuts` are the bytes between the stages, over links of 1 byte/s where no topology is given.
+    `cuts` are the bytes between the stages, over links of 1 byte/s where no topology is given; `tied` are stages that share a parameter,
+    and its bytes.
     """
     S = len(replicas)
+    own = [0] * S if weights is None else weights
     profile = chain_profile(
         [float(r) for r in replicas] if forward is None else forward,
         [2.0 * r for r in replicas] if backward is None else backward,
         [*([0] * (S - 1) if cuts is None else cuts), 0],
-        [0] * S if weights is None else weights,
+        [size + (tied[1] if s in tied[0] else 0) for s, size in enumerate(own)],
+        shared=[("tied", *tied)],
         stash_groups=[((s,), 10 + s) for s in range(S)],
     )
     on = topology or flat(sum(replicas), 1.0)

@@ -150,7 +150,7 @@ def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the
     assert sorted(came) == list(zip(done.stage.tolist(), done.round.tolist(), strict=True))
     for stage, number, start, end in zip(done.stage.tolist(), done.round.tolist(), done.start, done.end, strict=True):
         ranks = case.work.ranks[stage]
-        alone = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology)
+        alone = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology) + case.work.tied_s[stage]
         assert start >= max(came[stage, number])
         assert end - start >= alone - CLOSE
         if not len(timeline.transfers.start):
