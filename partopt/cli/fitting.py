@@ -59,7 +59,7 @@ def _fitting(names: list[str], planner: str, optimizer: str, problem: Problem, r
     sizes = [m.microbatch_size for m in problem.profile.measured() if m.microbatch_size < now] + [now]
     for name, size, recompute in itertools.product(names, reversed(sizes), ("never", "always")):
         with suppress(PartoptError):  # a --global-batch may be no multiple of that size
-            plan = contest.planned(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
+            plan = contest.decided(name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer))
             if plan.fits(problem.memory_bytes):
                 flags = "" if name == planner else f" --planner {name}"
                 flags += "" if size == now else f" --microbatch-size {size}"

@@ -130,6 +130,11 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     return passing + others + update
 
 
+def objective_s(partition: Partition, problem: Problem) -> float:
+    """What is minimised: the period of an asynchronous schedule, the iteration of a synchronous one."""
+    return binding(partition, problem).seconds if problem.microbatches is None else iteration_s(partition, problem)
+
+
 def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, float, float]:
     """The addends of `iteration_s`: one microbatch's pass, what the stage that paces takes for the others, and the largest update."""
     M = problem.microbatches

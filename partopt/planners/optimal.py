@@ -10,6 +10,7 @@ Asynchronous schedules: the least period. Synchronous ones: the least iteration 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from partopt.cost.kernels import passed_s, replica_counts
 from partopt.cost.period import binding
@@ -34,9 +35,15 @@ def plan(problem: Problem) -> Partition:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
     best, how = settled(best, probes), proof(problem, all(probe.complete for probe in probes))
-    if value <= lower * (1 + 3 * TOLERANCE):
-        return Partition(best.family, best.stages, value, "optimal", proof=how)
-    return Partition(best.family, best.stages, value, f"gap {100 * (value / lower - 1):.3g} %" if lower else "gap", lower, how)
+    met = value <= lower * (1 + 3 * TOLERANCE)
+    return replace(best, objective_s=value, status=status(value, lower), lower_bound_s=None if met else lower, proof=how)
+
+
+def status(objective_s: float, lower_bound_s: float) -> str:
+    """What is proven of a plan with this objective: that it is optimal, or by how much at most it is not."""
+    if objective_s <= lower_bound_s * (1 + 3 * TOLERANCE):
+        return "optimal"
+    return f"gap {100 * (objective_s / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
 
 
 def proof(problem: Problem, complete: bool) -> str:

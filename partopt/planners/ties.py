@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from partopt.cost.kernels import replica_counts
-from partopt.cost.period import binding, parts_of_iteration
+from partopt.cost.period import objective_s, parts_of_iteration
 from partopt.cost.price import peak_memory_bytes
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import Partition
 from partopt.planners.families import Screened
 from partopt.planners.searching import TOLERANCE, Counts, least
 
@@ -60,10 +60,3 @@ class _Within:
             pairs = [(probe.within_memory(memory_bytes), counts) for probe in self.probes for counts in replica_counts(self.problem)]
             self.able[memory_bytes] = [(probe, counts) for probe, counts in pairs if probe.find(self.T, self.U, counts, None) is not None]
         return self.able[memory_bytes]
-
-
-def objective_s(partition: Partition, problem: Problem) -> float:
-    """What is minimised: the period of an asynchronous schedule, the iteration of a synchronous one."""
-    if problem.microbatches is None:
-        return binding(partition, problem).seconds
-    return sum(parts_of_iteration(partition, problem))

@@ -1,17 +1,27 @@
-"""Plans of several planners for one problem, all judged by the simulator."""
+"""Plans of several planners for one problem, all judged by the simulator.
+
+The optimal planner minimises a formula, and the simulator, which knows of contention and of how replicas take turns, need not order plans
+alike: so its best plan, its best with equal replicas, and the plans of the other planners are candidates, and the fastest is its plan.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.problem import Problem
+from partopt.cost.period import objective_s
+from partopt.cost.problem import FREE, Problem, partition_of
 from partopt.errors import PartoptError, PartoptWarning
-from partopt.plan import Plan
-from partopt.planners import PLANNERS, asked_of
+from partopt.plan import Certificate, Plan
+from partopt.planners import PLANNERS, asked_of, optimal
 from partopt.search.warmup import judged_at_best
+
+UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
 @contextmanager
@@ -23,9 +33,41 @@ def quiet() -> Iterator[None]:
 
 
 def planned(name: str, problem: Problem) -> Plan:
-    """The plan of one planner, judged. PartoptError where it refuses the problem, or its schedule cannot run its plan."""
+    """The plan of one planner, judged; of `optimal` the fastest of its candidates.
+
+    PartoptError where it refuses the problem, or its schedule cannot run its plan.
+    """
+    own = decided(name, problem)
+    if name != "optimal":
+        return own
+    with quiet():
+        return _fastest(own, plans_of([other for other in contestants(problem) if other != name], problem), problem)
+
+
+def decided(name: str, problem: Problem) -> Plan:
+    """What one planner decides, judged. PartoptError as `planned`."""
     problem.progress(f"simulating {name}", 0, 1)
     return judged_at_best(planners.plan(name, problem), problem.memory_bytes)
+
+
+def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
+    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan: with its lower bound, and the gap to it."""
+    plans = {"optimal": own} | {name: plan for name, plan in others.items() if not list(plan.disregarded())}
+    if problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT and len({stage.replicas for stage in own.stages}) > 1:
+        with suppress(PartoptError):
+            plans["uniform"] = replace(decided("optimal", dataclasses.replace(problem, replication="uniform")), request=own.request)
+    best = plans[best_of(plans, problem.memory_bytes)]
+    if best is own or own.certificate is None:
+        return own
+    seconds, lower = objective_s(partition_of(best, problem.recompute_per_stage), problem), own.certificate.lower_bound_s
+    bound = Certificate(
+        status=optimal.status(seconds, lower),
+        objective_s=seconds,
+        lower_bound_s=lower,
+        gap=seconds / lower - 1 if lower else 0.0,
+        proof=own.certificate.proof,
+    )
+    return replace(best, planner="optimal", certificate=bound)
 
 
 def contestants(problem: Problem) -> list[str]:
@@ -40,12 +82,14 @@ def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
     plans, refusals = {}, []
     for name in names:
         try:
-            plans[name] = planned(name, problem)
+            plans[name] = decided(name, problem)
         except PartoptError as error:
             refusals.append(error)
             warnings.warn(f"without {name}: {error.message}", PartoptWarning, stacklevel=2)
     if refusals and not plans:
         raise PartoptError.together({error.message: error for error in refusals}.values())
+    if "optimal" in plans:
+        plans["optimal"] = _fastest(plans["optimal"], {name: plan for name, plan in plans.items() if name != "optimal"}, problem)
     return plans
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from partopt import planners
-from partopt.cost.period import binding, iteration_s
+from partopt.cost.period import objective_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem, Progress, partition_of, problem_behind
 from partopt.errors import PartoptError
@@ -77,8 +77,7 @@ class _Again:
             return None
         if self.plan.planner != "optimal":
             return self.decided.objective_s
-        asynchronous = self.problem.microbatches is None
-        return binding(self.partition, self.problem).seconds if asynchronous else iteration_s(self.partition, self.problem)
+        return objective_s(self.partition, self.problem)
 
 
 def verify(plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None) -> list[Check]:
@@ -207,7 +206,7 @@ def _status(again: _Again) -> _Found:
     objective, lower = certificate.objective_s, certificate.lower_bound_s
     gap = objective / lower - 1 if lower else 0.0
     if again.plan.planner == "optimal":
-        status = "optimal" if objective == lower else f"gap {100 * gap:.3g} %" if lower else "gap"
+        status = optimal.status(objective, lower)
         proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
     else:
         status, proofs = again.decided.status, {again.decided.proof}
