@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partopt.cost.capacity import shapes_of, trees_of
-from partopt.cost.kernels import NAIVE, layers_of
+from partopt.cost.kernels import NAIVE, NEVER, ZB_H1, Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
-from partopt.planners.entries import CUT, ENTRY, MODE, REPLICAS, STAGES, START, USED, Caps, Table, empty_table
-from partopt.planners.probe import BLOCK, begin, reaches, sweep
+from partopt.planners.entries import CUT, ENTRY, EXTRA, MODE, REPLICAS, STAGES, START, USED, Caps, Table, empty_table
+from partopt.planners.probe import BLOCK, begin, reaches, sweep, widest
 
 # T   seconds: a bound on the period, or of a synchronous schedule on what its slowest stage adds to one microbatch's pass
 # U   seconds: a bound on the all-reduce and the optimizer's step of each stage, once an iteration
@@ -21,8 +22,10 @@ Counts = tuple[int, int]  # the least and the most replicas of every stage
 TOLERANCE = 1e-12  # relative: the rounding errors of two ways to add up the same costs
 ENDLESS = 1e200  # seconds
 STEPS = 300
+_UNITS = 2**50  # that the recomputation of the whole model is counted in
 SHAPE_LIMIT = 9_000_000  # shapes times levels; about 1 GB of tables
 _ENTRIES = 64  # of a cut, at most, where there are several levels
+_COUNTED = 1000  # and where recomputation is counted
 _ENTRIES_IN_ALL = 10_000_000  # 80 bytes each
 
 
@@ -39,18 +42,47 @@ class Probe:
         self.problem, self.layers, self.shapes = problem, layers_of(problem), shapes_of(topology)
         self.reach = reaches(self.layers)
         L, G, width = self.shapes.side.shape
+        self.widest = widest(self.layers, self.reach)
         self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
+        self.varies = problem.recompute_per_stage and problem.microbatches is not None and not self.layers.apart
+        self.unit_s, self.extra = extra_of(self.layers)
         self.narrowest = float(self.shapes.side[:, :, 1:].min())  # bytes/s that every stage has for a side, wherever it stands
         self.tables: list[Table] = []
         self.complete = True  # no entry was ever left out for want of room
 
-    def find(self, T: float, U: float, counts: Counts, stages: int | None) -> Partition | None:
+    def find(self, T: float, U: float, counts: Counts, stages: int | None, extra_s: float = ENDLESS) -> Partition | None:
         """A plan within the bounds, rounding apart; `None` where there is none.
 
         Each stage has as many replicas as `counts` says, from and to, and there are `stages` stages, `None` for any number. Devices in
-        use are counted where memory is limited.
+        use are counted where memory is limited. Recomputing adds at most `extra_s` seconds to the pass of a microbatch.
         """
-        caps = self._caps(T, U, counts)
+        found = self._find(self.layers, self._caps(T, U, counts), stages)
+        if found is None or extra_s >= ENDLESS or self._extra_s(found) <= extra_s:
+            return found
+        caps = self._caps(T, U, counts)._replace(extra=np.floor(extra_s / self.unit_s) + len(self.reach))
+        return self._find(self.layers._replace(extra=self.extra), caps, stages)
+
+    def _extra_s(self, found: Partition) -> float:
+        """Seconds that recomputing adds to the pass of a microbatch."""
+        forward = self.layers.compute[1] - self.layers.compute[0]
+        return float(sum(forward[stage.stop] - forward[stage.start] for stage in found.stages if stage.recompute))
+
+    def _find(self, layers: Layers, caps: Caps, stages: int | None) -> Partition | None:
+        """A plan within the caps. Where what is in flight depends on the number of all stages, the fewest with which there is one.
+
+        More stages hold more, so that no plan has fewer of them than the fewest that hold as little as those of fewer stages.
+        """
+        if layers.schedule != ZB_H1 or not caps.limited:
+            return self._sweep(layers, caps, stages)
+        depth = stages or 1
+        while True:
+            found = self._sweep(layers._replace(depth=depth), caps, stages)
+            if found is None or len(found.stages) <= depth:
+                return found
+            depth = len(found.stages)
+
+    def _sweep(self, layers: Layers, caps: Caps, stages: int | None) -> Partition | None:
+        """A plan within the caps."""
         sweeps = 1 if stages is None else stages
         self._make_tables(1 if stages is None else stages + 1)
         begin(self.tables[0], self.problem.topology.devices)
@@ -59,20 +91,20 @@ class Probe:
             source, table = self.tables[k], self.tables[k if stages is None else k + 1]
             if stages is not None:
                 begin(table, 0)
-            found = sweep(self.layers, caps, self.reach, source, table)
+            found = sweep(layers, caps, self.reach, source, table)
             self.complete = self.complete and table.dropped[0] == 0
         return self._plan(sweeps if stages is not None else 0, stages is None) if found else None
 
     def _make_tables(self, count: int) -> None:
         layers, several_levels = self.problem.chain.layers, len(self.shapes.group) > 2
-        entries = max(8, min(_ENTRIES, _ENTRIES_IN_ALL // (layers * count))) if several_levels else 8
+        most = _COUNTED if self.varies else _ENTRIES if several_levels else 8
+        entries = max(8, min(most, _ENTRIES_IN_ALL // (layers * count)))
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, BLOCK))
 
     def _caps(self, T: float, U: float, counts: Counts) -> Caps:
         """What a stage may carry within the bounds."""
         layers, shapes = self.layers, self.shapes
-        slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
         room = (T * np.arange(shapes.slope.shape[1]) if layers.M == 0 else U) - shapes.latency
         slope = shapes.slope + (layers.optimizer_rate if layers.M else 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -83,15 +115,32 @@ class Probe:
         free[[0, -1]] = True
         if layers.schedule == NAIVE:
             free[:] = True
-        rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
         any_weights = trees_of(weights.max(axis=0, keepdims=True))[0]
         limited = self.problem.memory_bytes is not None
-        return Caps(T, rate, *counts, limited, shapes.group, any_weights, trees_of(weights), self.sides, shapes.exchange, free)
+        needs = self._needs(T, *counts)
+        return Caps(T, needs, *counts, np.inf, limited, shapes.group, any_weights, trees_of(weights), self.sides, shapes.exchange, free)
+
+    def _needs(self, T: float, least: int, most: int) -> NDArray[np.float64]:
+        """Devices that the layers before each cut take, at the least; shape (N+1,).
+
+        A synchronous stage takes max(least, M C / (T + C)), a concave function of its compute C, which is at most `widest`: each of its
+        layers accounts for that over the largest C, times its own.
+        """
+        layers, M = self.layers, self.layers.M
+        compute = layers.compute[layers.first_mode]
+        if M == 0:
+            return compute / T
+        turns = -(-M // most)
+        widest = self.widest if layers.schedule == NAIVE or turns == 1 else np.minimum(self.widest, T / (turns - 1))
+        pace = 0.0 if layers.schedule == NAIVE else M / (T + widest)
+        rates = np.maximum(least / np.maximum(widest, 1e-300), pace)
+        return np.concatenate([[0.0], np.cumsum(np.minimum(rates * np.diff(compute), NEVER))])
 
     def _plan(self, k: int, one_table: bool) -> Partition:
         """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
         rows = self.tables[k].rows
-        position = min(range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, [STAGES, USED]].tolist())
+        order = [STAGES, USED] if self.layers.schedule == ZB_H1 else [EXTRA, STAGES, USED]
+        position = min(range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, order].tolist())
         stages: list[Assignment] = []
         cut = 0
         while cut < self.problem.chain.layers:
@@ -101,6 +150,13 @@ class Probe:
             stages.append(Assignment(cut, row[CUT], ranks, mode))
             cut, position, k = row[CUT], row[ENTRY], k if one_table else k - 1
         return Partition(CONTIGUOUS, stages)
+
+
+def extra_of(layers: Layers) -> tuple[float, NDArray[np.int64]]:
+    """What recomputation adds to the pass of the layers before each cut, shape (N+1,), in whole units of so many seconds."""
+    forward = layers.compute[1] - layers.compute[0]
+    unit_s = max(float(forward[-1]), 1e-300) / _UNITS
+    return unit_s, np.rint(forward / unit_s).astype(np.int64)
 
 
 def least(
