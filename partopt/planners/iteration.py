@@ -36,18 +36,18 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
     problem, (one_pass, x) = probe.problem, _floors(probe, counts)
     passes = probe.layers.M if problem.schedule == "naive" else 1
     bounds_extra = getattr(probe, "varies", False)
-    best, goal, slack = None, value - one_pass, TOLERANCE * one_pass
+    best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
     regions = [Region(x, 0.0, ENDLESS, x, ENDLESS)]
     while regions and regions[0].bound < goal - 2 * slack:
         region = heapq.heappop(regions)
-        target = _target(region, goal - slack)
+        target = _target(region, goal - 2 * slack)
         caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
         if bounds_extra:
-            found = probe.find(*caps, counts, problem.stages, (target - region.u - region.x) / passes)
+            found = probe.find(*caps, counts, problem.stages, (target - region.u - region.x - 3 * slack) / passes)
         else:
             found = probe.find(*caps, counts, problem.stages)
         if found is None:
-            if target < goal - slack:
+            if target < goal - 2 * slack:
                 heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))
             continue
         passing, rest, update = parts_of_iteration(found, problem)
@@ -55,11 +55,11 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
         taken = extra + rest + update
         if passing + rest + update < value:
             best, value = found, passing + rest + update
-        goal, slack = min(goal, taken), max(slack, TOLERANCE * min(value, one_pass + taken))
-        if taken < target:
+        if taken < goal:
+            goal, slack = taken, TOLERANCE * (one_pass + taken)
             heapq.heappush(regions, region._replace(tries=0))
             continue
-        for part in _parts(region, target, extra, rest, update):
+        for part in _parts(region, min(target, taken - 2 * slack), extra, rest, update, 2 * slack):
             heapq.heappush(regions, part)
     lower = min(goal, regions[0].bound) if regions else goal
     return best, value, min(one_pass + lower, value)
@@ -82,15 +82,18 @@ def _target(region: Region, most: float) -> float:
     return most if region.tries > 1 or most - region.bound < 1e-2 * most else (region.bound + most) / 2
 
 
-def _parts(region: Region, target: float, e: float, x: float, u: float) -> list[Region]:
+def _parts(region: Region, target: float, e: float, x: float, u: float, least: float) -> list[Region]:
     """The parts of a region that may hold a plan of less than `target`, given one that takes as much or more.
 
-    Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E = e > target - t - `region.x`.
+    Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E = e > target - t - `region.x`; at X
+    likewise. Where no t does both by `least` seconds, it lies in the middle, and only the first part is rid of the plan.
     """
     bound, u0, u1, x0, x1, _ = region
     from_u, from_x = max(u0, target - max(x, x0 + e)), max(x0, target - u0 - e)
+    if max(u - from_u, x - from_x) < least:
+        from_u, from_x = u0, x0
     if u - from_u >= x - from_x:
-        t = (min(from_u, u) + u) / 2 if from_u < u else (u0 + u) / 2
+        t = (from_u + u) / 2
         return [Region(bound, u0, t, x0, x1), Region(max(bound, t + x0), t, u1, x0, x1)]
-    t = (from_x + x) / 2 if from_x < x else (x0 + x) / 2
+    t = (from_x + x) / 2
     return [Region(bound, u0, u1, x0, t), Region(max(bound, u0 + t), u0, u1, t, x1)]

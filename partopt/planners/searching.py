@@ -123,8 +123,8 @@ class Probe:
     def _needs(self, T: float, least: int, most: int) -> NDArray[np.float64]:
         """Devices that the layers before each cut take, at the least; shape (N+1,).
 
-        A synchronous stage takes max(least, M C / (T + C)), a concave function of its compute C, which is at most `widest`: each of its
-        layers accounts for that over the largest C, times its own.
+        A synchronous stage takes `least` or M C / (T + passed) if that is more, where what it passes on in is at most `widest`: each of
+        its layers accounts for its own share of that.
         """
         layers, M = self.layers, self.layers.M
         compute = layers.compute[layers.first_mode]
@@ -132,9 +132,10 @@ class Probe:
             return compute / T
         turns = -(-M // most)
         widest = self.widest if layers.schedule == NAIVE or turns == 1 else np.minimum(self.widest, T / (turns - 1))
-        pace = 0.0 if layers.schedule == NAIVE else M / (T + widest)
-        rates = np.maximum(least / np.maximum(widest, 1e-300), pace)
-        return np.concatenate([[0.0], np.cumsum(np.minimum(rates * np.diff(compute), NEVER))])
+        passed = np.diff(layers.compute[0 if layers.apart else layers.first_mode])
+        counted = least * passed / np.maximum(widest, 1e-300)
+        paced = 0.0 if layers.schedule == NAIVE else M * np.diff(compute) / (T + widest)
+        return np.concatenate([[0.0], np.cumsum(np.minimum(np.maximum(counted, paced), NEVER))])
 
     def _plan(self, k: int, one_table: bool) -> Partition:
         """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
