@@ -79,7 +79,7 @@ def as_good(group, gap, limit, low, other_limit, other_low):  # type: ignore[no-
 
 @compiled()
 def covered(entries, group, gap, start, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether a stage that begins at `start`, with `used` devices and `extra` recomputed or more, adds nothing to the entries of its cut."""
+    """Whether a stage that begins at `start`, with `used` devices and `extra` or more, adds nothing to the entries of its cut."""
     limit = start if gap == 0 else start // group[gap - 1] * group[gap - 1]
     low = 0 if gap == 0 else start // group[gap] * group[gap]
     if limit < floor or (floor > 0 and limit <= low):
@@ -93,7 +93,7 @@ def covered(entries, group, gap, start, used, extra, floor):  # type: ignore[no-
 
 @compiled()
 def all_covered(entries, group, free, top, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether no stage that begins by `top`, with `used` devices and `extra` recomputed or more, adds anything to the entries of its cut."""
+    """Whether no stage that begins by `top`, with `used` devices and `extra` or more, adds anything to the entries of its cut."""
     top = min(top, group[-1] - 1)
     if top < floor:
         return True

@@ -15,6 +15,9 @@ from partopt.cost.period import parts_of_iteration
 from partopt.cost.problem import Partition, Problem
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe
 
+_EAGER = 2  # tries after which a region is asked for anything better than the best
+_LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
+
 
 class Region(NamedTuple):
     """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than `bound`, one pass apart."""
@@ -30,15 +33,18 @@ class Region(NamedTuple):
 def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
-    Where E varies and the probe does not say that it bounds it (`bounds_extra`, with the seconds of it as the last argument of `find`),
-    E counts as 0 in the search, and the lower bound is that of such plans.
+    A probe may have more than `find`: `floors_s(counts)`, which X and U do not go below, and `bounds_extra`, where its `find` takes a
+    bound on E in seconds. Where E varies and the probe cannot bound it, E counts as 0 in the lower bound. So many probes that count it
+    take long: after `_most_probes` the search ends with the lower bound that it has.
     """
-    problem, (one_pass, x) = probe.problem, _floors(probe, counts)
+    problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     passes = probe.layers.M if problem.schedule == "naive" else 1
-    bounds_extra = getattr(probe, "varies", False)
+    bounds_extra = getattr(probe, "bounds_extra", False)
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
-    regions = [Region(x, 0.0, ENDLESS, x, ENDLESS)]
-    while regions and regions[0].bound < goal - 2 * slack:
+    regions = [Region(x + u, u, ENDLESS, x, ENDLESS, _EAGER if value < ENDLESS else 0)]
+    for _ in range(_most_probes(problem)):
+        if not regions or regions[0].bound >= goal - 2 * slack:
+            break
         region = heapq.heappop(regions)
         target = _target(region, goal - 2 * slack)
         caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
@@ -65,21 +71,28 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
     return best, value, min(one_pass + lower, value)
 
 
-def _floors(probe: Probe, counts: Counts) -> tuple[float, float]:
-    """Seconds of one pass of a microbatch at the least, and the least X that there can be."""
+def _floors(probe: Probe, counts: Counts) -> tuple[float, float, float]:
+    """Seconds of one pass of a microbatch at the least, and what X and U do not go below."""
     problem, layers = probe.problem, probe.layers
     compute = float(layers.compute[layers.first_mode, -1])
     if problem.schedule == "naive":
-        return layers.M * compute, 0.0
+        return layers.M * compute, 0.0, 0.0
     one_pass = float(passed_s(layers, 0, problem.chain.layers, layers.first_mode))
-    return one_pass, max(0.0, (compute * layers.M / problem.topology.devices - one_pass) * (1 - TOLERANCE))
+    x, u = probe.floors_s(counts) if hasattr(probe, "floors_s") else (0.0, 0.0)
+    shared = compute * layers.M / problem.topology.devices - one_pass
+    return one_pass, max(x, shared) * (1 - TOLERANCE) - TOLERANCE * one_pass, u * (1 - TOLERANCE)
+
+
+def _most_probes(problem: Problem) -> int:
+    """Probes of a search: enough for any but of chains of many layers whose stages choose to recompute."""
+    return max(100, _LAYERS_PROBED // problem.chain.layers) if problem.recompute_per_stage else 10**9
 
 
 def _target(region: Region, most: float) -> float:
     """What is asked of a region: half way between its bound and the best, and after two tries or close to it, the best."""
     if most > 1e100:
-        return (region.bound + 1e-9) * 1.001 ** 2**region.tries if region.tries < 14 else most
-    return most if region.tries > 1 or most - region.bound < 1e-2 * most else (region.bound + most) / 2
+        return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
+    return most if region.tries >= _EAGER or most - region.bound < 1e-2 * most else (region.bound + most) / 2
 
 
 def _parts(region: Region, target: float, e: float, x: float, u: float, least: float) -> list[Region]:

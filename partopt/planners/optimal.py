@@ -46,6 +46,8 @@ def _search(probe: Probe, value: float) -> tuple[Partition | None, float, float]
     """The best plan whose objective is less than `value`, that objective, and a lower bound."""
     problem, best, lower = probe.problem, None, 0.0
     every = replica_counts(problem)
+    if problem.microbatches is not None and len(every) > 1:
+        every.sort(key=lambda counts: sum(probe.floors_s(counts)))
     for done, counts in enumerate(every):
         problem.progress("optimal: replicas", done, len(every))
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:

@@ -44,7 +44,7 @@ class Probe:
         L, G, width = self.shapes.side.shape
         self.widest = widest(self.layers, self.reach)
         self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
-        self.varies = problem.recompute_per_stage and problem.microbatches is not None and not self.layers.apart
+        self.bounds_extra = problem.recompute_per_stage and problem.microbatches is not None and not self.layers.apart
         self.unit_s, self.extra = extra_of(self.layers)
         self.narrowest = float(self.shapes.side[:, :, 1:].min())  # bytes/s that every stage has for a side, wherever it stands
         self.tables: list[Table] = []
@@ -61,6 +61,20 @@ class Probe:
             return found
         caps = self._caps(T, U, counts)._replace(extra=np.floor(extra_s / self.unit_s) + len(self.reach))
         return self._find(self.layers._replace(extra=self.extra), caps, stages)
+
+    def floors_s(self, counts: Counts) -> tuple[float, float]:
+        """What X and U of a synchronous plan do not go below, given the least and the most replicas of every stage.
+
+        The largest layer and, of as many stages as there are devices for, the largest stage take as much.
+        """
+        layers, shapes, (least, most) = self.layers, self.shapes, counts
+        passed = layers.compute[0 if layers.apart else layers.first_mode]
+        weights, N = self.problem.chain.parameter_bytes, self.problem.chain.layers
+        stages = self.problem.topology.devices // least
+        largest = max(float(np.diff(passed).max()), float(passed[-1]) / stages)
+        W = max(max(weights(layer, layer + 1) for layer in range(N)), weights(0, N) / stages)
+        update = (shapes.slope[:, least : most + 1] + layers.optimizer_rate) * W + shapes.latency[:, least : most + 1]
+        return (0.0 if layers.schedule == NAIVE else (-(-layers.M // most) - 1) * largest), float(update.min())
 
     def _extra_s(self, found: Partition) -> float:
         """Seconds that recomputing adds to the pass of a microbatch."""
@@ -97,7 +111,7 @@ class Probe:
 
     def _make_tables(self, count: int) -> None:
         layers, several_levels = self.problem.chain.layers, len(self.shapes.group) > 2
-        most = _COUNTED if self.varies else _ENTRIES if several_levels else 8
+        most = _COUNTED if self.bounds_extra else _ENTRIES if several_levels else 8
         entries = max(8, min(most, _ENTRIES_IN_ALL // (layers * count)))
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, BLOCK))
@@ -129,7 +143,7 @@ class Probe:
         layers, M = self.layers, self.layers.M
         compute = layers.compute[layers.first_mode]
         if M == 0:
-            return compute / T
+            return np.asarray(compute / T)
         turns = -(-M // most)
         widest = self.widest if layers.schedule == NAIVE or turns == 1 else np.minimum(self.widest, T / (turns - 1))
         passed = np.diff(layers.compute[0 if layers.apart else layers.first_mode])
