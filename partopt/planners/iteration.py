@@ -34,8 +34,8 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
     A probe may have more than `find`: `floors_s(counts)`, which X and U do not go below, and `bounds_extra`, where its `find` takes a
-    bound on E in seconds. Where E varies and the probe cannot bound it, E counts as 0 in the lower bound. So many probes that count it
-    take long: after `_most_probes` the search ends with the lower bound that it has.
+    bound on E in seconds. Where E varies and the probe cannot bound it, E counts as 0 in the lower bound. Probes that count it
+    take long: after `_most_probes` of them the search ends, with the lower bound that it has.
     """
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     passes = probe.layers.M if problem.schedule == "naive" else 1

@@ -45,6 +45,7 @@ class Probe:
         self.widest = widest(self.layers, self.reach)
         self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
         self.bounds_extra = problem.recompute_per_stage and problem.microbatches is not None and not self.layers.apart
+        self.heaviest = max(problem.chain.parameter_bytes(layer, layer + 1) for layer in range(problem.chain.layers))
         self.unit_s, self.extra = extra_of(self.layers)
         self.narrowest = float(self.shapes.side[:, :, 1:].min())  # bytes/s that every stage has for a side, wherever it stands
         self.tables: list[Table] = []
@@ -69,10 +70,9 @@ class Probe:
         """
         layers, shapes, (least, most) = self.layers, self.shapes, counts
         passed = layers.compute[0 if layers.apart else layers.first_mode]
-        weights, N = self.problem.chain.parameter_bytes, self.problem.chain.layers
         stages = self.problem.topology.devices // least
         largest = max(float(np.diff(passed).max()), float(passed[-1]) / stages)
-        W = max(max(weights(layer, layer + 1) for layer in range(N)), weights(0, N) / stages)
+        W = max(self.heaviest, self.problem.chain.parameter_bytes(0, self.problem.chain.layers) / stages)
         update = (shapes.slope[:, least : most + 1] + layers.optimizer_rate) * W + shapes.latency[:, least : most + 1]
         return (0.0 if layers.schedule == NAIVE else (-(-layers.M // most) - 1) * largest), float(update.min())
 
