@@ -63,6 +63,7 @@ def least_iteration(probe: Probe, counts: Counts, value: float) -> tuple[Partiti
             best, value = found, passing + rest + update
         if taken < goal:
             goal, slack = taken, TOLERANCE * (one_pass + taken)
+        if taken < target:
             heapq.heappush(regions, region._replace(tries=0))
             continue
         for part in _parts(region, min(target, taken - 2 * slack), extra, rest, update, 2 * slack):
@@ -105,7 +106,7 @@ def _parts(region: Region, target: float, e: float, x: float, u: float, least: f
     from_u, from_x = max(u0, target - max(x, x0 + e)), max(x0, target - u0 - e)
     if max(u - from_u, x - from_x) < least:
         from_u, from_x = u0, x0
-    if u - from_u >= x - from_x:
+    if e < least or u - from_u >= x - from_x:
         t = (from_u + u) / 2
         return [Region(bound, u0, t, x0, x1), Region(max(bound, t + x0), t, u1, x0, x1)]
     t = (from_x + x) / 2
