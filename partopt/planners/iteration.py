@@ -15,7 +15,7 @@ from partopt.cost.period import parts_of_iteration
 from partopt.cost.problem import Partition, Problem
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, Probe
 
-_EAGER = 2  # tries after which a region is asked for anything better than the best
+_EAGER = 5  # tries after which a region is asked for anything better than the best
 _LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
 
 
@@ -90,10 +90,10 @@ def _most_probes(problem: Problem) -> int:
 
 
 def _target(region: Region, most: float) -> float:
-    """What is asked of a region: half way between its bound and the best, and after two tries or close to it, the best."""
+    """What is asked of a region: half way between its bound and the best; after some tries, or close to it, the best."""
     if most > 1e100:
         return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
-    return most if region.tries >= _EAGER or most - region.bound < 1e-2 * most else (region.bound + most) / 2
+    return most if region.tries >= _EAGER or most - region.bound < 1e-4 * most else (region.bound + most) / 2
 
 
 def _parts(region: Region, target: float, e: float, x: float, u: float, least: float) -> list[Region]:
