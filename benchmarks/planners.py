@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 
+_1F1B = {"schedule": "1f1b", "microbatches": 512}
 # planner, layers, sizes of the levels (innermost first), stages (0: as many as devices), seconds to reach (0: none set), and what else
 # the problem says: the memory limits are ones that one stage on all devices exceeds
 ROWS = [
@@ -26,6 +27,11 @@ ROWS = [
     ("optimal", 10000, (16384,), 0, 5.0),
     ("optimal", 10000, (8, 2048), 0, 15.0, {"memory_bytes": 420 * 10**9}),
     ("optimal", 1000, (8, 128), 0, 0.0, {"schedule": "1f1b", "microbatches": 1024}),
+    ("optimal", 1000, (8, 128), 0, 10.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
+    ("optimal", 2000, (8, 128), 0, 0.0, {**_1F1B, "memory_bytes": 40 * 10**9}),
+    ("optimal", 1000, (8, 256), 0, 0.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
+    ("optimal", 100, (8, 128), 0, 0.0, {**_1F1B, "replication": "uniform"}),
+    ("optimal", 100, (8, 128), 0, 0.0, {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True}),
     ("pipedream", 200, (8, 8), 0, 1.0),
     ("pipedream", 1000, (8, 128), 0, 5.0),
     ("pipedream", 2000, (8, 128), 0, 0.0),

@@ -22,7 +22,7 @@ from partopt.cost.ranges import Differences
 # NEVER  more replicas than there are anywhere
 
 NEVER = 2**40
-PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, NAIVE = range(6)
+PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, NAIVE, ZB_H1 = range(7)
 _SCHEDULES = {
     "pipedream": PIPEDREAM,
     "pipedream-2bw": TWO_BUFFERED,
@@ -30,6 +30,7 @@ _SCHEDULES = {
     "1f1b-eager": EAGER,
     "gpipe": GPIPE,
     "naive": NAIVE,
+    "zb-h1": ZB_H1,
 }
 
 
@@ -55,6 +56,8 @@ class Layers(NamedTuple):
     first_mode: int  # stages may run from this mode to that: 0 activations kept, 1 recomputed
     last_mode: int
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
+    extra: NDArray[np.int64]  # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
+    depth: int  # stages of all, at the most, where what is in flight depends on them
     apart: bool  # stages recompute while they wait, so that passing a microbatch on takes no recomputation
     tied: Tied
 
@@ -76,6 +79,8 @@ def layers_of(problem: Problem) -> Layers:
         first_mode=int(problem.recompute and not problem.recompute_per_stage),
         last_mode=int(problem.recompute or problem.recompute_per_stage),
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
+        extra=np.zeros(chain.layers + 1, np.int64),
+        depth=0,
         apart=problem.schedule == "gpipe",
         tied=tied_of(problem),
     )
@@ -96,7 +101,7 @@ def tied_of(problem: Problem) -> Tied:
 def replica_counts(problem: Problem) -> list[tuple[int, int]]:
     """The least and the most replicas that every stage may have, one pair for each count of `uniform`."""
     P = problem.topology.devices
-    if problem.replication == FREE:
+    if problem.replication == FREE and problem.schedule != "zb-h1":
         return [(1, P)]
     return [(1, 1)] if problem.replication == NONE else [(d, d) for d in range(1, P + 1)]
 
@@ -170,6 +175,8 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
     own = -(-layers.M // F) if layers.M else NEVER
     if layers.schedule == GPIPE:
         return own
+    if layers.schedule == ZB_H1:
+        return 1 if layers.depth <= F else own
     busy = 2 * R if layers.schedule == EAGER else R
     downstream = 1 if R == 0 else (NEVER if F == 1 else -(-busy // (F - 1)))
     return min(own, downstream)

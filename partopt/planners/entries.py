@@ -21,21 +21,21 @@ from partopt.cost.kernels import NAIVE, NEVER
 # gap      level at which a stage and its neighbour part; 0 where it does not matter
 
 # What an entry holds; the last seven are the stage that begins at the cut and the entry at its end.
-LIMIT, LOW, USED, GAP, STAGES, CUT, ENTRY, START, REPLICAS, MODE = range(10)
-COLUMNS = 10
+LIMIT, LOW, USED, EXTRA, GAP, STAGES, CUT, ENTRY, START, REPLICAS, MODE = range(11)
+COLUMNS = 11
 
 
 class Caps(NamedTuple):
     """What stages may carry in one probe."""
 
     pace: float  # seconds: `partopt.cost.kernels.replicas_to_keep_pace`
-    rate: float  # devices that a second of compute takes, at the least
-    shared: NDArray[np.float64]  # devices that the compute of the layers behind a cut takes at the least, shape (N+1,)
+    needs: NDArray[np.float64]  # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
     behind: NDArray[np.float64]  # devices behind a cut at the least, infinite where there can be no cut, shape (N+1,)
     ahead: NDArray[np.float64]  # devices that the layers before a cut take at the least, shape (N+1,)
     bearing: NDArray[np.int64]  # replicas that a stage beside a cut has at the least, by its gap, shape (L+1, N+1)
     least: int  # replicas of a stage
     most: int
+    extra: float  # in the unit of `Layers.extra`: what all stages together may add to a microbatch's pass by recomputing
     limited: bool  # devices in use matter: memory is limited
     group: NDArray[np.int64]  # ranks of the components of each level, shape (L+1,)
     any_weights: NDArray[np.float64]  # the largest of `weights` for each length of a run, a tree of shape (2 size,)
@@ -55,7 +55,8 @@ class Table(NamedTuple):
     counts: NDArray[np.int64]  # entries of each cut, shape (N+1,)
     top: NDArray[np.float64]  # the largest LIMIT of each cut, shape (N+1,)
     used: NDArray[np.float64]  # the smallest USED
-    blocks: NDArray[np.float64]  # bounds of blocks of cuts, shape (2, blocks, 4): see `partopt.planners.probe`
+    extra: NDArray[np.float64]  # the smallest EXTRA
+    blocks: NDArray[np.float64]  # bounds of blocks of cuts, shape (2, blocks, 5): see `partopt.planners.probe`
     dropped: NDArray[np.int64]  # entries for which there was no room, shape (1,)
 
 
@@ -66,7 +67,8 @@ def empty_table(layers: int, entries: int, block: int) -> Table:
         np.zeros(layers + 1, np.int64),
         np.full(layers + 1, -np.inf),
         np.full(layers + 1, np.inf),
-        np.zeros((2, layers // block + 1, 4)),
+        np.full(layers + 1, np.inf),
+        np.zeros((2, layers // block + 1, 5)),
         np.zeros(1, np.int64),
     )
 
@@ -82,41 +84,41 @@ def as_good(group, gap, limit, low, other_limit, other_low):  # type: ignore[no-
 
 
 @compiled()
-def covered(entries, group, gap, start, used, floor):  # type: ignore[no-untyped-def]
-    """Whether a stage that begins at `start`, with `used` devices or more, adds nothing to the entries of its cut."""
+def covered(entries, group, gap, start, used, extra, floor):  # type: ignore[no-untyped-def]
+    """Whether a stage that begins at `start`, with `used` devices and `extra` or more, adds nothing to the entries of its cut."""
     limit = start if gap == 0 else start // group[gap - 1] * group[gap - 1]
     low = 0 if gap == 0 else start // group[gap] * group[gap]
     if limit < floor or (floor > 0 and limit <= low):
         return True
     for position in range(len(entries)):
-        cheap = entries[position, USED] <= used and entries[position, GAP] == gap
+        cheap = entries[position, USED] <= used and entries[position, EXTRA] <= extra and entries[position, GAP] == gap
         if cheap and as_good(group, gap, entries[position, LIMIT], entries[position, LOW], limit, low):
             return True
     return False
 
 
 @compiled()
-def all_covered(entries, group, free, top, used, floor):  # type: ignore[no-untyped-def]
-    """Whether no stage that begins by `top`, with `used` devices or more, adds anything to the entries of its cut."""
+def all_covered(entries, group, free, top, used, extra, floor):  # type: ignore[no-untyped-def]
+    """Whether no stage that begins by `top`, with `used` devices and `extra` or more, adds anything to the entries of its cut."""
     top = min(top, group[-1] - 1)
     if top < floor:
         return True
     if free:
-        return covered(entries, group, 0, top, used, floor)
+        return covered(entries, group, 0, top, used, extra, floor)
     L, G = len(group) - 1, group[-2]
-    if not covered(entries, group, L, top, used, floor):
+    if not covered(entries, group, L, top, used, extra, floor):
         return False
     for gap in range(1, L):
         size = group[gap]
         for member in range(G // size):
             first = top // G * G + member * size
             if first <= top < first + size - 1:
-                if not covered(entries, group, gap, top, used, floor):
+                if not covered(entries, group, gap, top, used, extra, floor):
                     return False
                 first -= G
             elif first > top:
                 first -= G
-            if first >= 0 and not covered(entries, group, gap, first + size - 1, used, floor):
+            if first >= 0 and not covered(entries, group, gap, first + size - 1, used, extra, floor):
                 return False
     return True
 
@@ -128,9 +130,9 @@ def keep(table, caps, c, entry):  # type: ignore[no-untyped-def]
     for position in range(table.counts[c]):
         row = rows[position]
         if row[GAP] == entry[GAP]:
-            worse = not caps.limited or entry[USED] <= row[USED]
+            worse = (not caps.limited or entry[USED] <= row[USED]) and entry[EXTRA] <= row[EXTRA]
             worse = worse and as_good(caps.group, row[GAP], entry[LIMIT], entry[LOW], row[LIMIT], row[LOW])
-            better = not caps.limited or row[USED] <= entry[USED]
+            better = (not caps.limited or row[USED] <= entry[USED]) and row[EXTRA] <= entry[EXTRA]
             better = better and as_good(caps.group, row[GAP], row[LIMIT], row[LOW], entry[LIMIT], entry[LOW])
             if better and not (worse and (entry[STAGES], entry[USED]) < (row[STAGES], row[USED])):
                 return

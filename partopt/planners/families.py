@@ -16,7 +16,7 @@ from partopt.cost.problem import Partition, Problem
 from partopt.cost.relaxed import relaxed
 from partopt.planners import nested
 from partopt.planners.nested import NestedProbe
-from partopt.planners.searching import Counts, Probe
+from partopt.planners.searching import ENDLESS, Counts, Probe
 
 # T, U   seconds: as `partopt.planners.searching` has them
 
@@ -38,7 +38,7 @@ class Screen:
         asked = (T, U, counts)
         if asked in self.behind_at:
             return False
-        found = self.probe.find(T, U, counts, None, self._known(asked))
+        found = self.probe.find(T, U, counts, None, behind=self._known(asked))
         if found is not None:
             self.behind_at[asked] = self.probe.tables[0].used.copy()
         if found is None and self.probe.complete:
@@ -89,11 +89,24 @@ class Screened:
         """A period that no plan of any family has, nor a shorter one."""
         return self.screen.refused_s(counts) if self.screen is not None else 0.0
 
-    def find(self, T: float, U: float, counts: Counts, stages: int | None) -> Partition | None:
-        """A plan within the bounds; `None` where none was found."""
+    @property
+    def bounds_extra(self) -> bool:
+        """Whether what recomputing adds to the pass of a microbatch varies, and can be bounded."""
+        return isinstance(self.probe, Probe) and self.probe.bounds_extra
+
+    def floors_s(self, counts: Counts) -> tuple[float, float]:
+        """What X and U of a synchronous plan do not go below: `partopt.planners.searching.Probe.floors_s`."""
+        bounding = self.probe if self.screen is None else self.screen.probe
+        assert isinstance(bounding, Probe), "nested plans are searched behind a screen"
+        return bounding.floors_s(counts)
+
+    def find(self, T: float, U: float, counts: Counts, stages: int | None, extra_s: float = ENDLESS) -> Partition | None:
+        """A plan within the bounds, of which that on what recomputing adds is kept where `bounds_extra`; `None` where none was found."""
         if self.screen is not None and self.screen.refuses(T, U, counts):
             return None
         behind = None if self.screen is None else self.screen.behind(T, U, counts)
+        if isinstance(self.probe, Probe):
+            return self.probe.find(T, U, counts, stages, extra_s, behind)
         return self.probe.find(T, U, counts, stages, behind)
 
 

@@ -1,54 +1,109 @@
-"""The least iteration of a synchronous schedule: one pass + X + U, with X what the stage that paces adds for the other microbatches and U
-the largest update. Intervals of U are searched for the least X, those first whose bound is the least.
+"""The least iteration of a synchronous schedule: one pass + E + X + U. X is what the stage that paces adds for the other microbatches, U
+the largest update, E what stages that choose to recompute add to the pass; elsewhere E is 0, and recomputation a part of `one pass`.
+
+Regions of X and U are searched, that with the least bound first. A probe that finds no plan rules a region out, or all in it that take
+less than a target; a plan that takes more parts it in two, neither of which holds that plan.
 """
 
 from __future__ import annotations
 
 import heapq
-from functools import partial
+from typing import NamedTuple
 
 from partopt.cost.kernels import passed_s
 from partopt.cost.period import parts_of_iteration
-from partopt.cost.problem import Partition
+from partopt.cost.problem import Partition, Problem
 from partopt.planners.families import Screened
-from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
+from partopt.planners.searching import ENDLESS, TOLERANCE, Counts
+
+_EAGER = 5  # tries after which a region is asked for anything better than the best
+_LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
+
+
+class Region(NamedTuple):
+    """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than `bound`, one pass apart."""
+
+    bound: float
+    u: float
+    most_u: float
+    x: float
+    most_x: float
+    tries: int = 0  # targets that no plan has met
 
 
 def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
-    An interval (low, high] of U in which X is at least x holds no iteration shorter than one pass + x + low. It is searched up to its
-    middle or, where that was done before, up to its end.
+    Where E varies and the family's probe does not bound it, E counts as 0 in the lower bound. Probes that count it take long: after
+    `_most_probes` of them the search ends, with the lower bound that it has.
     """
-    problem, M = probe.problem, probe.layers.M
-    naive, compute = problem.schedule == "naive", float(probe.layers.compute[probe.layers.first_mode, -1])
-    one_pass = M * compute if naive else float(passed_s(probe.layers, 0, problem.chain.layers, probe.layers.first_mode))
-    first = 0.0 if naive else max(0.0, (compute * M / problem.topology.devices - one_pass) * (1 - TOLERANCE))
-    best, lower, slack, unsettled = None, one_pass, TOLERANCE * one_pass, ENDLESS
-    intervals = [(one_pass + first, 0.0, ENDLESS, first, True)]  # bound, low, high, x, and whether all of it is searched at once
-    while intervals:
-        lower, low, high, x, whole = heapq.heappop(intervals)
-        if lower >= value - 2 * slack:
+    problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
+    passes = probe.layers.M if problem.schedule == "naive" else 1
+    best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
+    regions = [Region(x + u, u, ENDLESS, x, ENDLESS, _EAGER if value < ENDLESS else 0)]
+    for _ in range(_most_probes(problem)):
+        if not regions or regions[0].bound >= goal - 2 * slack:
             break
-        middle = high if whole else (low + high) / 2
-        upper = value - one_pass - low if value < ENDLESS else ENDLESS
-        find = partial(_within, probe, middle, counts)
-        found, _, bound = least(find, lambda plan: parts_of_iteration(plan, problem)[1], x, upper, slack)
-        if middle < high:
-            heapq.heappush(intervals, (one_pass + x + middle, middle, high, x, True))
-        if found is not None:
-            passing, _, update = parts_of_iteration(found, problem)
-            seconds = sum(parts_of_iteration(found, problem))
-            if passing > one_pass * (1 + 10 * TOLERANCE):  # it recomputes: a plan with a larger X may pass a microbatch on sooner
-                unsettled = min(unsettled, one_pass + bound + low)
-            best, value = (found, seconds) if seconds < value else (best, value)
-            if update - slack > low:
-                heapq.heappush(intervals, (one_pass + bound + low, low, min(update, middle) - slack, bound, False))
-    else:
-        lower = value
-    return best, value, min(lower, value, unsettled)
+        region = heapq.heappop(regions)
+        target = _target(region, goal - 2 * slack)
+        caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
+        found = probe.find(*caps, counts, problem.stages, (target - region.u - region.x - 3 * slack) / passes)
+        if found is None:
+            if target < goal - 2 * slack:
+                heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))
+            continue
+        passing, rest, update = parts_of_iteration(found, problem)
+        extra = passing - one_pass if probe.bounds_extra else 0.0
+        taken = extra + rest + update
+        if passing + rest + update < value:
+            best, value = found, passing + rest + update
+        if taken < goal:
+            goal, slack = taken, TOLERANCE * (one_pass + taken)
+        if taken < target:
+            heapq.heappush(regions, region._replace(tries=0))
+            continue
+        for part in _parts(region, min(target, taken - 2 * slack), extra, rest, update, 2 * slack):
+            heapq.heappush(regions, part)
+    lower = min(goal, regions[0].bound) if regions else goal
+    return best, value, min(one_pass + lower, value)
 
 
-def _within(probe: Screened, U: float, counts: Counts, X: float) -> Partition | None:
-    """A plan within both bounds of a synchronous schedule."""
-    return probe.find(X, U, counts, probe.problem.stages)
+def _floors(probe: Screened, counts: Counts) -> tuple[float, float, float]:
+    """Seconds of one pass of a microbatch at the least, and what X and U do not go below."""
+    problem, layers = probe.problem, probe.layers
+    compute = float(layers.compute[layers.first_mode, -1])
+    if problem.schedule == "naive":
+        return layers.M * compute, 0.0, 0.0
+    one_pass = float(passed_s(layers, 0, problem.chain.layers, layers.first_mode))
+    x, u = probe.floors_s(counts)
+    shared = compute * layers.M / problem.topology.devices - one_pass
+    return one_pass, max(x, shared) * (1 - TOLERANCE) - TOLERANCE * one_pass, u * (1 - TOLERANCE)
+
+
+def _most_probes(problem: Problem) -> int:
+    """Probes of a search: enough for any but of chains of many layers whose stages choose to recompute."""
+    return max(100, _LAYERS_PROBED // problem.chain.layers) if problem.recompute_per_stage else 10**9
+
+
+def _target(region: Region, most: float) -> float:
+    """What is asked of a region: half way between its bound and the best; after some tries, or close to it, the best."""
+    if most > 1e100:
+        return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
+    return most if region.tries >= _EAGER or most - region.bound < 1e-4 * most else (region.bound + most) / 2
+
+
+def _parts(region: Region, target: float, e: float, x: float, u: float, least: float) -> list[Region]:
+    """The parts of a region that may hold a plan of less than `target`, given one that takes as much or more.
+
+    Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E = e > target - t - `region.x`; at X
+    likewise. Where no t does both by `least` seconds, it lies in the middle, and only the first part is rid of the plan.
+    """
+    bound, u0, u1, x0, x1, _ = region
+    from_u, from_x = max(u0, target - max(x, x0 + e)), max(x0, target - u0 - e)
+    if max(u - from_u, x - from_x) < least:
+        from_u, from_x = u0, x0
+    if e < least or u - from_u >= x - from_x:
+        t = (from_u + u) / 2
+        return [Region(bound, u0, t, x0, x1), Region(max(bound, t + x0), t, u1, x0, x1)]
+    t = (from_x + x) / 2
+    return [Region(bound, u0, u1, x0, t), Region(max(bound, u0 + t), u0, u1, t, x1)]

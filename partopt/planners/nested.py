@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.kernels import NAIVE, layers_of
+from partopt.cost.kernels import Layers, layers_of
 from partopt.cost.problem import NESTED, NONE, Partition, Problem
 from partopt.planners.blocks import Block, stages_of
 from partopt.planners.nested_sweep import (
@@ -35,7 +36,8 @@ from partopt.planners.nested_sweep import (
     open_inside,
     solve,
 )
-from partopt.planners.searching import Counts, devices_around
+from partopt.planners.probe import reaches, widest
+from partopt.planners.searching import Counts, at_its_depth, devices_around, devices_needed
 from partopt.topology import Topology
 
 # T, U   seconds: as `partopt.planners.searching` has them
@@ -50,6 +52,7 @@ class NestedProbe:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.layers, self.levels = problem, layers_of(problem), levels_of(problem.topology)
+        self.widest = widest(self.layers, reaches(self.layers))
         entries = _ENTRIES if problem.stages is None else _ENTRIES_COUNTED
         self.nest = _nest(len(self.levels.size), problem.chain.layers, entries, WORK)
 
@@ -63,14 +66,17 @@ class NestedProbe:
 
         `behind` are devices that the layers behind each cut take at the least, infinite where no stage may begin, shape (N+1,).
         """
-        layers, nest, L = self.layers, self.nest, len(self.levels.size)
-        slowest = float(layers.compute[0 if layers.apart else layers.last_mode, -1])
-        rate = 1.0 / T if layers.M == 0 else (0.0 if layers.schedule == NAIVE else layers.M / (slowest + T))
-        _, least, _ = devices_around(layers, rate, behind)
+        needs = devices_needed(self.layers, self.widest, T, *counts)
+        least, _ = devices_around(needs, behind)
         possible = np.where(np.isinf(least), 0.0, least)
         floor, ceiling = np.minimum.accumulate(least), np.maximum.accumulate(possible[::-1])[::-1]
-        bounds = Bounds(T, U, rate, *counts, self.problem.memory_bytes is not None, stages or 0, least, floor, ceiling)
-        N = self.problem.chain.layers
+        limited = self.problem.memory_bytes is not None
+        bounds = Bounds(T, U, needs, *counts, limited, stages or 0, least, floor, ceiling)
+        return at_its_depth(self.layers, limited, stages, partial(self._solved, bounds))
+
+    def _solved(self, bounds: Bounds, layers: Layers) -> Partition | None:
+        """A plan within the bounds."""
+        nest, L, N = self.nest, len(self.levels.size), self.problem.chain.layers
         nest.frames[L - 1] = [N, 0, 0, 0, 1, 0, 0, 0]
         nest.crossed[L - 1] = 0.0
         nest.counts[L - 1] = 0
@@ -78,21 +84,22 @@ class NestedProbe:
         nest.counts[L - 1, N, L] = 1
         solve(layers, bounds, self.levels, nest, L)
         found = nest.rows[L - 1, 0, 0, : nest.counts[L - 1, 0, 0]]
-        fitting = [row for row in found if stages is None or row[STAGES] == stages]
+        fitting = [row for row in found if bounds.stages in (0, row[STAGES])]
         if not fitting:
             return None
         best = min(fitting, key=lambda row: (row[STAGES], row[USED]))
-        return Partition(NESTED, stages_of(self._blocks(bounds, L, 0, 0, best), self.levels.group.tolist()))
+        return Partition(NESTED, stages_of(self._blocks(layers, bounds, L, 0, 0, best), self.levels.group.tolist()))
 
     def within_memory(self, memory_bytes: int) -> NestedProbe:
         """The probe of the same problem within so much memory a device, which counts stages and gives up sooner."""
         other = copy(self)
         other.problem = replace(self.problem, memory_bytes=memory_bytes)
         other.layers = self.layers._replace(memory=float(memory_bytes))
+        other.widest = widest(other.layers, reaches(other.layers))
         other.nest = _nest(len(self.levels.size), self.problem.chain.layers, _ENTRIES_COUNTED, WORK // 10)
         return other
 
-    def _blocks(self, bounds: Bounds, k: int, start: int, kind: int, wanted: np.ndarray) -> list[Block]:
+    def _blocks(self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, wanted: np.ndarray) -> list[Block]:
         """The pipeline of level k from cut `start`, whose entry there has the members, devices and stages of `wanted`."""
         nest, rows = self.nest, self.nest.rows[k - 1]
         of = (MEMBERS, USED, STAGES)
@@ -105,23 +112,23 @@ class NestedProbe:
         blocks: list[Block] = []
         first = 0
         for start, kind, row in path:
-            inside = self._inside(bounds, k, start, kind, row) if k > 1 else []
+            inside = self._inside(layers, bounds, k, start, kind, row) if k > 1 else []
             recompute = bool(row[MODE]) if k == 1 and self.problem.recompute_per_stage else None
             blocks.append(Block(start, int(row[END]), first, int(row[COPIES]), inside, recompute))
             first += int(row[COPIES])
         return blocks
 
-    def _inside(self, bounds: Bounds, k: int, start: int, kind: int, row: np.ndarray) -> list[Block]:
+    def _inside(self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, row: np.ndarray) -> list[Block]:
         """The pipeline inside the block `row` of level k: found again as it was found, since its entries have been written over."""
         nest, wanted = self.nest, row.copy()
         nest.frames[k - 1, [AT, POSITION, TRIED]] = row[END], row[ENTRY], row[COPIES]
-        open_inside(self.layers, bounds, self.levels, nest, k)
+        open_inside(bounds, self.levels, nest, k)
         begin(nest, k)
         work, nest.work[0] = int(nest.work[0]), 2**60
-        solve(self.layers, bounds, self.levels, nest, k - 1)
+        solve(layers, bounds, self.levels, nest, k - 1)
         nest.work[0] = work
         wanted[MEMBERS] = row[INSIDE]
-        return self._blocks(bounds, k - 1, start, kind, wanted)
+        return self._blocks(layers, bounds, k - 1, start, kind, wanted)
 
 
 def _nest(L: int, N: int, entries: int, work: int) -> Nest:

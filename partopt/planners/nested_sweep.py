@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 
     pace: float  # seconds: `partopt.cost.kernels.replicas_to_keep_pace`
     update: float  # seconds for a synchronous schedule's all-reduce and optimizer step
-    rate: float  # devices that a second of compute takes, at the least
+    needs: NDArray[np.float64]  # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
     least: int  # replicas of a stage
     most: int
     limited: bool  # devices in use matter: memory is limited
@@ -85,12 +85,12 @@ def solve(layers, bounds, levels, nest, top):  # type: ignore[no-untyped-def]
         return nest.work[0] > 0
     _rewind(nest, k)
     while nest.work[0] > 0:
-        if not _next_block(layers, bounds, levels, nest, k):
+        if not _next_block(bounds, levels, nest, k):
             if k == top:
                 return True
             k += 1
             _take_over(bounds, levels, nest, k)
-        elif _enter(layers, bounds, levels, nest, k):
+        elif _enter(bounds, levels, nest, k):
             if k > 2:
                 k -= 1
                 _rewind(nest, k)
@@ -119,7 +119,7 @@ def _rewind(nest, k):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _next_block(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def]
+def _next_block(bounds, levels, nest, k):  # type: ignore[no-untyped-def]
     """Go to the next end, entry and number of copies of the pipeline of level k. Whether there is one."""
     frame = nest.frames[k - 1]
     frame[TRIED] += 1
@@ -136,26 +136,26 @@ def _next_block(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def
 
 
 @compiled()
-def _enter(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def]
+def _enter(bounds, levels, nest, k):  # type: ignore[no-untyped-def]
     """Open the pipeline inside the block that is tried at level k, if it may be of use."""
     nest.work[0] -= 1
-    if not open_inside(layers, bounds, levels, nest, k) or not _improves(layers, bounds, levels, nest, k):
+    if not open_inside(bounds, levels, nest, k) or not _improves(bounds, levels, nest, k):
         return False
     begin(nest, k)
     return True
 
 
 @compiled()
-def open_inside(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def]
+def open_inside(bounds, levels, nest, k):  # type: ignore[no-untyped-def]
     """Set the frame of the pipeline inside the block that is tried at level k. Whether its members may take it far enough."""
-    frame, inside, prefix = nest.frames[k - 1], nest.frames[k - 2], layers.compute[layers.first_mode]
+    frame, inside = nest.frames[k - 1], nest.frames[k - 2]
     last, m = frame[AT], frame[TRIED]
     before = nest.rows[k - 1, last, k, frame[POSITION]]
     free, used = levels.size[k - 1] - before[MEMBERS] - m, before[USED]
     inside[LAST], inside[AFTER] = last, frame[AFTER] if last == frame[LAST] else k
     inside[OUTSIDE] = frame[OUTSIDE] * m
-    inside[MUST] = _last_start(prefix, bounds, frame[MUST], frame[OUTSIDE] * free * levels.group[k - 1], last - 1)
-    inside[LOW] = max(frame[LOW], _first_start(prefix, bounds, last, used, inside[OUTSIDE] * levels.group[k - 1]))
+    inside[MUST] = _last_start(bounds, frame[MUST], frame[OUTSIDE] * free * levels.group[k - 1], last - 1)
+    inside[LOW] = max(frame[LOW], _first_start(bounds, last, used, inside[OUTSIDE] * levels.group[k - 1]))
     nest.crossed[k - 2] = nest.crossed[k - 1]
     if m > 1:
         nest.crossed[k - 2, 0] = max(nest.crossed[k - 1, 0], levels.ring[k - 1] * (m if levels.bus[k - 1] else 1))
@@ -164,12 +164,12 @@ def open_inside(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def
 
 
 @compiled()
-def _last_start(prefix, bounds, must, devices, most):  # type: ignore[no-untyped-def]
+def _last_start(bounds, must, devices, most):  # type: ignore[no-untyped-def]
     """The last cut, up to `most`, from which `devices` may take the layers back to cut `must`, or further."""
     low, high = min(must, most), most
     while low < high:
         i = (low + high + 1) // 2
-        if max((prefix[i] - prefix[must]) * bounds.rate, bounds.floor[must] - bounds.ceiling[i]) > devices + _SLACK:
+        if max(bounds.needs[i] - bounds.needs[must], bounds.floor[must] - bounds.ceiling[i]) > devices + _SLACK:
             high = i - 1
         else:
             low = i
@@ -177,12 +177,12 @@ def _last_start(prefix, bounds, must, devices, most):  # type: ignore[no-untyped
 
 
 @compiled()
-def _first_start(prefix, bounds, last, used, devices):  # type: ignore[no-untyped-def]
+def _first_start(bounds, last, used, devices):  # type: ignore[no-untyped-def]
     """The first cut from which `devices` may take the layers up to cut `last`, behind which `used` are in use."""
     low, high = 0, last
     while low < high:
         i = (low + high) // 2
-        if max((prefix[last] - prefix[i]) * bounds.rate, bounds.floor[i] - used) > devices + _SLACK:
+        if max(bounds.needs[last] - bounds.needs[i], bounds.floor[i] - used) > devices + _SLACK:
             low = i + 1
         else:
             high = i
@@ -190,16 +190,16 @@ def _first_start(prefix, bounds, last, used, devices):  # type: ignore[no-untype
 
 
 @compiled()
-def _improves(layers, bounds, levels, nest, k):  # type: ignore[no-untyped-def]
+def _improves(bounds, levels, nest, k):  # type: ignore[no-untyped-def]
     """Whether the block that is tried at level k may add to the entries of level k."""
     if bounds.stages:
         return True
-    frame, inside, prefix = nest.frames[k - 1], nest.frames[k - 2], layers.compute[layers.first_mode]
+    frame, inside = nest.frames[k - 1], nest.frames[k - 2]
     before = nest.rows[k - 1, frame[AT], k, frame[POSITION]]
     members, last = before[MEMBERS] + frame[TRIED], inside[LAST]
     nest.work[0] -= (inside[MUST] - inside[LOW]) // 16
     for i in range(inside[LOW], inside[MUST] + 1):
-        takes = max(float(inside[OUTSIDE]), (prefix[last] - prefix[i]) * bounds.rate)
+        takes = max(float(inside[OUTSIDE]), bounds.needs[last] - bounds.needs[i])
         if bounds.least_behind[i] == np.inf:
             continue
         used = np.int64(np.ceil(max(before[USED] + takes, bounds.least_behind[i]) - _SLACK))
@@ -267,19 +267,19 @@ def keep(bounds, nest, k, i, kind, entry):  # type: ignore[no-untyped-def]
 @compiled()
 def _fill_innermost(layers, bounds, levels, nest):  # type: ignore[no-untyped-def]
     """The entries of the innermost pipeline, which is made of stages: for each start first the end that the start after it has."""
-    frame, prefix, size = nest.frames[0], layers.compute[layers.first_mode], levels.size[0]
+    frame, size = nest.frames[0], levels.size[0]
     last, must, Q = frame[LAST], frame[MUST], frame[OUTSIDE]
-    scale, behind = bounds.rate / Q, nest.rows[0, last, 1, 0, USED]
+    needs, behind = bounds.needs / Q, nest.rows[0, last, 1, 0, USED]
     entry, bearable = np.zeros(COLUMNS, np.int64), np.zeros(nest.rows.shape[2], np.bool_)
     hint, high = last, last
     for i in range(last - 1, frame[LOW] - 1, -1):
-        floor = max((prefix[last] - prefix[i]) * scale, (bounds.least_behind[i] - behind) / Q, 1.0) - _SLACK
+        floor = max(needs[last] - needs[i], (bounds.least_behind[i] - behind) / Q, 1.0) - _SLACK
         room = float(size)
         if i > must:
-            room -= max(0.0, (prefix[i] - prefix[must]) * scale - _SLACK, (bounds.floor[must] - bounds.least_behind[i]) / Q - _SLACK)
+            room -= max(0.0, needs[i] - needs[must] - _SLACK, (bounds.floor[must] - bounds.least_behind[i]) / Q - _SLACK)
         if floor > room or not _bearable(layers, bounds, levels, nest, i, i <= must, bearable):
             continue
-        while high > i + 1 and (prefix[high] - prefix[i]) * scale > size + _SLACK:
+        while high > i + 1 and needs[high] - needs[i] > size + _SLACK:
             high -= 1
         nest.work[0] -= 1 + (high - i) // 16
         if nest.work[0] <= 0:
@@ -292,7 +292,7 @@ def _fill_innermost(layers, bounds, levels, nest):  # type: ignore[no-untyped-de
                 break
             if nest.counts[0, c, 1] == 0:
                 continue
-            least = nest.rows[0, c, 1, 0, MEMBERS] + max(1.0, (prefix[c] - prefix[i]) * scale - _SLACK)
+            least = nest.rows[0, c, 1, 0, MEMBERS] + max(1.0, needs[c] - needs[i] - _SLACK)
             if bounds.stages or least < most - _SLACK:
                 _join(layers, bounds, levels, nest, i, c, room, bearable, entry)
                 now = _most_members(nest, i, bearable, size)

@@ -64,6 +64,8 @@ def _search(probes: Sequence[Screened], value: float) -> tuple[Partition | None,
     problem, best, lower = probes[0].problem, None, ENDLESS
     search = _least_period if problem.microbatches is None else least_iteration
     every = replica_counts(problem)
+    if problem.microbatches is not None and len(every) > 1:
+        every.sort(key=lambda counts: sum(probes[0].floors_s(counts)))
     for done, counts in enumerate(every):
         problem.progress("optimal: replicas", done, len(every))
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:

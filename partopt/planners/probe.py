@@ -2,8 +2,8 @@
 
 From the last layer to the first, for each cut i the entries (`partopt.planners.entries`) of the ways to place layers [i, N): over every
 end j of the first stage and every entry of j, the fewest replicas that keep the pace, fit the memory and carry the weights and the cuts,
-as late as possible. Ends j are passed over in blocks: the compute of the layers between takes a number of devices at the least, so a block
-whose latest start, less these, is no later than one that is known has nothing to add.
+as late as possible. Ends j are passed over in blocks: each of the layers between takes a share of a device, at the least, so a block whose
+latest start, less these, is no later than one that is known has nothing to add.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from partopt.planners.entries import (
     COLUMNS,
     CUT,
     ENTRY,
+    EXTRA,
     GAP,
     LIMIT,
     LOW,
@@ -65,6 +66,18 @@ def reaches(layers):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def widest(layers, reach):  # type: ignore[no-untyped-def]
+    """Seconds in which the largest stage with each layer passes a microbatch on; shape (N,)."""
+    N = len(reach) - 1
+    largest = np.zeros(N)
+    for i in range(N):
+        passed = passed_s(layers, i, reach[i], layers.first_mode)
+        for layer in range(i, reach[i]):
+            largest[layer] = max(largest[layer], passed)
+    return largest
+
+
+@compiled()
 def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
     """Whether [i, j) fits with F in flight, its cuts not counted."""
     if layers.memory == np.inf:
@@ -79,9 +92,10 @@ def begin(table, devices):  # type: ignore[no-untyped-def]
     """Empty the table but for cut N, behind which all `devices` are left; wholly where there are none."""
     N = len(table.counts) - 1
     table.counts[:], table.dropped[0] = 0, 0
-    table.top[:], table.used[:] = -np.inf, np.inf
-    for column in range(4):
+    table.top[:], table.used[:], table.extra[:] = -np.inf, np.inf, np.inf
+    for column in range(5):
         table.blocks[:, :, column] = np.inf if column % 2 else -np.inf
+    table.blocks[:, :, 4] = np.inf
     table.rows[N, 0] = 0
     table.rows[N, 0, LIMIT] = devices
     table.counts[N] = 1 if devices > 0 else 0
@@ -97,7 +111,7 @@ def sweep(layers, caps, reach, source, table):  # type: ignore[no-untyped-def]
             continue
         floor = max(np.int64(np.ceil(caps.ahead[i] - _SLACK)), 1 if i else 0)
         _fill_cut(layers, caps, reach, source, table, i, floor)
-        _summarise(table, i, caps.shared[i])
+        _summarise(table, i, caps.needs[N] - caps.needs[i])
     return table.counts[0] > 0
 
 
@@ -107,17 +121,19 @@ def _summarise(table, i, behind):  # type: ignore[no-untyped-def]
     for position in range(table.counts[i]):
         table.top[i] = max(table.top[i], table.rows[i, position, LIMIT])
         table.used[i] = min(table.used[i], table.rows[i, position, USED])
+        table.extra[i] = min(table.extra[i], table.rows[i, position, EXTRA])
     for coarse in range(2):
         block = table.blocks[coarse, i // (_COARSE if coarse else BLOCK)]
         block[0], block[1] = max(block[0], table.top[i] + behind), min(block[1], table.used[i] - behind)
         block[2], block[3] = max(block[2], table.top[i]), min(block[3], table.used[i])
+        block[4] = min(block[4], table.extra[i])
 
 
 @compiled()
 def _fill_cut(layers, caps, reach, source, table, i, floor):  # type: ignore[no-untyped-def]
     """The entries of cut i: first with the end that the first entry of the next cut has, then with every block of ends."""
     N = len(layers.cuts) - 1
-    behind = caps.shared[i]
+    behind = caps.needs[N] - caps.needs[i]
     entry = np.zeros(COLUMNS, np.int64)
     hint = table.rows[i + 1, 0, CUT] if table.counts[i + 1] else 0
     if hint and source.counts[hint]:
@@ -128,12 +144,12 @@ def _fill_cut(layers, caps, reach, source, table, i, floor):  # type: ignore[no-
     while high > i:
         block = source.blocks[1, high // _COARSE]
         whole = high % _COARSE == _COARSE - 1 and high - _COARSE >= i
-        if whole and _useless(caps, table, i, floor, block[0] - behind, block[1] + behind):
+        if whole and _useless(caps, table, i, floor, block[0] - behind, block[1] + behind, block[4]):
             high -= _COARSE
             continue
         low = max(high - high % BLOCK, i + 1)
         block = source.blocks[0, high // BLOCK]
-        if not _useless(caps, table, i, floor, block[0] - behind, block[1] + behind):
+        if not _useless(caps, table, i, floor, block[0] - behind, block[1] + behind, block[4]):
             _fill_from_block(layers, caps, source, table, i, low, high, floor, behind, entry)
         high = low - 1
 
@@ -142,17 +158,16 @@ def _fill_cut(layers, caps, reach, source, table, i, floor):  # type: ignore[no-
 def _fill_from_block(layers, caps, source, table, i, low, high, floor, behind, entry):  # type: ignore[no-untyped-def]
     """The entries of cut i whose first stage ends from `low` to `high`, in one block; late ends first, which have less behind them."""
     block = source.blocks[0, low // BLOCK]
-    if _useless(caps, table, i, floor, block[0] - behind, block[1] + behind):
+    if _useless(caps, table, i, floor, block[0] - behind, block[1] + behind, block[4]):
         return
     r = _replicas_at_least(layers, caps, i, low, block[3])
-    if r > caps.most or _useless(caps, table, i, floor, block[2] - r, block[3] + r):
+    if r > caps.most or _useless(caps, table, i, floor, block[2] - r, block[3] + r, block[4]):
         return
-    prefix = layers.compute[layers.first_mode]
     for j in range(high, low - 1, -1):
         if source.counts[j] == 0:
             continue
-        takes = max((prefix[j] - prefix[i]) * caps.rate, caps.behind[i] - caps.behind[j], float(caps.least))
-        if not _useless(caps, table, i, floor, source.top[j] - takes, source.used[j] + takes):
+        takes = max(caps.needs[j] - caps.needs[i], caps.behind[i] - caps.behind[j], float(caps.least))
+        if not _useless(caps, table, i, floor, source.top[j] - takes, source.used[j] + takes, source.extra[j]):
             _join(layers, caps, source, table, i, j, floor, entry)
 
 
@@ -173,13 +188,13 @@ def _replicas_at_least(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _useless(caps, table, i, floor, top, used):  # type: ignore[no-untyped-def]
-    """Whether a start by `top` with `used` devices or more, either not rounded yet, adds nothing to cut i."""
+def _useless(caps, table, i, floor, top, used, extra):  # type: ignore[no-untyped-def]
+    """Whether a start by `top` with `used` devices, neither rounded yet, and `extra` recomputed, or more, adds nothing to cut i."""
     top, used = min(top, caps.group[-1] - caps.behind[i]), max(used, caps.behind[i])
-    if top < floor - 1:
+    if top < floor - 1 or extra > caps.extra:
         return True
     least = np.int64(np.ceil(used - _SLACK)) if caps.limited else NEVER
-    return all_covered(table.rows[i, : table.counts[i]], caps.group, caps.free[i], np.int64(np.floor(top + _SLACK)), least, floor)
+    return all_covered(table.rows[i, : table.counts[i]], caps.group, caps.free[i], np.int64(np.floor(top + _SLACK)), least, extra, floor)
 
 
 @compiled()
@@ -196,7 +211,8 @@ def _join(layers, caps, source, table, i, j, floor, entry):  # type: ignore[no-u
         for position in range(source.counts[j] if F > 0 else 0):
             row = source.rows[j, position]
             r = max(pace, replicas_to_fit(layers, F, row[USED]), caps.bearing[row[GAP], j])
-            if r <= caps.most and not _useless(caps, table, i, floor, row[LIMIT] - r, row[USED] + r):
+            entry[EXTRA] = row[EXTRA] + (layers.extra[j] - layers.extra[i] if mode else 0)
+            if r <= caps.most and not _useless(caps, table, i, floor, row[LIMIT] - r, row[USED] + r, float(entry[EXTRA])):
                 entry[STAGES], entry[CUT], entry[ENTRY], entry[MODE] = row[STAGES] + 1, j, position, mode
                 _place(layers, caps, table, i, row, floor, entry, r, W, tied, C, passed, before, after)
 
@@ -217,7 +233,7 @@ def _place(layers, caps, table, i, row, floor, entry, r, W, tied, C, passed, bef
             continue
         used = row[USED] + least if caps.limited else NEVER
         for latest in range(row[LIMIT] - least, max(floor - 1, row[LIMIT] - least - G), -1):
-            if covered(table.rows[i, : table.counts[i]], caps.group, gap, latest, used, floor):
+            if covered(table.rows[i, : table.counts[i]], caps.group, gap, latest, used, float(entry[EXTRA]), floor):
                 continue
             start, replicas = settle(layers, caps, row, floor, latest % G, least, W, tied, C, passed, before, after, gap)
             if start >= 0:

@@ -41,7 +41,7 @@ def test_it_chooses_the_stages_that_recompute(partopt, profile_file, topology_fi
     assert "activations recomputed in stages 0 and 1" in partopt("plan", path, *options).out
 
 
-@pytest.mark.parametrize("schedule", ["zb-h1", "zbv"])
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
 def test_schedules_that_it_does_not_plan_for_are_refused_and_left_to_others(planned, schedule):
     stated = "--schedule", schedule, "--microbatches", 8, "--stages", 4
     outcome = planned(*stated, "--planner", "optimal")

@@ -50,7 +50,7 @@ def partitions(problem: Problem) -> Iterator[list[tuple[int, int, range]]]:
 def _allowed(problem: Problem, replicas: list[int]) -> bool:
     if 0 in replicas:
         return False
-    if problem.replication == FREE:
+    if problem.replication == FREE and problem.schedule != "zb-h1":
         return True
     return set(replicas) == {1} if problem.replication == NONE else len(set(replicas)) == 1
 
