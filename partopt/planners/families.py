@@ -29,6 +29,7 @@ class Screen:
     def __init__(self, contiguous: Probe) -> None:
         self.probe = Probe(contiguous.problem, relaxed(contiguous.shapes, contiguous.problem.topology))
         self.refused: list[Asked] = []
+        self.open: list[Asked] = []  # refused by the probe of contiguous plans alone
         self.behind_at: dict[Asked, NDArray[np.float64]] = {}
 
     def refuses(self, T: float, U: float, counts: Counts) -> bool:
@@ -78,8 +79,19 @@ class Screened:
 
     @property
     def complete(self) -> bool:
-        """Whether all that it refused is proven not to be there."""
+        """Whether no entry was ever left out for want of room."""
         return self.probe.complete
+
+    def open(self, counts: Counts) -> list[tuple[float, float]]:
+        """Bounds T and U within which there may be plans of the family: of nested ones only where contiguous ones alone were refused."""
+        if self.screen is None or isinstance(self.probe, Probe):
+            return [(ENDLESS, ENDLESS)]
+        return [(T, U) for T, U, other in self.screen.open if other == counts]
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the probe has done all the work that it may: from then on only the screen proves something."""
+        return isinstance(self.probe, NestedProbe) and self.probe.gave_up
 
     def within_memory(self, memory_bytes: int) -> Screened:
         """The same family within so much memory a device, no more than the screen has."""
@@ -106,7 +118,10 @@ class Screened:
             return None
         behind = None if self.screen is None else self.screen.behind(T, U, counts)
         if isinstance(self.probe, Probe):
-            return self.probe.find(T, U, counts, stages, extra_s, behind)
+            found = self.probe.find(T, U, counts, stages, extra_s, behind)
+            if found is None and self.screen is not None:
+                self.screen.open.append((T, U, counts))
+            return found
         return self.probe.find(T, U, counts, stages, behind)
 
 

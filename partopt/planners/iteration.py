@@ -34,13 +34,15 @@ class Region(NamedTuple):
 def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
-    Where E varies and the family's probe does not bound it, E counts as 0 in the lower bound. Probes that count it take long: after
-    `_most_probes` of them the search ends, with the lower bound that it has.
+    Where a probe gives up, the bounds are those of the regions that are left. Where E varies and the family's probe does not bound it, E
+    counts as 0 in the lower bound. Probes that count it take long: after `_most_probes` of them the search ends, with the lower bound that
+    it has.
     """
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     passes = probe.layers.M if problem.schedule == "naive" else 1
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
-    regions = [Region(x + u, u, ENDLESS, x, ENDLESS, _EAGER if value < ENDLESS else 0)]
+    regions = [Region(x + u, u, most_u, x, most_x, _EAGER if value < ENDLESS else 0) for most_x, most_u in probe.open(counts)]
+    heapq.heapify(regions)
     for _ in range(_most_probes(problem)):
         if not regions or regions[0].bound >= goal - 2 * slack:
             break
@@ -48,6 +50,9 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
         target = _target(region, goal - 2 * slack)
         caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
         found = probe.find(*caps, counts, problem.stages, (target - region.u - region.x - 3 * slack) / passes)
+        if found is None and probe.gave_up:
+            heapq.heappush(regions, region)
+            break
         if found is None:
             if target < goal - 2 * slack:
                 heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))

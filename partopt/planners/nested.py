@@ -42,7 +42,7 @@ from partopt.topology import Topology
 
 # T, U   seconds: as `partopt.planners.searching` has them
 
-WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
+WORK = 4_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
 _ENTRIES = 16  # of a cut and a kind, at most
 _ENTRIES_COUNTED = 128  # where stages are counted
 
@@ -58,11 +58,16 @@ class NestedProbe:
 
     @property
     def complete(self) -> bool:
-        """Whether no probe gave up, and no entry was left out for want of room."""
-        return bool(self.nest.work[0] > 0 and self.nest.work[1] == 0)
+        """Whether no entry was ever left out for want of room."""
+        return bool(self.nest.work[1] == 0)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the work that may be done is done: from then on `None` proves nothing."""
+        return bool(self.nest.work[0] <= 0)
 
     def find(self, T: float, U: float, counts: Counts, stages: int | None, behind: NDArray[np.float64] | None = None) -> Partition | None:
-        """A plan within the bounds; `None` where none was found, which is a proof while the probe is `complete`.
+        """A plan within the bounds; `None` where none was found, which is a proof where the probe is `complete` and has not given up.
 
         `behind` are devices that the layers behind each cut take at the least, infinite where no stage may begin, shape (N+1,).
         """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partopt.cost.kernels import passed_s, replica_counts
-from partopt.cost.period import binding
+from partopt.cost.period import binding, objective_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.families import Screened, families
@@ -23,6 +23,8 @@ from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
 from partopt.planners.ties import settled
 
 FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
+_LONG = 400  # layers from which a search begins with the best plan of a coarser chain
+_GRAIN = 8  # layers of one of its
 
 
 def plan(problem: Problem) -> Partition:
@@ -30,20 +32,35 @@ def plan(problem: Problem) -> Partition:
     if problem.stages is not None:
         stage_count(problem)
     probes = list(families(problem))
-    best, value, lower = _search(probes, ENDLESS)
+    rough, value = _roughly(problem)
+    best, value, lower = _search(probes, value)
+    best = best or rough
     if best is None:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
-    best, how = settled(best, probes), proof(problem, all(probe.complete for probe in probes))
+    best, how = settled(best, probes), proof(problem, all(probe.complete and not probe.gave_up for probe in probes))
     met = value <= lower * (1 + 3 * TOLERANCE)
     return replace(best, objective_s=value, status=status(value, lower), lower_bound_s=None if met else lower, proof=how)
 
 
-def status(objective_s: float, lower_bound_s: float) -> str:
+def _roughly(problem: Problem) -> tuple[Partition | None, float]:
+    """The best plan of a long chain that cuts before every `_GRAIN`-th layer alone, and its objective: where to begin."""
+    bounds = [*range(0, problem.chain.layers, _GRAIN), problem.chain.layers]
+    if problem.chain.layers < _LONG or (problem.stages is not None and len(bounds) <= problem.stages):
+        return None, ENDLESS
+    found, _, _ = _search(list(families(replace(problem, cut_at=bounds[:-1]).coarsened())), ENDLESS)
+    if found is None:
+        return None, ENDLESS
+    stages = [replace(stage, start=bounds[stage.start], stop=bounds[stage.stop]) for stage in found.stages]
+    partition = replace(found, stages=stages)
+    return partition, objective_s(partition, problem)
+
+
+def status(seconds: float, lower_bound_s: float) -> str:
     """What is proven of a plan with this objective: that it is optimal, or by how much at most it is not."""
-    if objective_s <= lower_bound_s * (1 + 3 * TOLERANCE):
+    if seconds <= lower_bound_s * (1 + 3 * TOLERANCE):
         return "optimal"
-    return f"gap {100 * (objective_s / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
+    return f"gap {100 * (seconds / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
 
 
 def proof(problem: Problem, complete: bool) -> str:
@@ -72,7 +89,8 @@ def _search(probes: Sequence[Screened], value: float) -> tuple[Partition | None,
             continue
         for probe in probes:
             found, value, bound = search(probe, counts, value)
-            best, lower = found or best, min(lower, bound if probe.complete else _floor_s(probe, counts))
+            proved = probe.complete and not (probe.gave_up and problem.microbatches is None)
+            best, lower = found or best, min(lower, bound if proved else _floor_s(probe, counts))
     return best, value, lower
 
 
