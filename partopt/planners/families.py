@@ -7,6 +7,7 @@ has anything. Where it finds something, the probe of a family is asked.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,24 @@ from partopt.planners.searching import ENDLESS, Counts, Probe
 Asked = tuple[float, float, Counts]
 
 
+class Region(NamedTuple):
+    """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than `bound`, a pass apart."""
+
+    bound: float
+    u: float
+    most_u: float
+    x: float
+    most_x: float
+    tries: int = 0  # targets that no plan has met
+
+
 class Screen:
     """The probe of any ranks, which remembers what it has refused."""
 
     def __init__(self, contiguous: Probe) -> None:
         self.probe = Probe(contiguous.problem, relaxed(contiguous.shapes, contiguous.problem.topology))
         self.refused: list[Asked] = []
-        self.open: list[Asked] = []  # refused by the probe of contiguous plans alone
+        self.open: dict[Counts, list[Region]] = {}  # where the probe of contiguous plans alone found nothing
         self.behind_at: dict[Asked, NDArray[np.float64]] = {}
 
     def refuses(self, T: float, U: float, counts: Counts) -> bool:
@@ -82,11 +94,19 @@ class Screened:
         """Whether no entry was ever left out for want of room."""
         return self.probe.complete
 
-    def open(self, counts: Counts) -> list[tuple[float, float]]:
-        """Bounds T and U within which there may be plans of the family: of nested ones only where contiguous ones alone were refused."""
+    def open(self, counts: Counts, whole: Region) -> list[Region]:
+        """Where there may be plans of the family: in the `whole`, nested ones only where contiguous ones alone were refused."""
         if self.screen is None or isinstance(self.probe, Probe):
-            return [(ENDLESS, ENDLESS)]
-        return [(T, U) for T, U, other in self.screen.open if other == counts]
+            return [whole]
+        return list(self.screen.open.get(counts, []))
+
+    def refused(self, region: Region, caps: tuple[float, float], counts: Counts) -> None:
+        """Take down that nothing was found in a region within the caps on X and U, unless the screen did it, or all has been searched."""
+        if self.screen is not None and isinstance(self.probe, Probe) and not self.screen.refuses(*caps, counts):
+            part = region._replace(
+                bound=region.x + region.u, tries=0, most_x=min(region.most_x, caps[0]), most_u=min(region.most_u, caps[1])
+            )
+            self.screen.open.setdefault(counts, []).append(part)
 
     @property
     def gave_up(self) -> bool:
@@ -118,10 +138,7 @@ class Screened:
             return None
         behind = None if self.screen is None else self.screen.behind(T, U, counts)
         if isinstance(self.probe, Probe):
-            found = self.probe.find(T, U, counts, stages, extra_s, behind)
-            if found is None and self.screen is not None:
-                self.screen.open.append((T, U, counts))
-            return found
+            return self.probe.find(T, U, counts, stages, extra_s, behind)
         return self.probe.find(T, U, counts, stages, behind)
 
 

@@ -8,27 +8,15 @@ less than a target; a plan that takes more parts it in two, neither of which hol
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 from partopt.cost.kernels import passed_s
 from partopt.cost.period import parts_of_iteration
 from partopt.cost.problem import Partition, Problem
-from partopt.planners.families import Screened
+from partopt.planners.families import Region, Screened
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts
 
 _EAGER = 5  # tries after which a region is asked for anything better than the best
 _LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
-
-
-class Region(NamedTuple):
-    """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than `bound`, one pass apart."""
-
-    bound: float
-    u: float
-    most_u: float
-    x: float
-    most_x: float
-    tries: int = 0  # targets that no plan has met
 
 
 def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
@@ -41,7 +29,8 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     passes = probe.layers.M if problem.schedule == "naive" else 1
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
-    regions = [Region(x + u, u, most_u, x, most_x, _EAGER if value < ENDLESS else 0) for most_x, most_u in probe.open(counts)]
+    whole = Region(x + u, u, ENDLESS, x, ENDLESS)
+    regions = probe.open(counts, whole._replace(tries=_EAGER if value < ENDLESS else 0))
     heapq.heapify(regions)
     for _ in range(_most_probes(problem)):
         if not regions or regions[0].bound >= goal - 2 * slack:
@@ -54,6 +43,7 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
             heapq.heappush(regions, region)
             break
         if found is None:
+            probe.refused(region, caps, counts)
             if target < goal - 2 * slack:
                 heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))
             continue

@@ -42,7 +42,7 @@ from partopt.topology import Topology
 
 # T, U   seconds: as `partopt.planners.searching` has them
 
-WORK = 4_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
+WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
 _ENTRIES = 16  # of a cut and a kind, at most
 _ENTRIES_COUNTED = 128  # where stages are counted
 
