@@ -24,20 +24,20 @@ def chosen_schedules(profile: Profile, topology: Topology, given: dict[str, Any]
     """
     from dataclasses import replace
 
-    from partopt.search.schedule import chosen
+    from partopt.search.schedule import chosen, with_free_replicas
 
     for flag in ("planner", "stages", "chunks", "cuts", "replicas"):
         if given[flag] is not None:
             raise PartoptError(f"--{flag}: --schedule auto chooses that itself", f"drop --{flag}, or name a schedule")
-    for flag, unset in (("replication", given["replication"] == "free"), ("recompute", given["recompute"] != "auto")):
-        if not unset:
-            raise PartoptError(
-                f"--{flag} {given[flag]}: --schedule auto has grids, recomputed or not", f"drop --{flag}, or name a schedule"
-            )
+    if given["replication"] != "free":
+        raise PartoptError(
+            f"--replication {given['replication']}: --schedule auto tries all grids", "drop --replication, or name a schedule"
+        )
     if (given["microbatches"] is None) == (given["global_batch"] is None):
         raise PartoptError("--schedule auto: needs either --microbatches or --global-batch", "for example --global-batch 512")
     sizes = [given["microbatch_size"]] if given["microbatch_size"] else [m.microbatch_size for m in profile.measured()]
-    recomputes = [given["recompute"] == "always"] if _stated("recompute") else [False, True]
+    per_stage = given["recompute"] == "auto"
+    recomputes = [given["recompute"] == "always"] if _stated("recompute") and not per_stage else [False, True]
 
     with progress.shown() as tell:
 
@@ -45,7 +45,7 @@ def chosen_schedules(profile: Profile, topology: Topology, given: dict[str, Any]
             kept = given | {"schedule": "1f1b", "microbatch_size": size, "recompute": "always" if recompute else "never"}
             return replace(options.problem(profile, topology, kept), progress=tell)
 
-        return chosen(sizes, recomputes, stated)
+        return with_free_replicas(chosen(sizes, recomputes, stated), stated, per_stage)
 
 
 def _stated(name: str) -> bool:

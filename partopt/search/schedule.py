@@ -7,6 +7,7 @@ most promising of each schedule are simulated first. What cannot be faster than 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from partopt.planners import gpipe
 from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import order, refusal, schedule
 from partopt.schedules.layout import LOOPED, STRAIGHT, ranks_of
+from partopt.search import contest
 from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
 from partopt.simulator.judge import judged
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
@@ -32,6 +34,7 @@ from partopt.topology import Topology
 
 CHUNKS = (2, 4)  # v of the schedules that take any
 ACTION_BUDGET = 4_000_000  # simulated in all; the best estimate of each schedule is simulated whatever it takes
+REPLANNED = 2  # schedules with one stage a device whose best grid the optimal planner is to beat
 _ROUNDING = 1e-9
 
 Stated = Callable[[int, bool], Problem]  # the problem at a microbatch size, recomputed or not
@@ -81,6 +84,22 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
     if not found:
         raise PartoptError("no schedule can run this", "give more microbatches, or fewer devices", ANSWER_IS_NO)
     return sorted(found.values(), key=lambda plan: (not plan.fits(limit), -plan.predicted.samples_per_s))
+
+
+def with_free_replicas(plans: Sequence[Plan], stated: Stated, recompute_per_stage: bool) -> list[Plan]:
+    """`plans`, in the order of their speed; the first with one stage a device give way to the optimal planner's, where those are faster.
+
+    It has any replicas, and with `recompute_per_stage` chooses the stages that recompute; samples of a microbatch are as they were.
+    """
+    found, limit = list(plans), None
+    for place in [place for place, plan in enumerate(plans) if schedule(plan.schedule).shape == STRAIGHT][:REPLANNED]:
+        plan = plans[place]
+        problem = replace(stated(plan.microbatch_size, plan.stages[0].recompute), schedule=plan.schedule)
+        limit = problem.memory_bytes
+        with suppress(PartoptError):
+            own = contest.decided("optimal", replace(problem, recompute_per_stage=recompute_per_stage))
+            found[place] = max(plan, own, key=lambda each: (each.fits(limit), each.predicted.samples_per_s))
+    return sorted(found, key=lambda each: (not each.fits(limit), -each.predicted.samples_per_s))
 
 
 def _may_fit(plan: Plan, limit: int | None, exactly: bool) -> bool:

@@ -85,6 +85,11 @@ def test_recomputation_that_was_asked_for_or_not_is_kept_to(auto, recompute):
     assert {cells[3] for cells in rows.values()} == {recompute}
 
 
+def test_stages_may_choose_to_recompute(auto):
+    rows = table(auto("--microbatches", 8, "--recompute", "auto").out)
+    assert {cells[3] for cells in rows.values()} <= {"never", "some", "always"}
+
+
 def test_without_room_it_recomputes(auto):
     free, tight = (table(auto("--microbatches", 8, "--microbatch-size", 3, *more).out) for more in ([], ["--memory", "1 GB"]))
     assert {cells[3] for cells in free.values()} == {"never"}

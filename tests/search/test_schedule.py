@@ -12,7 +12,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
-from partopt.search.schedule import candidates, chosen
+from partopt.search.schedule import candidates, chosen, with_free_replicas
 from partopt.simulator.judge import judged, simulation_of
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import SIZES, judged_candidate, problems, stated_by
@@ -172,3 +172,15 @@ def test_where_nothing_can_run_the_answer_is_no():
     with pytest.raises(PartoptError, match="no schedule can run this") as raised:
         chosen([1], [False], lambda *_: problem)
     assert (raised.value.exit_code, raised.value.hint) == (ANSWER_IS_NO, "give more microbatches, or fewer devices")
+
+
+def test_any_replicas_are_better_than_a_grid_where_layers_differ():
+    """One layer takes as long as the other three; two stages with equal replicas, or one stage, exchange or wait for more."""
+    profile = profile_of([measurement([9e-3, 1e-3, 1e-3, 1e-3], [18e-3, 2e-3, 2e-3, 2e-3], [10**3] * 4)], [10**6, 10**6, 10**6, 4 * 10**8])
+    stated = stated_by(lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12)
+    grids = chosen([1], [False], stated)
+    free = with_free_replicas(grids, stated, recompute_per_stage=False)
+    assert [plan.predicted.samples_per_s for plan in free] == sorted((plan.predicted.samples_per_s for plan in free), reverse=True)
+    assert free[0].shape == "3-1"
+    assert free[0].planner == "optimal"
+    assert per_sample_s(free[0]) < per_sample_s(grids[0])
