@@ -14,34 +14,48 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from partopt.cost.problem import Problem
+    from partopt.topology import Topology
+
+FAST, SLOW = (380e9, 50e9, 12.5e9), (12e9, 1.25e9, 1.25e9)  # bytes/s of the levels: NVLink and InfiniBand, PCIe and 10 Gb/s Ethernet
+SIZES = (1, 2, 4, 8)  # samples in a microbatch, of auto
 _1F1B = {"schedule": "1f1b", "microbatches": 512}
-# planner, layers, sizes of the levels (innermost first), stages (0: as many as devices), seconds to reach (0: none set), and what else
-# the problem says: the memory limits are ones that one stage on all devices exceeds
-ROWS = [
-    ("optimal", 1000, (8, 128), 0, 1.0, {"memory_bytes": 40 * 10**9}),
-    ("optimal", 2000, (8, 128), 0, 0.0, {"memory_bytes": 80 * 10**9}),
-    ("optimal", 1000, (8, 256), 0, 0.0, {"memory_bytes": 40 * 10**9}),
-    ("optimal", 10000, (16384,), 0, 5.0),
-    ("optimal", 10000, (8, 2048), 0, 15.0, {"memory_bytes": 420 * 10**9}),
-    ("optimal", 1000, (8, 128), 0, 0.0, {"schedule": "1f1b", "microbatches": 1024}),
-    ("optimal", 1000, (8, 128), 0, 10.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
-    ("optimal", 2000, (8, 128), 0, 0.0, {**_1F1B, "memory_bytes": 40 * 10**9}),
-    ("optimal", 1000, (8, 256), 0, 0.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
-    ("optimal", 100, (8, 128), 0, 0.0, {**_1F1B, "replication": "uniform"}),
-    ("optimal", 100, (8, 128), 0, 0.0, {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True}),
-    ("pipedream", 200, (8, 8), 0, 1.0),
-    ("pipedream", 1000, (8, 128), 0, 5.0),
-    ("pipedream", 2000, (8, 128), 0, 0.0),
-    ("pipedream", 1000, (8, 256), 0, 0.0),
-    ("pipedream", 1000, (4, 8, 16), 0, 0.0),
-    ("pipedream", 500, (256,), 0, 0.0),
-    ("gpipe", 3000, (64,), 64, 1.0),
-    ("gpipe", 6000, (64,), 64, 0.0),
-    ("torchgpipe", 3000, (64,), 64, 0.0),
-    ("straight", 1000, (8, 8), 0, 0.0),
+# planner, layers, sizes of the levels (innermost first), seconds to reach (0: none set), and what else the problem says: the memory limits
+# are ones that one stage on all devices exceeds; auto is --schedule auto over 4 microbatch sizes, with --recompute auto
+ROWS: list[tuple[str, int, tuple[int, ...], float, dict[str, Any]]] = [
+    ("optimal", 1000, (8, 128), 1.0, {"memory_bytes": 40 * 10**9}),
+    ("optimal", 2000, (8, 128), 0.0, {"memory_bytes": 80 * 10**9}),
+    ("optimal", 4000, (8, 128), 0.0, {"memory_bytes": 160 * 10**9}),
+    ("optimal", 1000, (8, 256), 0.0, {"memory_bytes": 40 * 10**9}),
+    ("optimal", 1000, (8, 512), 0.0, {"memory_bytes": 40 * 10**9}),
+    ("optimal", 10000, (16384,), 5.0, {}),
+    ("optimal", 10000, (8, 2048), 15.0, {"memory_bytes": 420 * 10**9}),
+    ("optimal", 1000, (8, 128), 10.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
+    ("optimal", 2000, (8, 128), 0.0, {**_1F1B, "memory_bytes": 40 * 10**9}),
+    ("optimal", 1000, (8, 256), 0.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
+    ("optimal", 100, (8, 128), 0.0, {**_1F1B, "replication": "uniform"}),
+    ("optimal", 100, (8, 128), 0.0, {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True}),
+    ("optimal", 100, (8, 8), 0.0, {"rates": SLOW}),
+    ("optimal", 100, (8, 8), 0.0, {"rates": SLOW, "memory_bytes": 3 * 10**9}),
+    ("optimal", 200, (8, 16), 0.0, {"rates": SLOW, "memory_bytes": 6 * 10**9}),
+    ("optimal", 400, (8, 32), 0.0, {"rates": SLOW, "memory_bytes": 12 * 10**9}),
+    ("auto", 100, (8, 8), 2.0, {}),
+    ("auto", 100, (8, 8), 0.0, {"memory_bytes": 3 * 10**9}),
+    ("pipedream", 200, (8, 8), 1.0, {}),
+    ("pipedream", 1000, (8, 128), 5.0, {}),
+    ("pipedream", 2000, (8, 128), 0.0, {}),
+    ("pipedream", 1000, (8, 256), 0.0, {}),
+    ("pipedream", 1000, (4, 8, 16), 0.0, {}),
+    ("pipedream", 500, (256,), 0.0, {}),
+    ("gpipe", 3000, (64,), 1.0, {"stages": 64}),
+    ("gpipe", 6000, (64,), 0.0, {"stages": 64}),
+    ("torchgpipe", 3000, (64,), 0.0, {"stages": 64}),
+    ("straight", 1000, (8, 8), 0.0, {}),
 ]
 COMMANDS = [
     (["--help"], 0.2),
@@ -55,14 +69,15 @@ def main() -> None:
     from machine import describe
 
     print(describe())
-    print(f"\n{'planner':12}{'layers':>7}{'devices':>12}{'first call':>13}{'then':>11}{'to reach':>10}{'memory':>9}")
-    for index, (planner, layers, sizes, _, target, *_) in enumerate(ROWS):
+    print(f"\n{'planner':11}{'layers':>6}{'devices':>10}  {'problem':21}{'first':>8}{'then':>9}{'reach':>6}{'memory':>8}")
+    for index, (planner, layers, sizes, target, options) in enumerate(ROWS):
         output = subprocess.run([sys.executable, __file__, str(index)], check=True, capture_output=True, text=True).stdout
         row = json.loads(output)
         goal = f"{target:g} s" if target else "-"
         devices = " x ".join(map(str, sizes))
         print(
-            f"{planner:12}{layers:7}{devices:>12}{row['first_s']:11.3f} s{row['median_s']:9.3f} s{goal:>10}{row['peak_mb']:6.0f} MB",
+            f"{planner:11}{layers:6}{devices:>10}  {_problem(options):21}{row['first_s']:6.2f} s{row['median_s']:7.3f} s{goal:>6}"
+            f"{row['peak_mb']:5.0f} MB {row['status']}",
             flush=True,
         )
     print(f"\n{'command, from a cold start with warm caches':56}{'median':>9}{'to reach':>10}")
@@ -80,20 +95,70 @@ def _command_s(arguments: list[str]) -> float:
     return statistics.median(seconds[1:])
 
 
-def _row(planner: str, layers: int, sizes: tuple[int, ...], stages: int, options: dict[str, object]) -> dict[str, float]:
-    """First and median seconds of one planner, and the peak memory of the process."""
+def _problem(options: dict[str, Any]) -> str:
+    """What a row's problem is, beside its size."""
+    words = [
+        "slow" if "rates" in options else "",
+        f"{options['schedule']}" if "schedule" in options else "",
+        f"{options['memory_bytes'] // 10**9} GB" if "memory_bytes" in options else "",
+        options.get("replication", ""),
+        "recompute" if "recompute_per_stage" in options else "",
+        f"K={options['stages']}" if "stages" in options else "",
+    ]
+    return " ".join(word for word in words if word)
+
+
+def _row(planner: str, layers: int, sizes: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """First and median seconds of one planner, the peak memory of the process, and what its certificates say."""
     from partopt import planners
     from partopt.cost.problem import Problem
 
-    seconds = []
+    seconds, statuses = [], set()
+    topology = _topology(sizes, options.pop("rates", FAST))
     for seed in range(REPEATS + 1):
-        chain = _chain(layers, seed)
-        problem = Problem(profile=None, topology=_topology(sizes), chain=chain, stages=stages or None, **options)  # type: ignore[arg-type]
+        if planner == "auto":
+            seconds.append(_auto_s(layers, seed, topology, options))
+            continue
+        problem = Problem(profile=None, topology=topology, chain=_chain(layers, seed), **options)  # type: ignore[arg-type]
         start = time.perf_counter()
-        planners.partition(planner, problem)
+        found = planners.partition(planner, problem)
         seconds.append(time.perf_counter() - start)
+        statuses.add(found.status.split()[0] if planner == "optimal" else "")
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return {"first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "peak_mb": peak_mb}
+    return {"first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "peak_mb": peak_mb, "status": " ".join(sorted(statuses))}
+
+
+def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any]) -> float:
+    """Seconds of the search for a schedule."""
+    from dataclasses import replace
+
+    from partopt.cost.problem import problem_of
+    from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, StashGroup
+    from partopt.search.schedule import chosen, with_free_replicas
+
+    chain = _chain(layers, seed)
+    weights = [chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
+    measurements = [
+        Measurement(
+            microbatch_size=size,
+            layers=[
+                LayerMeasurement(forward_s=float(f * size**0.8), backward_s=float(g * size**0.8), output_bytes=int(a * size))
+                for f, g, a in zip(chain.f, chain.g, chain.a[1:], strict=True)
+            ],
+            stash_groups=[StashGroup(layers=[layer], bytes=int(a * size)) for layer, a in enumerate(chain.a[1:])],
+        )
+        for size in SIZES
+    ]
+    names = [Layer(name=name, type="Layer", parameter_bytes=int(weight)) for name, weight in zip(chain.names, weights, strict=True)]
+    profile = Profile(model=Model(name="chain"), device=Device(name="none"), dtype="float32", layers=names, measurements=measurements)
+
+    def stated(size: int, recompute: bool) -> Problem:
+        problem = problem_of(profile, topology, size, schedule="1f1b", microbatches=512 // size, recompute=recompute)
+        return replace(problem, **options)
+
+    start = time.perf_counter()
+    with_free_replicas(chosen(SIZES, [False, True], stated), stated, recompute_per_stage=True)
+    return time.perf_counter() - start
 
 
 def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
@@ -116,17 +181,16 @@ def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
     )
 
 
-def _topology(sizes: tuple[int, ...]):  # type: ignore[no-untyped-def]
+def _topology(sizes: tuple[int, ...], rates: tuple[float, ...] = FAST) -> Topology:
     from partopt.topology import Device, Level, Topology
 
-    rates = (380e9, 50e9, 12.5e9)
     levels = [Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=rates[k]) for k, size in enumerate(sizes)]
     return Topology(name="benchmark", device=Device(name="device"), levels=levels)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        row = ROWS[int(sys.argv[1])]
-        print(json.dumps(_row(*row[:4], row[5] if len(row) > 5 else {})))
+        planner, layers, sizes, _, options = ROWS[int(sys.argv[1])]
+        print(json.dumps(_row(planner, layers, sizes, options)))
     else:
         main()

@@ -41,7 +41,7 @@ _BALANCES = _SINGLE | {"costs", "chunks"}
 PLANNERS: dict[str, Planner] = {
     "optimal": Planner(
         "partopt.planners.optimal",
-        "the best contiguous plan within the memory, with a proof",
+        "the best contiguous or nested plan within the memory, with a proof",
         _SINGLE | {"auto"},
         ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "naive", "zb-h1"),
     ),

@@ -1,6 +1,6 @@
-"""The best contiguous plan under the physical cost and the memory limit, with a proof.
+"""The best contiguous or nested plan under the physical cost and the memory limit, with a proof.
 
-A probe (`partopt.planners.probe`) tells whether a bound can be kept, and how. Bisection that jumps to the value of each plan found narrows
+Probes (`partopt.planners.families`) tell whether a bound can be kept, and how. Bisection that jumps to the value of each plan found narrows
 the interval between the largest bound without a plan and the best plan, until they meet: Nicol, "Rectilinear partitioning of irregular
 data parallel computations", JPDC 1994; Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004.
 
@@ -66,7 +66,7 @@ def status(seconds: float, lower_bound_s: float) -> str:
 def proof(problem: Problem, complete: bool) -> str:
     """How a lower bound is obtained, where the probes kept every entry and gave up nowhere, or not."""
     what = "period" if problem.microbatches is None else "iteration"
-    how = "no probe below it finds one" if complete else "no ranks, wherever they lie, would do"
+    how = "no probe finds one" if complete else "no ranks, wherever they lie, would do"
     return f"no {' or '.join(FAMILIES)} plan has a shorter {what}: {how}"
 
 
