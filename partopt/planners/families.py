@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.kernels import Layers
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem
 from partopt.cost.relaxed import relaxed
 from partopt.planners import nested
 from partopt.planners.nested import NestedProbe
@@ -51,7 +51,7 @@ class Screen:
         asked = (T, U, counts)
         if asked in self.behind_at:
             return False
-        found = self.probe.find(T, U, counts, None, behind=self._known(asked))
+        found = self.probe.find(T, U, counts, None, behind=self.behind(*asked))
         if found is not None:
             self.behind_at[asked] = self.probe.tables[0].used.copy()
         if found is None and self.probe.complete:
@@ -59,12 +59,7 @@ class Screen:
         return found is None and self.probe.complete
 
     def behind(self, T: float, U: float, counts: Counts) -> NDArray[np.float64] | None:
-        """Devices that the layers behind each cut take at the least within these bounds, where that is known; shape (N+1,)."""
-        return self._known((T, U, counts))
-
-    def _known(self, asked: Asked) -> NDArray[np.float64] | None:
-        """Devices behind each cut at the least, by what was found within bounds that are no tighter: the tightest of these."""
-        T, U, counts = asked
+        """Devices behind each cut at the least, shape (N+1,), by what was found within the tightest bounds that are no tighter than these."""
         looser = [other for other in self.behind_at if other[0] >= T and other[1] >= U and counts == other[2]]
         return self.behind_at[min(looser)] if looser else None
 
@@ -77,7 +72,8 @@ class Screened:
     """A family's probe behind the screen."""
 
     def __init__(self, probe: Probe | NestedProbe, screen: Screen | None) -> None:
-        self.probe, self.screen = probe, screen
+        self.probe, self.screen, self.asked = probe, screen, 0
+        self.family = CONTIGUOUS if isinstance(probe, Probe) else NESTED
 
     @property
     def problem(self) -> Problem:
@@ -134,6 +130,8 @@ class Screened:
 
     def find(self, T: float, U: float, counts: Counts, stages: int | None, extra_s: float = ENDLESS) -> Partition | None:
         """A plan within the bounds, of which that on what recomputing adds is kept where `bounds_extra`; `None` where none was found."""
+        self.asked += 1
+        self.problem.progress(f"optimal: {self.family} plans, probe {self.asked}", 0, 1)
         if self.screen is not None and self.screen.refuses(T, U, counts):
             return None
         behind = None if self.screen is None else self.screen.behind(T, U, counts)
