@@ -59,7 +59,7 @@ class Screen:
         return found is None and self.probe.complete
 
     def behind(self, T: float, U: float, counts: Counts) -> NDArray[np.float64] | None:
-        """Devices behind each cut at the least, shape (N+1,), by what was found within the tightest bounds that are no tighter than these."""
+        """Devices behind each cut at the least, by what was found within bounds no tighter than these, the tightest; shape (N+1,)."""
         looser = [other for other in self.behind_at if other[0] >= T and other[1] >= U and counts == other[2]]
         return self.behind_at[min(looser)] if looser else None
 
