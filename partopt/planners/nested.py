@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from partopt.cost.kernels import Layers, layers_of
 from partopt.cost.problem import NESTED, NONE, Partition, Problem
 from partopt.planners.blocks import Block, stages_of
-from partopt.planners.nested_sweep import (
+from partopt.planners.nested_entries import (
     AT,
     COLUMNS,
     COPIES,
@@ -32,10 +32,8 @@ from partopt.planners.nested_sweep import (
     Bounds,
     Levels,
     Nest,
-    begin,
-    open_inside,
-    solve,
 )
+from partopt.planners.nested_sweep import begin, open_inside, solve
 from partopt.planners.probe import reaches, widest
 from partopt.planners.searching import Counts, at_its_depth, devices_around, devices_needed
 from partopt.topology import Topology
