@@ -22,14 +22,13 @@ from partopt.cost.ranges import Differences
 # NEVER  more replicas than there are anywhere
 
 NEVER = 2**40
-PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, NAIVE, ZB_H1 = range(7)
+PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, ZB_H1 = range(6)
 _SCHEDULES = {
     "pipedream": PIPEDREAM,
     "pipedream-2bw": TWO_BUFFERED,
     "1f1b": ONE_F_ONE_B,
     "1f1b-eager": EAGER,
     "gpipe": GPIPE,
-    "naive": NAIVE,
     "zb-h1": ZB_H1,
 }
 
@@ -159,7 +158,7 @@ def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-un
         return 0
     if each == 0.0:
         return NEVER
-    F = np.int64(min((layers.memory - none) / each + 1.0, float(NEVER)))
+    F = np.int64(min((layers.memory - none + 2.0) / each + 1.0, float(NEVER)))
     while F > 0 and memory_bytes(layers, W, stash, before, after, F, mode) > layers.memory:
         F -= 1
     return F
@@ -170,7 +169,7 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
     """The fewest replicas with which a stage has at most F in flight, R devices behind it: `partopt.cost.flight.in_flight`."""
     if F < 1:
         return NEVER
-    if F == NEVER or layers.schedule == NAIVE:
+    if F == NEVER:
         return 1
     own = -(-layers.M // F) if layers.M else NEVER
     if layers.schedule == GPIPE:
@@ -189,7 +188,7 @@ def replicas_to_keep_pace(layers, C, passed, pace):  # type: ignore[no-untyped-d
     Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C - `passed` within `pace`, which is by how much the stage takes
     longer for all of its microbatches than to pass the first on.
     """
-    if C <= 0.0 or layers.schedule == NAIVE:
+    if C <= 0.0:
         return 1
     if layers.M > 0:
         turns = np.int64(min((pace + passed) / C * (1 + 1e-12), float(layers.M)))

@@ -123,8 +123,9 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
 
     For the stage that makes it longest: every other stage passes one microbatch on, C each, and this one works through all of them; then
     the gradients are exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. GPipe recomputes while it
-    waits, so that passing on takes no recomputation. The naive schedule overlaps nothing: M times the sum of C. With v stages on a device
-    the pipeline is filled in a v-th of the time; what the zero-bubble schedules save beyond that is left to the simulator.
+    waits, so that passing on takes no recomputation. The naive schedule overlaps nothing but replicas: the sum of ceil(M / r) C. With v
+    stages on a device the pipeline is filled in a v-th of the time; what the zero-bubble schedules save beyond that is left to the
+    simulator.
     """
     passing, others, update = parts_of_iteration(partition, problem)
     return passing + others + update
@@ -142,7 +143,8 @@ def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, f
     computes = [compute_s(stage, problem) for stage in partition.stages]
     update = max(_update_s(partition, s, problem) for s in range(len(partition.stages)))
     if problem.schedule == "naive":
-        return M * sum(computes), 0.0, update
+        turns = [-(-M // len(stage.ranks)) for stage in partition.stages]
+        return sum(count * seconds for count, seconds in zip(turns, computes, strict=True)), 0.0, update
     apart = problem.schedule == "gpipe"
     passing = [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages] if apart else computes
     chunks = len(_together(partition, 0))

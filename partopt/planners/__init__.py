@@ -43,7 +43,7 @@ PLANNERS: dict[str, Planner] = {
         "partopt.planners.optimal",
         "the best contiguous or nested plan within the memory, with a proof",
         _SINGLE | {"auto"},
-        ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "naive", "zb-h1"),
+        ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"),
     ),
     "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
     "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES),

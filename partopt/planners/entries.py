@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NAIVE, NEVER
+from partopt.cost.kernels import NEVER
 
 # r, rho   replicas of a stage, and its first rank modulo G, the ranks of a level-(L-1) component
 # gap      level at which a stage and its neighbour part; 0 where it does not matter
 
-# What an entry holds; the last seven are the stage that begins at the cut and the entry at its end.
+# What an entry holds; the last five are the stage that begins at the cut and the entry at its end.
 LIMIT, LOW, USED, EXTRA, GAP, STAGES, CUT, ENTRY, START, REPLICAS, MODE = range(11)
 COLUMNS = 11
 
@@ -173,7 +173,7 @@ def fewest_replicas(layers, caps, rho, r, most, W, tied, C, passed, before, afte
     """The fewest replicas from r to `most` with which a stage that begins at rho carries its weights and its cuts; more where none do."""
     within = caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M
     scale = 1.0 / max(within, 1e-300)
-    if layers.schedule == NAIVE or caps.pace == np.inf:
+    if caps.pace == np.inf:
         scale = 0.0
     if layers.M and tied > caps.update:
         return NEVER
@@ -184,8 +184,7 @@ def fewest_replicas(layers, caps, rho, r, most, W, tied, C, passed, before, afte
         if gap_after > 0:
             s = first_at_least(caps.sides[gap_after - 1, rho], s, after * scale)
         if s == r:
-            paced = not layers.serial or layers.schedule == NAIVE
-            paced = paced or _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after)
+            paced = not layers.serial or _waits(layers, caps, rho, r, C, passed, before, after, gap_before, gap_after)
             if paced and (tied == 0.0 or _updates(layers, caps, rho, r, W, tied)):
                 break
             s = r + 1

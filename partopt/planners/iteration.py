@@ -23,22 +23,21 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
     Where a probe gives up, the bounds are those of the regions that are left. Where E varies and the family's probe does not bound it, E
-    counts as 0 in the lower bound. Probes that count it take long: after `_most_probes` of them the search ends, with the lower bound that
-    it has.
+    counts as 0 in the lower bound. Probes that count it take long: after `_most_probes` of a family the search ends, with the lower bound
+    that it has.
     """
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
-    passes = probe.layers.M if problem.schedule == "naive" else 1
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
     whole = Region(x + u, u, ENDLESS, x, ENDLESS)
     regions = probe.open(counts, whole._replace(tries=_EAGER if value < ENDLESS else 0))
     heapq.heapify(regions)
-    for _ in range(_most_probes(problem)):
+    while probe.asked < _most_probes(problem):
         if not regions or regions[0].bound >= goal - 2 * slack:
             break
         region = heapq.heappop(regions)
         target = _target(region, goal - 2 * slack)
         caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
-        found = probe.find(*caps, counts, problem.stages, (target - region.u - region.x - 3 * slack) / passes)
+        found = probe.find(*caps, counts, problem.stages, target - region.u - region.x - 3 * slack)
         if found is None and probe.gave_up:
             heapq.heappush(regions, region)
             break
@@ -67,8 +66,6 @@ def _floors(probe: Screened, counts: Counts) -> tuple[float, float, float]:
     """Seconds of one pass of a microbatch at the least, and what X and U do not go below."""
     problem, layers = probe.problem, probe.layers
     compute = float(layers.compute[layers.first_mode, -1])
-    if problem.schedule == "naive":
-        return layers.M * compute, 0.0, 0.0
     one_pass = float(passed_s(layers, 0, problem.chain.layers, layers.first_mode))
     x, u = probe.floors_s(counts)
     shared = compute * layers.M / problem.topology.devices - one_pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NAIVE, between, exchanged_s, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.kernels import between, exchanged_s, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
 from partopt.planners.nested_entries import (
     AFTER,
     COLUMNS,
@@ -88,8 +88,6 @@ def _spread(nest, k, r):  # type: ignore[no-untyped-def]
 @compiled()
 def _within(layers, bounds, passed):  # type: ignore[no-untyped-def]
     """Seconds that a stage's side of a cut may take for each microbatch."""
-    if layers.schedule == NAIVE:
-        return np.inf
     return bounds.pace if layers.M == 0 else (bounds.pace + passed) / layers.M * (1 + 1e-15)
 
 
@@ -107,7 +105,7 @@ def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
 def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: ignore[no-untyped-def]
     """Add the stages [i, c) before every entry of c; with those in front they have `room` members."""
     Q = nest.frames[0, OUTSIDE]
-    nest.work[0] -= 1
+    nest.work[0] -= 1 + nest.counts[0, c, 1] // 4
     W = between(layers.weights, i, c)
     stash = between(layers.stash, i, c) if bounds.limited else 0.0
     tied = exchanged_s(layers.tied, i, c)
@@ -145,8 +143,6 @@ def _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, af
     ring = 2 * (replicas - 1) * (slope * W / replicas + latency) + tied
     if (ring > bounds.pace * replicas) if layers.M == 0 else (ring + layers.optimizer_rate * W > bounds.update):
         return False
-    if layers.schedule == NAIVE:
-        return True
     within, waiting = _within(layers, bounds, passed), C / replicas
     for cut in range(2):
         level = after if cut else kind

@@ -22,6 +22,7 @@ from partopt.planners.placing import stage_count
 from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
 from partopt.planners.ties import settled
 
+MET = 1e-10  # relative: how near to its lower bound a plan is called optimal
 FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
@@ -31,16 +32,32 @@ def plan(problem: Problem) -> Partition:
     """The best plan within the memory, by period or iteration. Raises PartoptError where no plan fits."""
     if problem.stages is not None:
         stage_count(problem)
-    probes = list(families(problem))
-    rough, value = _roughly(problem)
+    probes = list(families(eased(problem)))
+    rough, value = _first(problem)
     best, value, lower = _search(probes, value)
     best = best or rough
     if best is None:
         more = "" if problem.recompute or problem.recompute_per_stage else ", or let stages recompute (--recompute auto)"
         raise PartoptError("optimal: no plan fits the memory", f"give smaller microbatches, larger devices or more{more}", ANSWER_IS_NO)
     best, how = settled(best, probes), proof(problem, all(probe.complete and not probe.gave_up for probe in probes))
-    met = value <= lower * (1 + 3 * TOLERANCE)
+    met = value <= lower * (1 + MET)
     return replace(best, objective_s=value, status=status(value, lower), lower_bound_s=None if met else lower, proof=how)
+
+
+def eased(problem: Problem) -> Problem:
+    """The problem, in which no stage recomputes where memory is not limited: that only takes time."""
+    return replace(problem, recompute_per_stage=problem.recompute_per_stage and problem.memory_bytes is not None)
+
+
+def _first(problem: Problem) -> tuple[Partition | None, float]:
+    """A plan to begin with, and its objective: of a coarser chain; where stages may choose, with all of them recomputing or none."""
+    best, value = _roughly(eased(problem))
+    if not eased(problem).recompute_per_stage or problem.microbatches is None:
+        return best, value
+    for recompute in (False, True):
+        found, value, _ = _search(list(families(replace(problem, recompute_per_stage=False, recompute=recompute))), value)
+        best = best if found is None else replace(found, stages=[replace(stage, recompute=recompute) for stage in found.stages])
+    return best, value
 
 
 def _roughly(problem: Problem) -> tuple[Partition | None, float]:
@@ -58,7 +75,7 @@ def _roughly(problem: Problem) -> tuple[Partition | None, float]:
 
 def status(seconds: float, lower_bound_s: float) -> str:
     """What is proven of a plan with this objective: that it is optimal, or by how much at most it is not."""
-    if seconds <= lower_bound_s * (1 + 3 * TOLERANCE):
+    if seconds <= lower_bound_s * (1 + MET):
         return "optimal"
     return f"gap {100 * (seconds / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
 
@@ -72,7 +89,7 @@ def proof(problem: Problem, complete: bool) -> str:
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     """The best plan whose objective is less than `seconds`, `None` where there is none, and what no plan goes below."""
-    best, _, lower = _search(list(families(problem.coarsened())), seconds)
+    best, _, lower = _search(list(families(eased(problem.coarsened()))), seconds)
     return best, lower
 
 
@@ -100,8 +117,7 @@ def _floor_s(probe: Screened, counts: Counts) -> float:
     if problem.microbatches is None:
         shared = float(layers.compute[layers.first_mode, -1]) / problem.topology.devices * (1 - TOLERANCE)
         return max(shared, probe.refused_s(counts))
-    passes = problem.microbatches if problem.schedule == "naive" else 1
-    return passes * float(passed_s(layers, 0, problem.chain.layers, layers.first_mode)) * (1 - TOLERANCE)
+    return float(passed_s(layers, 0, problem.chain.layers, layers.first_mode)) * (1 - TOLERANCE)
 
 
 def _least_period(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:

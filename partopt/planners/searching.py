@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes, shapes_of, trees_of
-from partopt.cost.kernels import NAIVE, NEVER, ZB_H1, Layers, layers_of
+from partopt.cost.kernels import NEVER, ZB_H1, Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
 from partopt.planners.entries import CUT, ENTRY, EXTRA, MODE, REPLICAS, STAGES, START, USED, Caps, Table, empty_table
@@ -85,7 +85,7 @@ class Probe:
         largest = max(float(np.diff(passed).max()), float(passed[-1]) / stages)
         W = max(self.heaviest, self.problem.chain.parameter_bytes(0, self.problem.chain.layers) / stages)
         update = (shapes.slope[:, least : most + 1] + layers.optimizer_rate) * W + shapes.latency[:, least : most + 1]
-        return (0.0 if layers.schedule == NAIVE else (-(-layers.M // most) - 1) * largest), float(update.min())
+        return (-(-layers.M // most) - 1) * largest, float(update.min())
 
     def _extra_s(self, found: Partition) -> float:
         """Seconds that recomputing adds to the pass of a microbatch."""
@@ -138,8 +138,6 @@ class Probe:
         carried = self.narrowest * (T / layers.M if layers.M else T)
         free = layers.cuts <= (0.0 if layers.serial else carried)
         free[[0, -1]] = True
-        if layers.schedule == NAIVE:
-            free[:] = True
         needs = devices_needed(layers, self.widest, T, *counts)
         least, ahead = devices_around(needs, behind)
         return Caps(
@@ -167,7 +165,7 @@ class Probe:
         """The fewest replicas of any run of ranks that bear each cut at each gap, none counted where the gap does not matter."""
         layers, L = self.layers, len(self.shapes.side)
         longest = float(layers.compute[layers.last_mode, -1])
-        within = np.inf if layers.schedule == NAIVE else (T + longest) / layers.M if layers.M else T
+        within = (T + longest) / layers.M if layers.M else T
         bearing = np.ones((L + 1, len(layers.cuts)), np.int64)
         for gap in range(1, L + 1):
             best = np.maximum.accumulate(self.shapes.side[gap - 1, :, 1:].max(axis=0)) * (1 + TOLERANCE)
@@ -216,10 +214,10 @@ def devices_needed(layers: Layers, widest: NDArray[np.float64], T: float, least:
     if M == 0:
         return np.asarray(compute / T)
     turns = -(-M // most)
-    widest = widest if layers.schedule == NAIVE or turns == 1 else np.minimum(widest, T / (turns - 1))
+    widest = widest if turns == 1 else np.minimum(widest, T / (turns - 1))
     passed = np.diff(layers.compute[0 if layers.apart else layers.first_mode])
     counted = least * passed / np.maximum(widest, 1e-300)
-    paced = 0.0 if layers.schedule == NAIVE else M * np.diff(compute) / np.maximum(T + widest, 1e-300)
+    paced = M * np.diff(compute) / np.maximum(T + widest, 1e-300)
     return np.concatenate([[0.0], np.cumsum(np.minimum(np.maximum(counted, paced), NEVER))])
 
 

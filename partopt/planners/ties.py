@@ -13,7 +13,7 @@ from partopt.cost.period import objective_s, parts_of_iteration
 from partopt.cost.price import peak_memory_bytes
 from partopt.cost.problem import Partition
 from partopt.planners.families import Screened
-from partopt.planners.searching import TOLERANCE, Counts, least
+from partopt.planners.searching import ENDLESS, TOLERANCE, Counts, least
 
 LIMIT = 200_000  # layers, times devices, times stages, up to which ties are searched for: a second or so
 _NEAR = 5e-4  # of the memory: less is not sought for
@@ -45,18 +45,23 @@ class _Within:
         self.seconds = objective_s(best, self.problem) * (1 + 2 * TOLERANCE)
         parts = (self.seconds, 0.0) if self.problem.microbatches is None else parts_of_iteration(best, self.problem)[1:]
         self.T, self.U = (part * (1 + 2 * TOLERANCE) for part in parts)
+        recomputed = sum(self.problem.chain.forward_s(stage.start, stage.stop) for stage in best.stages if stage.recompute)
+        self.extra_s = recomputed * (1 + 2 * TOLERANCE) if probes[0].bounds_extra else ENDLESS
         self.able: dict[int, list[tuple[Screened, Counts]]] = {}
 
     def plans(self, stages: int, memory_bytes: int) -> Iterator[Partition]:
         """Plans of so many stages within so much memory, of each family and number of replicas the one with fewest devices."""
         for probe, counts in self._able(memory_bytes):
-            found = probe.find(self.T, self.U, counts, stages) if stages * counts[0] <= self.problem.topology.devices else None
+            found = self._find(probe, counts, stages) if stages * counts[0] <= self.problem.topology.devices else None
             if found is not None and objective_s(found, self.problem) <= self.seconds:
                 yield found
+
+    def _find(self, probe: Screened, counts: Counts, stages: int | None) -> Partition | None:
+        return probe.find(self.T, self.U, counts, stages, self.extra_s)
 
     def _able(self, memory_bytes: int) -> list[tuple[Screened, Counts]]:
         """The families and numbers of replicas that have a plan of any number of stages within so much memory."""
         if memory_bytes not in self.able:
             pairs = [(probe.within_memory(memory_bytes), counts) for probe in self.probes for counts in replica_counts(self.problem)]
-            self.able[memory_bytes] = [(probe, counts) for probe, counts in pairs if probe.find(self.T, self.U, counts, None) is not None]
+            self.able[memory_bytes] = [(probe, counts) for probe, counts in pairs if self._find(probe, counts, None) is not None]
         return self.able[memory_bytes]

@@ -10,6 +10,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 
 from msgspec.structs import replace
 
@@ -21,6 +22,13 @@ from partopt.plan import Certificate, Plan
 from partopt.planners import PLANNERS, asked_of, optimal
 from partopt.search.warmup import judged_at_best
 
+_FLAGS = {
+    "stages": "--stages",
+    "costs": "--cost",
+    "auto": "--recompute auto",
+    "uniform": "--replication uniform",
+    "none": "--replication none",
+}
 UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
@@ -40,8 +48,7 @@ def planned(name: str, problem: Problem) -> Plan:
     own = decided(name, problem)
     if name != "optimal":
         return own
-    with quiet():
-        return _fastest(own, plans_of([other for other in contestants(problem) if other != name], problem), problem)
+    return _fastest(own, _rivals(problem), problem)
 
 
 def decided(name: str, problem: Problem) -> Plan:
@@ -52,7 +59,8 @@ def decided(name: str, problem: Problem) -> Plan:
 
 def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan: with its lower bound, and the gap to it."""
-    plans = {"optimal": own} | {name: plan for name, plan in others.items() if not list(plan.disregarded())}
+    asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
+    plans = {"optimal": own} | {name: plan for name, plan in asked.items() if not list(plan.disregarded())}
     if problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT and len({stage.replicas for stage in own.stages}) > 1:
         with suppress(PartoptError):
             plans["uniform"] = replace(decided("optimal", dataclasses.replace(problem, replication="uniform")), request=own.request)
@@ -74,6 +82,9 @@ def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
     needed = asked_of(problem)
     able = [name for name, entry in PLANNERS.items() if needed <= entry.uses and entry.plans_for(problem.schedule)]
+    if not able:
+        flags = sorted(_FLAGS[use] for use in needed)
+        raise PartoptError(f"--schedule {problem.schedule}: no planner has {' and '.join(flags)} with it", "drop one of these options")
     return [name for name in able if name != "manual"]
 
 
@@ -89,7 +100,23 @@ def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
     if refusals and not plans:
         raise PartoptError.together({error.message: error for error in refusals}.values())
     if "optimal" in plans:
-        plans["optimal"] = _fastest(plans["optimal"], {name: plan for name, plan in plans.items() if name != "optimal"}, problem)
+        everything = problem.replication == FREE and not problem.recompute_per_stage
+        others = {name: plan for name, plan in plans.items() if name != "optimal"} if everything else _rivals(problem)
+        plans["optimal"] = _fastest(plans["optimal"], others, problem)
+    return plans
+
+
+def _rivals(problem: Problem) -> dict[str, Plan]:
+    """Judged plans of the planners that look at what is asked, or may keep to it without: all the same replicas, what is recomputed."""
+    needed = asked_of(problem) - {"uniform", "none", "auto"}
+    names = [name for name, entry in PLANNERS.items() if needed <= entry.uses and entry.plans_for(problem.schedule)]
+    modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
+    plans = {}
+    with quiet():
+        for name, recompute in product([name for name in names if name not in ("manual", "optimal")], modes):
+            with suppress(PartoptError):
+                stated = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
+                plans[f"{name} {recompute}"] = decided(name, stated)
     return plans
 
 

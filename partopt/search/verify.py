@@ -23,7 +23,7 @@ from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import quiet
 from partopt.search.warmup import judged_at_best
-from partopt.simulator.judge import ACTION_LIMIT
+from partopt.simulator.judge import check_actions
 from partopt.simulator.restate import layout_of
 from partopt.units import format_bytes, format_seconds
 
@@ -114,8 +114,7 @@ def _check_layout(plan: Plan) -> None:
         raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
     if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
         raise PartoptError(f"{plan.family}: no family of plans for {plan.schedule}")
-    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
-        raise PartoptError(f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate")
+    check_actions(plan)
     chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
 
 

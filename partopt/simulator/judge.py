@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from partopt.cost.period import utilisation
+from partopt.errors import PartoptError
 from partopt.plan import Plan, Stage
 from partopt.schedules import order, schedule
 from partopt.schedules.in_flight import in_flight
@@ -119,11 +120,18 @@ def _run(plan: Plan, microbatches: int | None) -> Simulation:
     return Simulation(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)
 
 
+def check_actions(plan: Plan) -> None:
+    """PartoptError where an iteration is too long to simulate."""
+    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
+        raise PartoptError(f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate", "give fewer")
+
+
 def judged(plan: Plan) -> Plan:
     """The plan with what it predicts taken from its simulation: period, iteration, speed and bubble; and what binds it.
 
     Where devices hold several stages, what they keep in flight is counted too.
     """
+    check_actions(plan)
     counted = plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
     simulation = simulation_of(counted)
     return with_prediction(replaced(simulation, plan=with_memory(simulation)))
@@ -169,11 +177,11 @@ def with_memory(simulation: Simulation) -> Plan:
     What a device needs beside or below the sum of its stages is put to the activations of the first of them.
     """
     plan, peaks = simulation.plan, simulation.peak_memory_bytes
-    missing = [0] * len(plan.stages)
+    missing: dict[int, int] = {}  # by the first stage of a device; of its replicas the one that needs most
     for rank, stages in plan.stages_by_rank().items():
         more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)
-        missing[stages[0]] = max(missing[stages[0]], more) if missing[stages[0]] else more
-    return replace(plan, stages=[_with_activations(stage, more) for stage, more in zip(plan.stages, missing, strict=True)])
+        missing[stages[0]] = max(missing.get(stages[0], more), more)
+    return replace(plan, stages=[_with_activations(stage, missing.get(s, 0)) for s, stage in enumerate(plan.stages)])
 
 
 def _with_activations(stage: Stage, more: int) -> Stage:

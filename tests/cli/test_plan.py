@@ -312,8 +312,8 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
         (["--recompute", "auto", "--planner", "gpipe"], "--recompute auto: the planner gpipe does not look at it"),
         (["--cuts", "2", "--recompute", "auto"], "--recompute auto: the planner manual does not look at it"),
         (
-            ["--schedule", "auto", "--microbatches", "8", "--recompute", "auto"],
-            "--recompute auto: --schedule auto has grids, recomputed or not",
+            ["--schedule", "interleaved", "--microbatches", "8", "--recompute", "auto"],
+            "--schedule interleaved: no planner has --recompute auto with it",
         ),
         (["--cuts", ""], "--cuts : not a list of whole numbers"),
     ],
@@ -329,3 +329,9 @@ def test_the_next_command_states_the_same_problem(partopt, profile_file, topolog
     last = partopt("plan", path, *options).err.splitlines()[-1]
     assert shlex.split(last.removeprefix("next:"))[:3] == ["partopt", "compare", path]
     assert sorted(shlex.split(last)[4:]) == sorted(options)
+
+
+def test_more_microbatches_than_can_be_simulated_are_refused(partopt, profile_file, topology_file):
+    options = ["--topology", topology_file(), "--schedule", "1f1b", "--microbatches", "1000000000"]
+    outcome = partopt("plan", profile_file(), *options)
+    assert (outcome.code, outcome.errors) == (2, ["1000000000 microbatches are more than 20,000,000 actions to simulate"])

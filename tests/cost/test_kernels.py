@@ -25,7 +25,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
-SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("1f1b-eager", 5), ("gpipe", 5), ("naive", 5)]
+SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("1f1b-eager", 5), ("gpipe", 5)]
 LIMIT = 100
 
 

@@ -101,7 +101,7 @@ def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes
     check(given)
 
 
-SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "naive", "zb-h1"])
+SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
 
 
 def check_iteration(given: Problem) -> None:

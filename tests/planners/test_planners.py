@@ -34,9 +34,9 @@ def profile(layers: int) -> Profile:
 
 
 @pytest.mark.filterwarnings("ignore:lingvo")
-@pytest.mark.parametrize("name", AUTOMATIC)
 @pytest.mark.parametrize(
-    "schedule, microbatches", [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 8), ("1f1b-eager", 8), ("gpipe", 8), ("naive", 8)]
+    "name, schedule, microbatches",
+    [(name, *of) for name, of in itertools.product(AUTOMATIC, SCHEDULES) if planners.PLANNERS[name].plans_for(of[0])],
 )
 @pytest.mark.parametrize("layers, cluster", [(1, [(1, 1e6)]), (1, [(4, 1e6)]), (7, [(4, 1e6)]), (20, [(4, 1e6), (2, 1e5)])])
 def test_plans_are_valid_whatever_the_model_and_the_cluster(name, schedule, microbatches, layers, cluster):

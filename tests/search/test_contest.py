@@ -1,7 +1,9 @@
 """The best of all planners beside each of them."""
 
+import dataclasses
 import warnings
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,3 +112,26 @@ def test_uniform_layers_on_one_device():
     stated = problem_of(uniform_profile(3), flat(1))
     plans = contest.plans_of(contest.contestants(stated), stated)
     assert {plan.shape for plan in plans.values()} == {"1"}
+
+
+@pytest.mark.parametrize("options", [{"recompute_per_stage": True}, {"replication": "uniform"}, {"replication": "none"}])
+def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
+    """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
+    stated = problem(blocking_allreduce=True, **options)
+    best = contest.planned("optimal", stated)
+    free = {"recompute_per_stage": False, "replication": "free"}
+    with contest.quiet():
+        for name in AUTOMATIC - {"optimal"}:
+            plan = contest.decided(name, dataclasses.replace(stated, **free))
+            asked = msgspec.structs.replace(plan, request=best.request)
+            if not list(asked.disregarded()):
+                assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
+    assert best.certificate is not None
+    assert best.certificate.gap >= 0
+
+
+def test_the_naive_iteration_of_replicas_is_what_they_take():
+    """Two replicas work side by side, and exchange at the end."""
+    stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
+    simulated, formula = contest.decided("data_parallel", stated), planners.plan("data_parallel", stated)
+    assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)

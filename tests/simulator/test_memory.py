@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
 
-from partopt import schedules
+from partopt import planners, schedules
+from partopt.cost.problem import problem_of
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
+from partopt.simulator.judge import judged
 from partopt.simulator.memory import base_memory_bytes, in_flight_over_time, memory_over_time, peak_memory_bytes
+from tests.helpers import flat, uniform_profile
 from tests.report.timelines import example, plan_of, simulated
 
 BASE = 370  # bytes of a stage that are there throughout
@@ -86,3 +89,12 @@ def test_replicas_hold_what_is_theirs():
     plan = plan_of("pipedream", [[0, 1], [2]], None)
     timeline = simulated(plan, 8)
     assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 20, BASE + 20, BASE + 10]
+
+
+def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
+    """8 microbatches on 3 replicas under gpipe: two of them hold 3, one 2; the formula and the simulation say 3."""
+    problem = problem_of(uniform_profile(4), flat(3), schedule="gpipe", microbatches=8)
+    plan = planners.plan("data_parallel", problem)
+    assert plan.stages[0].in_flight == 3
+    assert judged(plan).peak_memory_bytes == plan.peak_memory_bytes
+    assert judged(plan).stages[0].memory.activations_bytes == plan.stages[0].memory.activations_bytes > 0
