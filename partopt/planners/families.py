@@ -40,23 +40,28 @@ class Screen:
 
     def __init__(self, contiguous: Probe) -> None:
         self.probe = Probe(contiguous.problem, relaxed(contiguous.shapes, contiguous.problem.topology))
-        self.refused: list[Asked] = []
-        self.open: dict[Counts, list[Region]] = {}  # where the probe of contiguous plans alone found nothing
+        self.refused: list[tuple[float, float, Counts, float]] = []  # bounds, the last on what recomputing adds
+        self.left_open: dict[Counts, list[Region]] = {}  # where the probe of contiguous plans alone found nothing
         self.behind_at: dict[Asked, NDArray[np.float64]] = {}
 
-    def refuses(self, T: float, U: float, counts: Counts) -> bool:
-        """Whether no plan of any family is within the bounds."""
-        if any(other[0] >= T and other[1] >= U and counts == other[2] for other in self.refused):
+    def refuses(self, T: float, U: float, counts: Counts, extra_s: float = ENDLESS) -> bool:
+        """Whether no plan of any family is within the bounds, that on what recomputing adds among them."""
+        tighter = (other for other in self.refused if other[0] >= T and other[1] >= U and counts == other[2] and extra_s <= other[3])
+        if next(tighter, None) is not None:
             return True
         asked = (T, U, counts)
-        if asked in self.behind_at:
-            return False
-        found = self.probe.find(T, U, counts, None, behind=self.behind(*asked))
-        if found is not None:
+        if asked not in self.behind_at:
+            if self.probe.find(T, U, counts, None, behind=self.behind(*asked)) is None:
+                return self._refuse(T, U, counts, ENDLESS)
             self.behind_at[asked] = self.probe.tables[0].used.copy()
-        if found is None and self.probe.complete:
-            self.refused.append(asked)
-        return found is None and self.probe.complete
+        if extra_s < ENDLESS and self.probe.find(T, U, counts, None, extra_s, self.behind_at[asked]) is None:
+            return self._refuse(T, U, counts, extra_s)
+        return False
+
+    def _refuse(self, T: float, U: float, counts: Counts, extra_s: float) -> bool:
+        if self.probe.complete:
+            self.refused.append((T, U, counts, extra_s))
+        return self.probe.complete
 
     def behind(self, T: float, U: float, counts: Counts) -> NDArray[np.float64] | None:
         """Devices behind each cut at the least, by what was found within bounds no tighter than these, the tightest; shape (N+1,)."""
@@ -65,7 +70,7 @@ class Screen:
 
     def refused_s(self, counts: Counts) -> float:
         """The largest period that it has refused; 0 where there is none."""
-        return max((T for T, U, other in self.refused if U == 0.0 and other == counts), default=0.0)
+        return max((T for T, U, other, _ in self.refused if U == 0.0 and other == counts), default=0.0)
 
 
 class Screened:
@@ -90,19 +95,22 @@ class Screened:
         """Whether no entry was ever left out for want of room."""
         return self.probe.complete
 
-    def open(self, counts: Counts, whole: Region) -> list[Region]:
+    def regions(self, counts: Counts, whole: Region) -> list[Region]:
         """Where there may be plans of the family: in the `whole`, nested ones only where contiguous ones alone were refused."""
         if self.screen is None or isinstance(self.probe, Probe):
             return [whole]
-        return list(self.screen.open.get(counts, []))
+        return list(self.screen.left_open.get(counts, []))
 
-    def refused(self, region: Region, caps: tuple[float, float], counts: Counts) -> None:
-        """Take down that nothing was found in a region within the caps on X and U, unless the screen did it, or all has been searched."""
-        if self.screen is not None and isinstance(self.probe, Probe) and not self.screen.refuses(*caps, counts):
-            part = region._replace(
-                bound=region.x + region.u, tries=0, most_x=min(region.most_x, caps[0]), most_u=min(region.most_u, caps[1])
-            )
-            self.screen.open.setdefault(counts, []).append(part)
+    def leave_open(self, region: Region, caps: tuple[float, float], counts: Counts, extra_s: float) -> None:
+        """Take down that nothing was found in a region within the bounds, unless the screen did it, or all has been searched."""
+        if self.screen is not None and isinstance(self.probe, Probe) and not self.screen.refuses(*caps, counts, self._kept(extra_s)):
+            most_x, most_u = min(region.most_x, caps[0]), min(region.most_u, caps[1])
+            part = region._replace(bound=region.x + region.u, tries=0, most_x=most_x, most_u=most_u)
+            self.screen.left_open.setdefault(counts, []).append(part)
+
+    def _kept(self, extra_s: float) -> float:
+        """The bound on what recomputing adds, where it varies."""
+        return extra_s if self.screen is not None and self.screen.probe.bounds_extra else ENDLESS
 
     @property
     def gave_up(self) -> bool:
@@ -132,7 +140,7 @@ class Screened:
         """A plan within the bounds, of which that on what recomputing adds is kept where `bounds_extra`; `None` where none was found."""
         self.asked += 1
         self.problem.progress(f"optimal: {self.family} plans, probe {self.asked}", 0, 1)
-        if self.screen is not None and self.screen.refuses(T, U, counts):
+        if self.screen is not None and self.screen.refuses(T, U, counts, self._kept(extra_s)):
             return None
         behind = None if self.screen is None else self.screen.behind(T, U, counts)
         if isinstance(self.probe, Probe):

@@ -29,7 +29,7 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
     whole = Region(x + u, u, ENDLESS, x, ENDLESS)
-    regions = probe.open(counts, whole._replace(tries=_EAGER if value < ENDLESS else 0))
+    regions = probe.regions(counts, whole._replace(tries=_EAGER if value < ENDLESS else 0))
     heapq.heapify(regions)
     while probe.asked < _most_probes(problem):
         if not regions or regions[0].bound >= goal - 2 * slack:
@@ -37,12 +37,13 @@ def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Part
         region = heapq.heappop(regions)
         target = _target(region, goal - 2 * slack)
         caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
-        found = probe.find(*caps, counts, problem.stages, target - region.u - region.x - 3 * slack)
+        extra_s = target - region.u - region.x - 3 * slack
+        found = probe.find(*caps, counts, problem.stages, extra_s)
         if found is None and probe.gave_up:
             heapq.heappush(regions, region)
             break
         if found is None:
-            probe.refused(region, caps, counts)
+            probe.leave_open(region, caps, counts, extra_s)
             if target < goal - 2 * slack:
                 heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))
             continue
