@@ -69,14 +69,14 @@ def main() -> None:
     from machine import describe
 
     print(describe())
-    print(f"\n{'planner':11}{'layers':>6}{'devices':>10}  {'problem':21}{'first':>8}{'then':>9}{'reach':>6}{'memory':>8}")
+    print(f"\n{'planner':11}{'layers':>6}{'devices':>12}  {'problem':19}{'first':>8}{'then':>9}{'reach':>6}{'memory':>8}")
     for index, (planner, layers, sizes, target, options) in enumerate(ROWS):
         output = subprocess.run([sys.executable, __file__, str(index)], check=True, capture_output=True, text=True).stdout
         row = json.loads(output)
         goal = f"{target:g} s" if target else "-"
         devices = " x ".join(map(str, sizes))
         print(
-            f"{planner:11}{layers:6}{devices:>10}  {_problem(options):21}{row['first_s']:6.2f} s{row['median_s']:7.3f} s{goal:>6}"
+            f"{planner:11}{layers:6}{devices:>12}  {_problem(options):19}{row['first_s']:6.2f} s{row['median_s']:7.3f} s{goal:>6}"
             f"{row['peak_mb']:5.0f} MB {row['status']}",
             flush=True,
         )
