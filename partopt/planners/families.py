@@ -25,7 +25,7 @@ Asked = tuple[float, float, Counts]
 
 
 class Region(NamedTuple):
-    """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than `bound`, a pass apart."""
+    """The plans with X in (`x`, `most_x`] and U in (`u`, `most_u`]. None takes less than one pass and `bound`."""
 
     bound: float
     u: float

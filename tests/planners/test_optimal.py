@@ -82,6 +82,12 @@ def test_equals_exhaustive_search_under_a_memory_limit(model, cluster, recompute
     check(problem(model, cluster, recompute=recompute, schedule=schedule, memory_bytes=memory_bytes, serial_transfers=serial))
 
 
+@settings(max_examples=30, deadline=None)
+@given(stashed(8), clusters(devices=8), st.sampled_from([None, 60, 150]))
+def test_equals_exhaustive_search_on_eight_layers_and_devices(model, cluster, memory_bytes):
+    check(problem(model, cluster, memory_bytes=memory_bytes))
+
+
 @settings(max_examples=200, deadline=None)
 @given(stashed(5), clusters(devices=5), st.integers(10, 300))
 def test_equals_exhaustive_search_where_stages_choose_to_recompute(model, cluster, memory_bytes):
@@ -169,10 +175,17 @@ def objective(given: Problem) -> float:
 
 
 @settings(max_examples=100, deadline=None)
-@given(stashed(8), clusters(levels=2, devices=12), st.sampled_from([None, 100, 200]), st.booleans())
-def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recompute):
-    given = problem(model, cluster, memory_bytes=memory_bytes, recompute=recompute)
-    best = objective(given) * (1 + 1e-12)
+@given(
+    stashed(8),
+    clusters(levels=2, devices=12),
+    st.sampled_from([None, 100, 200]),
+    st.booleans(),
+    st.sampled_from([("pipedream", None), ("1f1b", 4), ("gpipe", 3)]),
+)
+def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recompute, schedule):
+    name, M = schedule
+    given = problem(model, cluster, memory_bytes=memory_bytes, recompute=recompute, schedule=name, microbatches=M)
+    best = objective(given) * (1 + 1e-11)
     last = cluster.levels[-1]
     faster = [
         Level(name=level.name, size=level.size, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s, links=level.links, bus=level.bus)
@@ -185,8 +198,8 @@ def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recomput
         assert objective(replace(given, memory_bytes=2 * memory_bytes)) <= best
     assert objective(replace(given, recompute_per_stage=True)) <= best
     uniform = objective(replace(given, replication="uniform"))
-    assert best <= uniform * (1 + 1e-11)
-    assert uniform <= objective(replace(given, replication="none")) * (1 + 1e-12)
+    assert best <= uniform * (1 + 1e-10)
+    assert uniform <= objective(replace(given, replication="none")) * (1 + 1e-11)
 
 
 @settings(max_examples=50, deadline=None)
