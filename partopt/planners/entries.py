@@ -124,6 +124,15 @@ def all_covered(entries, group, free, top, used, extra, floor):  # type: ignore[
 
 
 @compiled()
+def put(rows, kept, entry):  # type: ignore[no-untyped-def]
+    """Put an entry behind the `kept` rows. How many there are then, and how many had to be left out for want of room."""
+    if kept == len(rows):
+        return kept, 1
+    rows[kept] = entry
+    return kept + 1, 0
+
+
+@compiled()
 def keep(table, caps, c, entry):  # type: ignore[no-untyped-def]
     """Add an entry to cut c, unless one there is as good; leave out those that it makes useless."""
     rows, kept = table.rows[c], 0
@@ -141,12 +150,8 @@ def keep(table, caps, c, entry):  # type: ignore[no-untyped-def]
         if kept < position:
             rows[kept] = row
         kept += 1
-    if kept == len(rows):
-        table.dropped[0] += 1
-    else:
-        rows[kept] = entry
-        kept += 1
-    table.counts[c] = kept
+    table.counts[c], dropped = put(rows, kept, entry)
+    table.dropped[0] += dropped
 
 
 @compiled()
@@ -173,8 +178,6 @@ def fewest_replicas(layers, caps, rho, r, most, W, tied, C, passed, before, afte
     """The fewest replicas from r to `most` with which a stage that begins at rho carries its weights and its cuts; more where none do."""
     within = caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M
     scale = 1.0 / max(within, 1e-300)
-    if caps.pace == np.inf:
-        scale = 0.0
     if layers.M and tied > caps.update:
         return NEVER
     while r <= most:

@@ -43,6 +43,7 @@ class Screen:
         self.refused: list[tuple[float, float, Counts, float]] = []  # bounds, the last on what recomputing adds
         self.left_open: dict[Counts, list[Region]] = {}  # where the probe of contiguous plans alone found nothing
         self.behind_at: dict[Asked, NDArray[np.float64]] = {}
+        self.passed: set[tuple[Asked, float]] = set()  # bounds, that on what recomputing adds among them, that it has not refused
 
     def refuses(self, T: float, U: float, counts: Counts, extra_s: float = ENDLESS) -> bool:
         """Whether no plan of any family is within the bounds, that on what recomputing adds among them."""
@@ -54,8 +55,11 @@ class Screen:
             if self.probe.find(T, U, counts, None, behind=self.behind(*asked)) is None:
                 return self._refuse(T, U, counts, ENDLESS)
             self.behind_at[asked] = self.probe.tables[0].used.copy()
-        if extra_s < ENDLESS and self.probe.find(T, U, counts, None, extra_s, self.behind_at[asked]) is None:
+        if extra_s >= ENDLESS or (asked, extra_s) in self.passed:
+            return False
+        if self.probe.find(T, U, counts, None, extra_s, self.behind_at[asked]) is None:
             return self._refuse(T, U, counts, extra_s)
+        self.passed.add((asked, extra_s))
         return False
 
     def _refuse(self, T: float, U: float, counts: Counts, extra_s: float) -> bool:

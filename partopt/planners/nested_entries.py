@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.planners.entries import put
 
 # L         levels with more than one member; k = 1..L, n_k members, innermost first
 # N         layers; [i, c) is a stage, [i, end) a pipeline inside one component
@@ -94,9 +95,5 @@ def keep(bounds, nest, k, i, kind, entry):  # type: ignore[no-untyped-def]
         if kept < position:
             rows[kept] = row
         kept += 1
-    if kept == len(rows):
-        nest.work[1] += 1
-    else:
-        rows[kept] = entry
-        kept += 1
-    nest.counts[k - 1, i, kind] = kept
+    nest.counts[k - 1, i, kind], dropped = put(rows, kept, entry)
+    nest.work[1] += dropped

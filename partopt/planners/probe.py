@@ -104,7 +104,7 @@ def begin(table, devices):  # type: ignore[no-untyped-def]
 
 @compiled()
 def sweep(layers, caps, reach, source, table):  # type: ignore[no-untyped-def]
-    """Fill the table from the ends in `source`: itself, or that of a stage less. Whether all layers have a place."""
+    """Fill the table from the ends in `source`: itself, or that of a stage less."""
     N = len(layers.cuts) - 1
     for i in range(N - 1, -1, -1):
         if caps.behind[i] == np.inf:
@@ -112,7 +112,6 @@ def sweep(layers, caps, reach, source, table):  # type: ignore[no-untyped-def]
         floor = max(np.int64(np.ceil(caps.ahead[i] - _SLACK)), 1 if i else 0)
         _fill_cut(layers, caps, reach, source, table, i, floor)
         _summarise(table, i, caps.needs[N] - caps.needs[i])
-    return table.counts[0] > 0
 
 
 @compiled()
