@@ -38,7 +38,7 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
-        certificate=_certificate(partition),
+        certificate=certificate_of(partition),
         profile=problem.reference,
         topology=problem.limited_topology,
     )
@@ -146,7 +146,8 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
     )
 
 
-def _certificate(partition: Partition) -> Certificate | None:
+def certificate_of(partition: Partition) -> Certificate | None:
+    """The certificate of what a planner minimised and proved; `None` where it proved nothing."""
     if partition.objective_s is None:
         return None
     lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s

@@ -137,7 +137,7 @@ class NestedProbe:
 def _nest(L: int, N: int, entries: int, work: int) -> Nest:
     """Empty tables for L levels, N layers and so many entries of a cut and a kind, and the work that may be done."""
     rows, counts = np.zeros((L, N + 1, L + 1, entries, COLUMNS), np.int64), np.zeros((L, N + 1, L + 1), np.int64)
-    return Nest(rows, counts, np.zeros((L, COLUMNS), np.int64), np.zeros((L, 2)), np.array([work, 0]))
+    return Nest(rows, counts, np.zeros((L, TRIED + 1), np.int64), np.zeros((L, 2)), np.array([work, 0]))
 
 
 def levels_of(topology: Topology) -> Levels:

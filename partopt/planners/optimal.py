@@ -32,8 +32,9 @@ def plan(problem: Problem) -> Partition:
     """The best plan within the memory, by period or iteration. Raises PartoptError where no plan fits."""
     if problem.stages is not None:
         stage_count(problem)
-    probes = list(families(eased(problem)))
-    rough, value = _first(problem)
+    searched = eased(problem)
+    probes = list(families(searched))
+    rough, value = _first(searched)
     best, value, lower = _search(probes, value)
     best = best or rough
     if best is None:
@@ -51,8 +52,8 @@ def eased(problem: Problem) -> Problem:
 
 def _first(problem: Problem) -> tuple[Partition | None, float]:
     """A plan to begin with, and its objective: of a coarser chain; where stages may choose, with all of them recomputing or none."""
-    best, value = _roughly(eased(problem))
-    if not eased(problem).recompute_per_stage or problem.microbatches is None:
+    best, value = _roughly(problem)
+    if not problem.recompute_per_stage or problem.microbatches is None:
         return best, value
     for recompute in (False, True):
         found, value, _ = _search(list(families(replace(problem, recompute_per_stage=False, recompute=recompute))), value)

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.period import objective_s
+from partopt.cost.price import certificate_of
 from partopt.cost.problem import FREE, Problem, partition_of
 from partopt.errors import PartoptError, PartoptWarning
-from partopt.plan import Certificate, Plan
+from partopt.plan import Plan
 from partopt.planners import PLANNERS, asked_of, optimal
 from partopt.search.warmup import judged_at_best
 
@@ -67,21 +68,23 @@ def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     best = plans[best_of(plans, problem.memory_bytes)]
     if best is own or own.certificate is None:
         return own
-    seconds, lower = objective_s(partition_of(best, problem.recompute_per_stage), problem), own.certificate.lower_bound_s
-    bound = Certificate(
-        status=optimal.status(seconds, lower),
-        objective_s=seconds,
-        lower_bound_s=lower,
-        gap=seconds / lower - 1 if lower else 0.0,
-        proof=own.certificate.proof,
+    stages, lower = partition_of(best, problem.recompute_per_stage), own.certificate.lower_bound_s
+    seconds = objective_s(stages, problem)
+    proved = dataclasses.replace(
+        stages, objective_s=seconds, status=optimal.status(seconds, lower), lower_bound_s=lower, proof=own.certificate.proof
     )
-    return replace(best, planner="optimal", certificate=bound)
+    return replace(best, planner="optimal", certificate=certificate_of(proved))
+
+
+def _able(uses: set[str], schedule: str) -> list[str]:
+    """The planners that look at all of `uses` and can plan for the schedule, in their order."""
+    return [name for name, entry in PLANNERS.items() if uses <= entry.uses and entry.plans_for(schedule)]
 
 
 def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
     needed = asked_of(problem)
-    able = [name for name, entry in PLANNERS.items() if needed <= entry.uses and entry.plans_for(problem.schedule)]
+    able = _able(needed, problem.schedule)
     if not able:
         flags = sorted(_FLAGS[use] for use in needed)
         raise PartoptError(f"--schedule {problem.schedule}: no planner has {' and '.join(flags)} with it", "drop one of these options")
@@ -109,7 +112,7 @@ def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
 def _rivals(problem: Problem) -> dict[str, Plan]:
     """Judged plans of the planners that look at what is asked, or may keep to it without: all the same replicas, what is recomputed."""
     needed = asked_of(problem) - {"uniform", "none", "auto"}
-    names = [name for name, entry in PLANNERS.items() if needed <= entry.uses and entry.plans_for(problem.schedule)]
+    names = _able(needed, problem.schedule)
     modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
     plans = {}
     with quiet():
