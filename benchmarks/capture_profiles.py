@@ -1,11 +1,13 @@
-"""Take every profile that ships in profiles/, the most valuable first, each written as soon as it is finished.
+"""Take every profile that ships in profiles/, the most valuable first, each written as soon as it
+is finished.
 
     python benchmarks/capture_profiles.py --device cpu
 
-On a CUDA device the models have the sizes that people train and the dtype is bfloat16; on a CPU they are small enough to wait for. A model
-still running when the budget ends is interrupted and keeps the microbatch sizes that are finished; those after it are left out.
-Files are named MODEL.DEVICE.DTYPE.json; one that is there already gives way only to one with at least as many measured sizes.
-The table at the end is the one in profiles/README.md.
+On a CUDA device the models have the sizes that people train and the dtype is bfloat16; on a CPU
+they are small enough to wait for. A model still running when the budget ends is interrupted and
+keeps the microbatch sizes that are finished; those after it are left out. Files are named
+MODEL.DEVICE.DTYPE.json; one that is there already gives way only to one with at least as many
+measured sizes. The table at the end is the one in profiles/README.md.
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout in which nothing is installed
+# a checkout in which nothing is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from partopt import profile
+from partopt.documents.profile import Device, Measurement, Profile
 from partopt.errors import PartoptError
-from partopt.profile import Device, Measurement, Profile
 from partopt.units import format_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+}
 SHORTEST_S = 10.0  # no model is begun with less of the budget left
 PATIENCE_S = 30.0  # an interrupted model has this long to write what is finished
-HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"  # in a child: the parent keeps no context on the device
+# in a child: the parent keeps no context on the device
+HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,30 @@ class Capture:
 
     def command(self, device: str, output: Path) -> list[str]:
         """The command that takes it, without the interpreter."""
-        settings = [word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")]
-        options = ["--microbatch", self.microbatches, "--dtype", self.dtype, "--device", device, "--steps", str(self.steps)]
-        return ["profile", f"examples/{self.example}.py", *settings, *options, "--name", self.name, "--force", "-o", str(output)]
+        settings = [
+            word for key, value in self.settings.items() for word in ("--set", f"{key}={value}")
+        ]
+        options = [
+            "--microbatch",
+            self.microbatches,
+            "--dtype",
+            self.dtype,
+            "--device",
+            device,
+            "--steps",
+            str(self.steps),
+        ]
+        return [
+            "profile",
+            f"examples/{self.example}.py",
+            *settings,
+            *options,
+            "--name",
+            self.name,
+            "--force",
+            "-o",
+            str(output),
+        ]
 
 
 _MEDIUM = {"layers": 24, "width": 1024, "heads": 16}
@@ -60,7 +87,13 @@ ON_CUDA = [
     Capture("bert-large", "bert", "1,2,4,8,16,32", {**_MEDIUM, "context": 512}, "bfloat16"),
     Capture("resnet50", "resnet50", "8,16,32,64,128", dtype="bfloat16"),
     Capture("vgg16", "vgg16", "8,16,32,64,128", dtype="bfloat16"),
-    Capture("gpt2-xl", "gpt2", "1,2,4", {"layers": 48, "width": 1600, "heads": 25, "context": 1024}, "bfloat16"),
+    Capture(
+        "gpt2-xl",
+        "gpt2",
+        "1,2,4",
+        {"layers": 48, "width": 1600, "heads": 25, "context": 1024},
+        "bfloat16",
+    ),
     Capture("gpt", "gpt", "8,16,32,64", dtype="bfloat16"),
     Capture("mlp", "mlp", "1024,4096,16384", {"width": 4096}, "bfloat16"),
 ]
@@ -76,7 +109,8 @@ ON_CPU = [
 
 def main() -> None:
     """Take the profiles, then print what was measured."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and its children would too
+    # a shell's background job ignores it, and its children would too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = _arguments()
     arguments.output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + arguments.budget
@@ -85,10 +119,15 @@ def main() -> None:
         if arguments.only and capture.name not in arguments.only:
             continue
         if deadline - time.monotonic() < SHORTEST_S:
-            print(f"left out, the budget of {arguments.budget:g} s is spent: {capture.name}", file=sys.stderr)
+            print(
+                f"left out, the budget of {arguments.budget:g} s is spent: {capture.name}",
+                file=sys.stderr,
+            )
             continue
         measured = take(capture, arguments.device, deadline)
-        if measured is not None and keep(measured, arguments.output / file_name(capture, measured.device)):
+        if measured is not None and keep(
+            measured, arguments.output / file_name(capture, measured.device)
+        ):
             taken.append((file_name(capture, measured.device).removesuffix(".json"), measured))
     if not taken:
         sys.exit("nothing was taken")
@@ -96,23 +135,33 @@ def main() -> None:
 
 
 def take(capture: Capture, device: str, deadline: float) -> Profile | None:
-    """Run `partopt profile`, interrupt it at the deadline; what it measured, or None where no size was finished."""
+    """Run `partopt profile`, interrupt it at the deadline; what it measured, or None where no size
+    was finished.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "profile.json"  # nothing that lies there already can pass for what this run took
+        # nothing that lies there already can pass for what this run took
+        output = Path(folder) / "profile.json"
         command = capture.command(device, output)
         print("\n$ partopt", *command, file=sys.stderr, flush=True)
-        process = subprocess.Popen([sys.executable, "-m", "partopt", *command], cwd=ROOT, stdout=sys.stderr, env=ENVIRONMENT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "partopt", *command],
+            cwd=ROOT,
+            stdout=sys.stderr,
+            env=ENVIRONMENT,
+        )
         try:
             process.wait(timeout=max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
             pass
         finally:
             stop(process)
-        return profile.load(str(output)) if output.exists() else None
+        return Profile.load(str(output)) if output.exists() else None
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process if it still runs: first so that it can write what is finished, at last by force."""
+    """End the process if it still runs: first so that it can write what is finished, at last by
+    force.
+    """
     for ask in (lambda: process.send_signal(signal.SIGINT), process.terminate, process.kill):
         if process.poll() is not None:
             return
@@ -124,15 +173,23 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def keep(measured: Profile, path: Path) -> bool:
-    """Write the profile, unless the one that is there holds more measured sizes; whether it was written."""
+    """Write the profile, unless the one that is there holds more measured sizes; whether it was
+    written.
+    """
     try:
-        before = len(profile.load(str(path)).measured()) if path.exists() else 0
+        before = len(Profile.load(str(path)).measured()) if path.exists() else 0
     except PartoptError:
         before = 0  # not a profile that partopt can read
     if len(measured.measured()) < before:
-        print(f"{path} stays: it holds {before} sizes, and {len(measured.measured())} were finished now", file=sys.stderr)
+        print(
+            (
+                f"{path} stays: it holds {before} sizes, and {len(measured.measured())} "
+                "were finished now"
+            ),
+            file=sys.stderr,
+        )
         return False
-    profile.save(measured, str(path), force=True)
+    measured.save(str(path), force=True)
     print(f"Wrote {path}", file=sys.stderr)
     return True
 
@@ -146,13 +203,23 @@ def file_name(capture: Capture, device: Device) -> str:
 
 def print_table(profiles: list[tuple[str, Profile]]) -> None:
     """Markdown: what each profile measured at its largest microbatch size."""
-    print("| profile | layers | microbatch | step at the largest | coverage | overhead |\n|---|---|---|---|---|---|")
+    print(
+        (
+            "| profile | layers | microbatch | step at the largest | coverage | overhead "
+            "|\n|---|---|---|---|---|---|"
+        )
+    )
     for name, measured in profiles:
         sizes, last = measured.measured(), measured.measured()[-1]
         microbatches = ", ".join(str(each.microbatch_size) for each in sizes)
         coverage = _range([each.coverage for each in sizes], 100, 0, " %")
         overhead = _range([each.overhead for each in sizes], 1, 2, "")
-        print(f"| `{name}` | {len(measured.layers)} | {microbatches} | {_step(last)} | {coverage} | {overhead} |")
+        print(
+            (
+                f"| `{name}` | {len(measured.layers)} | {microbatches} | {_step(last)} | "
+                f"{coverage} | {overhead} |"
+            )
+        )
 
 
 def _step(measurement: Measurement) -> str:
@@ -168,8 +235,18 @@ def _range(values: list[float | None], scale: float, digits: int, unit: str) -> 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--output", type=Path, default=ROOT / "profiles", help="folder of the profiles (default: profiles/)")
-    parser.add_argument("--budget", type=float, default=480.0, help="seconds for all of them together (default: 480)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "profiles",
+        help="folder of the profiles (default: profiles/)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=480.0,
+        help="seconds for all of them together (default: 480)",
+    )
     parser.add_argument("--only", nargs="*", metavar="NAME", help="take these alone")
     arguments = parser.parse_args()
     if arguments.device == "auto":
@@ -178,7 +255,12 @@ def _arguments() -> argparse.Namespace:
     known = [capture.name for capture in (ON_CUDA if arguments.device == "cuda" else ON_CPU)]
     unknown = sorted(set(arguments.only or ()) - set(known))
     if unknown:
-        parser.error(f"--only {' '.join(unknown)}: not taken on {arguments.device}; known: {', '.join(known)}")
+        parser.error(
+            (
+                f"--only {' '.join(unknown)}: not taken on {arguments.device}; known: "
+                f"{', '.join(known)}"
+            )
+        )
     return arguments
 
 

@@ -14,10 +14,16 @@ def describe() -> str:
     """Processor, cores, system and the versions that matter, in a line."""
     cpuinfo = Path("/proc/cpuinfo")
     names = (
-        [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        [
+            line.partition(":")[2].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         if cpuinfo.exists()
         else []
     )
     processor = names[0] if names else platform.processor() or platform.machine()
-    versions = f"Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}"
+    versions = (
+        f"Python {platform.python_version()}, numpy {numpy.__version__}, numba {numba.__version__}"
+    )
     return f"{processor}, {os.cpu_count()} cores, {platform.system()}; {versions}"

@@ -1,9 +1,11 @@
-"""Seconds and memory of the planners on random chains of published shape, one core, and of the command line from a cold start.
+"""Seconds and memory of the planners on random chains of published shape, one core, and of the
+command line from a cold start.
 
     python benchmarks/planners.py
 
-A chain has log-normal times, activations that decay and weights that grow along the model, as convolutional networks have them. Every row
-is run in a process of its own: the first call, which compiles or loads compiled code, is reported apart from the median of the following.
+A chain has log-normal times, activations that decay and weights that grow along the model, as
+convolutional networks have them. Every row is run in a process of its own: the first call, which
+compiles or loads compiled code, is reported apart from the median of the following.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import numpy as np
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
-    from partopt.topology import Topology
+    from partopt.documents.topology import Topology
 
-FAST, SLOW = (380e9, 50e9, 12.5e9), (12e9, 1.25e9, 1.25e9)  # bytes/s of the levels: NVLink and InfiniBand, PCIe and 10 Gb/s Ethernet
+# bytes/s of the levels: NVLink and InfiniBand, PCIe and 10 Gb/s Ethernet
+FAST, SLOW = (380e9, 50e9, 12.5e9), (12e9, 1.25e9, 1.25e9)
 SIZES = (1, 2, 4, 8)  # samples in a microbatch, of auto
 _1F1B = {"schedule": "1f1b", "microbatches": 512}
-# planner, layers, sizes of the levels (innermost first), seconds to reach (0: none set), and what else the problem says: the memory limits
-# are ones that one stage on all devices exceeds; auto is --schedule auto over 4 microbatch sizes, with --recompute auto
+# planner, layers, sizes of the levels (innermost first), seconds to reach (0: none set), and what
+# else the problem says: the memory limits
+# are ones that one stage on all devices exceeds; auto is --schedule auto over 4 microbatch sizes,
+# with --recompute auto
 ROWS: list[tuple[str, int, tuple[int, ...], float, dict[str, Any]]] = [
     ("optimal", 1000, (8, 128), 1.0, {"memory_bytes": 40 * 10**9}),
     ("optimal", 2000, (8, 128), 0.0, {"memory_bytes": 80 * 10**9}),
@@ -39,7 +44,13 @@ ROWS: list[tuple[str, int, tuple[int, ...], float, dict[str, Any]]] = [
     ("optimal", 2000, (8, 128), 0.0, {**_1F1B, "memory_bytes": 40 * 10**9}),
     ("optimal", 1000, (8, 256), 0.0, {**_1F1B, "memory_bytes": 20 * 10**9}),
     ("optimal", 100, (8, 128), 0.0, {**_1F1B, "replication": "uniform"}),
-    ("optimal", 100, (8, 128), 0.0, {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True}),
+    (
+        "optimal",
+        100,
+        (8, 128),
+        0.0,
+        {**_1F1B, "memory_bytes": 2 * 10**9, "recompute_per_stage": True},
+    ),
     ("optimal", 100, (8, 8), 0.0, {"rates": SLOW}),
     ("optimal", 100, (8, 8), 0.0, {"rates": SLOW, "memory_bytes": 3 * 10**9}),
     ("optimal", 200, (8, 16), 0.0, {"rates": SLOW, "memory_bytes": 6 * 10**9}),
@@ -69,9 +80,16 @@ def main() -> None:
     from machine import describe
 
     print(describe())
-    print(f"\n{'planner':11}{'layers':>6}{'devices':>12}  {'problem':19}{'first':>8}{'then':>9}{'reach':>6}{'memory':>8}")
+    print(
+        (
+            f"\n{'planner':11}{'layers':>6}{'devices':>12}  "
+            f"{'problem':19}{'first':>8}{'then':>9}{'reach':>6}{'memory':>8}"
+        )
+    )
     for index, (planner, layers, sizes, target, options) in enumerate(ROWS):
-        output = subprocess.run([sys.executable, __file__, str(index)], check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(
+            [sys.executable, __file__, str(index)], check=True, capture_output=True, text=True
+        ).stdout
         row = json.loads(output)
         goal = f"{target:g} s" if target else "-"
         devices = " x ".join(map(str, sizes))
@@ -90,7 +108,9 @@ def _command_s(arguments: list[str]) -> float:
     seconds = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "partopt", *arguments], check=False, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "partopt", *arguments], check=False, capture_output=True
+        )
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
 
@@ -108,8 +128,12 @@ def _problem(options: dict[str, Any]) -> str:
     return " ".join(word for word in words if word)
 
 
-def _row(planner: str, layers: int, sizes: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """First and median seconds of one planner, the peak memory of the process, and what its certificates say."""
+def _row(
+    planner: str, layers: int, sizes: tuple[int, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """First and median seconds of one planner, the peak memory of the process, and what its
+    certificates say.
+    """
     from partopt import planners
     from partopt.cost.problem import Problem
 
@@ -125,7 +149,12 @@ def _row(planner: str, layers: int, sizes: tuple[int, ...], options: dict[str, A
         seconds.append(time.perf_counter() - start)
         statuses.add(found.status.split()[0] if planner == "optimal" else "")
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    return {"first_s": seconds[0], "median_s": statistics.median(seconds[1:]), "peak_mb": peak_mb, "status": " ".join(sorted(statuses))}
+    return {
+        "first_s": seconds[0],
+        "median_s": statistics.median(seconds[1:]),
+        "peak_mb": peak_mb,
+        "status": " ".join(sorted(statuses)),
+    }
 
 
 def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any]) -> float:
@@ -133,7 +162,15 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
     from dataclasses import replace
 
     from partopt.cost.problem import problem_of
-    from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, StashGroup
+    from partopt.documents.profile import (
+        Device,
+        Layer,
+        LayerMeasurement,
+        Measurement,
+        Model,
+        Profile,
+        StashGroup,
+    )
     from partopt.search.schedule import chosen, with_free_replicas
 
     chain = _chain(layers, seed)
@@ -142,18 +179,36 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         Measurement(
             microbatch_size=size,
             layers=[
-                LayerMeasurement(forward_s=float(f * size**0.8), backward_s=float(g * size**0.8), output_bytes=int(a * size))
+                LayerMeasurement(
+                    forward_s=float(f * size**0.8),
+                    backward_s=float(g * size**0.8),
+                    output_bytes=int(a * size),
+                )
                 for f, g, a in zip(chain.f, chain.g, chain.a[1:], strict=True)
             ],
-            stash_groups=[StashGroup(layers=[layer], bytes=int(a * size)) for layer, a in enumerate(chain.a[1:])],
+            stash_groups=[
+                StashGroup(layers=[layer], bytes=int(a * size))
+                for layer, a in enumerate(chain.a[1:])
+            ],
         )
         for size in SIZES
     ]
-    names = [Layer(name=name, type="Layer", parameter_bytes=int(weight)) for name, weight in zip(chain.names, weights, strict=True)]
-    profile = Profile(model=Model(name="chain"), device=Device(name="none"), dtype="float32", layers=names, measurements=measurements)
+    names = [
+        Layer(name=name, type="Layer", parameter_bytes=int(weight))
+        for name, weight in zip(chain.names, weights, strict=True)
+    ]
+    profile = Profile(
+        model=Model(name="chain"),
+        device=Device(name="none"),
+        dtype="float32",
+        layers=names,
+        measurements=measurements,
+    )
 
     def stated(size: int, recompute: bool) -> Problem:
-        problem = problem_of(profile, topology, size, schedule="1f1b", microbatches=512 // size, recompute=recompute)
+        problem = problem_of(
+            profile, topology, size, schedule="1f1b", microbatches=512 // size, recompute=recompute
+        )
         return replace(problem, **options)
 
     start = time.perf_counter()
@@ -182,9 +237,12 @@ def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
 
 
 def _topology(sizes: tuple[int, ...], rates: tuple[float, ...] = FAST) -> Topology:
-    from partopt.topology import Device, Level, Topology
+    from partopt.documents.topology import Device, Level, Topology
 
-    levels = [Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=rates[k]) for k, size in enumerate(sizes)]
+    levels = [
+        Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=rates[k])
+        for k, size in enumerate(sizes)
+    ]
     return Topology(name="benchmark", device=Device(name="device"), levels=levels)
 
 

@@ -1,9 +1,10 @@
-"""Seconds and memory of the simulator: orders of published size executed with transfers on every cut, one core.
+"""Seconds and memory of the simulator: orders of published size executed with transfers on every
+cut, one core.
 
     python benchmarks/simulator.py
 
-Every row is run in a process of its own: the first call, which compiles or loads compiled code, is made on a small order and reported
-apart; then the order is written once and simulated three times.
+Every row is run in a process of its own: the first call, which compiles or loads compiled code, is
+made on a small order and reported apart; then the order is written once and simulated three times.
 """
 
 from __future__ import annotations
@@ -41,9 +42,15 @@ def main() -> None:
 
     print(describe())
     print(f"\n{'schedule':13}{'devices':>8}{'microbatches':>14}{'actions':>12}", end="")
-    print(f"{'first call':>13}{'order':>10}{'simulate':>11}{'to reach':>10}{'an action':>11}{'memory':>9}")
+    print(
+        f"{'first call':>13}{'order':>10}{'simulate':>11}{'to reach':>10}{'an action':>11}{'memory':>9}"
+    )
     for index, (name, replicas, microbatches, target) in enumerate(ROWS):
-        row = json.loads(subprocess.run([sys.executable, __file__, str(index)], check=True, capture_output=True, text=True).stdout)
+        row = json.loads(
+            subprocess.run(
+                [sys.executable, __file__, str(index)], check=True, capture_output=True, text=True
+            ).stdout
+        )
         goal = f"{target:g} s" if target else "-"
         each = row["median_s"] / row["actions"] * 1e9
         print(
@@ -54,7 +61,9 @@ def main() -> None:
 
 
 def _row(name: str, replicas: list[int], microbatches: int) -> dict[str, float]:
-    """Seconds of the first call, of writing the order and of simulating it, and the peak memory of the process."""
+    """Seconds of the first call, of writing the order and of simulating it, and the peak memory of
+    the process.
+    """
     from partopt.schedules import order
     from partopt.simulator.execute import simulate
 
@@ -66,7 +75,13 @@ def _row(name: str, replicas: list[int], microbatches: int) -> dict[str, float]:
     work = _work(layout.ranks, layout.devices)
     median_s = statistics.median(_seconds(lambda: simulate(written, work)) for _ in range(REPEATS))
     peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"actions": len(written.kind), "first_s": first_s, "order_s": order_s, "median_s": median_s, "peak_gb": peak_gb}
+    return {
+        "actions": len(written.kind),
+        "first_s": first_s,
+        "order_s": order_s,
+        "median_s": median_s,
+        "peak_gb": peak_gb,
+    }
 
 
 def _seconds(run) -> float:  # type: ignore[no-untyped-def]
@@ -89,17 +104,21 @@ def _layout(name: str, replicas: list[int], microbatches: int):  # type: ignore[
 
     shape = SCHEDULES[name].shape
     if shape == STRAIGHT:
-        ranks = [list(range(start, stop)) for start, stop in pairwise(np.cumsum([0, *replicas]).tolist())]
+        ranks = [
+            list(range(start, stop)) for start, stop in pairwise(np.cumsum([0, *replicas]).tolist())
+        ]
     else:
         ranks = ranks_of(shape, len(replicas), CHUNKS)
     return Layout(ranks, sum(replicas), microbatches)
 
 
 def _work(ranks: list[list[int]], devices: int):  # type: ignore[no-untyped-def]
-    """1 s and 2 s a microbatch on each stage over its replicas, a tenth of a second a message, one for an all-reduce."""
+    """1 s and 2 s a microbatch on each stage over its replicas, a tenth of a second a message, one
+    for an all-reduce.
+    """
+    from partopt.documents.topology import Device, Level, Topology
     from partopt.schedules.order import KINDS
     from partopt.simulator.work import Work
-    from partopt.topology import Device, Level, Topology
 
     r = np.array([len(own) for own in ranks], dtype=np.float64)
     seconds = np.zeros((len(KINDS), len(ranks)))

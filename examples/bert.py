@@ -1,4 +1,5 @@
-"""BERT from transformers with its language-model head, random weights from a configuration, offline.
+"""BERT from transformers with its language-model head, random weights from a configuration,
+offline.
 
 pip install "partopt[examples]"
 partopt profile examples/bert.py --microbatch 1,2 -o bert.json
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from vision import declare_missing_operators
 
-_built = {"context": 128, "vocabulary": 30522}  # example_inputs follows the model that build made last
+# example_inputs follows the model that build made last
+_built = {"context": 128, "vocabulary": 30522}
 
 
-def build(layers: int = 12, width: int = 768, heads: int = 12, context: int = 128, vocabulary: int = 30522) -> nn.Module:
+def build(
+    layers: int = 12, width: int = 768, heads: int = 12, context: int = 128, vocabulary: int = 30522
+) -> nn.Module:
     """The model, by default BERT base with sequences of 128 tokens."""
     declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import BertConfig, BertForMaskedLM

@@ -1,4 +1,5 @@
-"""A GPT in plain torch: pre-norm transformer blocks, learned positions, the output tied to the token embedding.
+"""A GPT in plain torch: pre-norm transformer blocks, learned positions, the output tied to the
+token embedding.
 
     partopt profile examples/gpt.py --microbatch 1,2,4 -o gpt.json
 
@@ -15,7 +16,8 @@ from torch.nn import functional
 
 # Shapes: b samples, t tokens, w width, h heads, v vocabulary.
 
-_built = {"context": 128, "vocabulary": 8192}  # example_inputs follows the model that build made last
+# example_inputs follows the model that build made last
+_built = {"context": 128, "vocabulary": 8192}
 
 
 class Attention(nn.Module):
@@ -30,13 +32,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(b, t, w) to (b, t, w)."""
         b, t, w = x.shape
-        q, k, v = (part.view(b, t, self.heads, w // self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.view(b, t, self.heads, w // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(b, t, w))
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on a normalised input and added to the residual stream."""
+    """Attention and a two-layer perceptron, each on a normalised input and added to the residual
+    stream.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -73,8 +80,12 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def build(layers: int = 8, width: int = 256, heads: int = 8, context: int = 128, vocabulary: int = 8192) -> nn.Module:
-    """The model with random weights; the defaults are small enough to profile on a CPU in a minute."""
+def build(
+    layers: int = 8, width: int = 256, heads: int = 8, context: int = 128, vocabulary: int = 8192
+) -> nn.Module:
+    """The model with random weights; the defaults are small enough to profile on a CPU in a
+    minute.
+    """
     _built.update(context=context, vocabulary=vocabulary)
     return GPT(layers, width, heads, context, vocabulary)
 

@@ -14,7 +14,9 @@ _built = {"width": 1024}  # example_inputs follows the model that build made las
 def build(layers: int = 8, width: int = 1024) -> nn.Module:
     """`layers` linear layers of `width` with a ReLU after each."""
     _built.update(width=width)
-    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())))
+    return nn.Sequential(
+        *(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU()))
+    )
 
 
 def example_inputs(batch_size: int) -> Tensor:

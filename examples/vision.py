@@ -1,7 +1,7 @@
 """What several examples share: importing torchvision, pictures to feed its models, a loss.
 
-torchvision has no build for a CPU-only torch: its import fails there, because two operators were never declared. None of these models needs
-them, so they are declared and the import is tried again.
+torchvision has no build for a CPU-only torch: its import fails there, because two operators were
+never declared. None of these models needs them, so they are declared and the import is tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _declared: list[torch.library.Library] = []  # a library lives as long as it is 
 
 
 def declare_missing_operators() -> None:
-    """Make `import torchvision` work where it is installed beside a torch that it was not built for."""
+    """Make `import torchvision` work where it is installed beside a torch that it was not built
+    for.
+    """
     try:
         importlib.import_module("torchvision")
     except ModuleNotFoundError:
@@ -51,4 +53,6 @@ def pictures(batch_size: int) -> Tensor:
 
 def classification_loss(output: Tensor, inputs: Tensor) -> Tensor:
     """Cross entropy against class 0."""
-    return functional.cross_entropy(output, torch.zeros(len(output), dtype=torch.long, device=output.device))
+    return functional.cross_entropy(
+        output, torch.zeros(len(output), dtype=torch.long, device=output.device)
+    )

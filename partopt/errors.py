@@ -14,8 +14,8 @@ ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there
 class PartoptError(Exception):
     """A mistake that a person can mend, or an answer that is no.
 
-    `message` reads `WHERE: WHAT`; `hint` says what to do; `exit_code` is 2 for bad input and 1 where the answer is no.
-    `parts` holds the errors of one file when several were found at once.
+    `message` reads `WHERE: WHAT`; `hint` says what to do; `exit_code` is 2 for bad input and 1
+    where the answer is no. `parts` holds the errors of one file when several were found at once.
     """
 
     def __init__(self, message: str, hint: str = "", exit_code: int = BAD_INPUT) -> None:
@@ -35,7 +35,10 @@ class PartoptError(Exception):
         parts = tuple(part for error in errors for part in error.parts)
         if len(parts) == 1:
             return parts[0]
-        whole = cls("\n".join(part.message for part in parts), exit_code=max(part.exit_code for part in parts))
+        whole = cls(
+            "\n".join(part.message for part in parts),
+            exit_code=max(part.exit_code for part in parts),
+        )
         whole.parts = parts
         return whole
 
@@ -45,9 +48,13 @@ class PartoptWarning(UserWarning):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, or where none is near all of them, at most twelve."""
+    """A hint that names the nearest of `known`, or where none is near all of them, at most
+    twelve.
+    """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f'did you mean "{near[0]}"?'
-    return f"known: {', '.join(names[:_LISTED]) or 'none'}" + (", ..." if len(names) > _LISTED else "")
+    return f"known: {', '.join(names[:_LISTED]) or 'none'}" + (
+        ", ..." if len(names) > _LISTED else ""
+    )

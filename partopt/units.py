@@ -1,8 +1,9 @@
 """Bytes, rates and seconds, as people write them and as partopt prints them.
 
-A quantity is a number and a unit: `16 GB`, `80 GiB`, `200 Gb/s`, `50 us`. `b` is a bit and `B` a byte; a bare number is refused, because
-"200" for a 200 Gb/s link is wrong by a factor of 8e-9 or 1.25e8 and nothing downstream could notice. In files that partopt writes, every
-number is in SI base units and its field's name says so.
+A quantity is a number and a unit: `16 GB`, `80 GiB`, `200 Gb/s`, `50 us`. `b` is a bit and `B` a
+byte; a bare number is refused, because "200" for a 200 Gb/s link is wrong by a factor of 8e-9 or
+1.25e8 and nothing downstream could notice. In files that partopt writes, every number is in SI base
+units and its field's name says so.
 """
 
 from __future__ import annotations
@@ -12,25 +13,46 @@ import re
 
 from partopt.errors import PartoptError
 
-_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIXES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}
-_QUANTITY = re.compile(r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*")
+_QUANTITY = re.compile(
+    r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*"
+)
 _DATA_UNIT = re.compile(r"(?P<prefix>(?:[kMGT]|[KMGT]i)?)(?P<base>[bB])(?P<rate>/s|ps)?")
 
 
 def parse_bytes(text: object) -> int:
-    """Bytes of a size such as `16 GB` or `80 GiB`. Raises PartoptError for a rate, for bits, or without a unit."""
+    """Bytes of a size such as `16 GB` or `80 GiB`.
+
+    Raises PartoptError for a rate, for bits, or without a unit.
+    """
     number, unit = _split(text, 'write "16 GB" or "16 GiB"')
     scale, is_bits, is_rate = _data_unit(text, unit, 'write "16 GB" or "16 GiB"')
     if is_rate:
-        raise PartoptError(f"'{text}' is a rate, not a size", f'write "{number:g} {unit.removesuffix("/s").removesuffix("ps")}"')
+        raise PartoptError(
+            f"'{text}' is a rate, not a size",
+            f'write "{number:g} {unit.removesuffix("/s").removesuffix("ps")}"',
+        )
     if is_bits:
         raise PartoptError(f"'{text}' is in bits", f'write "{number:g} {unit[:-1]}B" (bytes)')
     return round(_finite(text, number * scale))
 
 
 def parse_bandwidth(text: object) -> float:
-    """Bytes per second of a rate such as `200 Gb/s` (bits), `25 GB/s` (bytes) or `10 Gbps`. Raises PartoptError otherwise."""
+    """Bytes per second of a rate such as `200 Gb/s` (bits), `25 GB/s` (bytes) or `10 Gbps`.
+
+    Raises PartoptError otherwise.
+    """
     hint = 'write "200 Gb/s" (bits) or "200 GB/s" (bytes)'
     number, unit = _split(text, hint)
     scale, is_bits, is_rate = _data_unit(text, unit, hint)
@@ -59,10 +81,15 @@ def format_bandwidth(rate: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`42.34 ms`: in the largest of s, ms, us, ns that leaves a digit other than zero before the point."""
+    """`42.34 ms`: in the largest of s, ms, us, ns that leaves a digit other than zero before the
+    point.
+    """
     if seconds == 0:
         return "0 s"
-    unit = next((unit for unit, per_second in _PER_SECOND.items() if abs(seconds) * per_second >= 0.99995), "ns")
+    unit = next(
+        (unit for unit, per_second in _PER_SECOND.items() if abs(seconds) * per_second >= 0.99995),
+        "ns",
+    )
     value = seconds * _PER_SECOND[unit]
     return f"{value:.{2 if abs(value) < 100 else 1}f} {unit}"
 
@@ -86,7 +113,10 @@ def _data_unit(text: object, unit: str, hint: str) -> tuple[int, bool, bool]:
     """Scale of the prefix, whether it counts bits, whether it is per second."""
     match = _DATA_UNIT.fullmatch(unit)
     if match is None:
-        raise PartoptError(f"'{text}': '{unit}' is not a unit of data", f"{hint}; the prefixes are k M G T and Ki Mi Gi Ti")
+        raise PartoptError(
+            f"'{text}': '{unit}' is not a unit of data",
+            f"{hint}; the prefixes are k M G T and Ki Mi Gi Ti",
+        )
     return _PREFIXES[match["prefix"]], match["base"] == "b", match["rate"] is not None
 
 

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from partopt import cli, documents, profile, topology
-from partopt.profile import Profile
-from partopt.topology import Topology
+from partopt import cli, documents
+from partopt.documents import topology
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from tests.helpers import flat, uniform_profile
 
 
@@ -31,15 +32,25 @@ class Outcome(NamedTuple):
 
     @property
     def errors(self) -> list[str]:
-        return [line.removeprefix("error: ") for line in self.err.splitlines() if line.startswith("error: ")]
+        return [
+            line.removeprefix("error: ")
+            for line in self.err.splitlines()
+            if line.startswith("error: ")
+        ]
 
     @property
     def hints(self) -> list[str]:
-        return [line.removeprefix("hint:  ") for line in self.err.splitlines() if line.startswith("hint:  ")]
+        return [
+            line.removeprefix("hint:  ")
+            for line in self.err.splitlines()
+            if line.startswith("hint:  ")
+        ]
 
 
 @pytest.fixture
-def partopt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def partopt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Outcome]:
     """`partopt("plan", ...)` runs the command line; `stdin=` is what it reads there."""
 
     def run(*arguments: object, stdin: bytes = b"") -> Outcome:
@@ -57,7 +68,7 @@ def profile_file(tmp_path: Path) -> Callable[..., str]:
     """Writes a profile, by default six equal layers, and gives its path."""
 
     def write(content: Profile | None = None, name: str = "p.json") -> str:
-        profile.save(content or uniform_profile(6), str(tmp_path / name), force=True)
+        (content or uniform_profile(6)).save(str(tmp_path / name), force=True)
         return str(tmp_path / name)
 
     return write

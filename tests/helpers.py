@@ -10,9 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, SharedParameter, StashGroup, Tensor
-from partopt.topology import Device as ClusterDevice
-from partopt.topology import Level, Topology
+from partopt.documents.profile import (
+    Device,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Model,
+    Profile,
+    SharedParameter,
+    StashGroup,
+    Tensor,
+)
+from partopt.documents.topology import Device as ClusterDevice
+from partopt.documents.topology import Level, Topology
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,18 +36,24 @@ def measurement(
     stash_groups: Sequence[tuple[Sequence[int], int]] = (),
     **fields: Any,
 ) -> Measurement:
-    """Layers that take `forward` and `backward` seconds (default: as long as the forward) at one microbatch size.
+    """Layers that take `forward` and `backward` seconds (default: as long as the forward) at one
+    microbatch size.
 
-    `tensors` are (producer, consumers, bytes) and `stash_groups` are (layers, bytes); `fields` are others of Measurement.
+    `tensors` are (producer, consumers, bytes) and `stash_groups` are (layers, bytes); `fields` are
+    others of Measurement.
     """
     backward = forward if backward is None else backward
     outputs = [0] * len(forward) if output_bytes is None else output_bytes
     return Measurement(
         microbatch_size=microbatch_size,
         layers=[
-            LayerMeasurement(forward_s=f, backward_s=g, output_bytes=size) for f, g, size in zip(forward, backward, outputs, strict=True)
+            LayerMeasurement(forward_s=f, backward_s=g, output_bytes=size)
+            for f, g, size in zip(forward, backward, outputs, strict=True)
         ],
-        tensors=[Tensor(producer=producer, consumers=list(consumers), bytes=size) for producer, consumers, size in tensors],
+        tensors=[
+            Tensor(producer=producer, consumers=list(consumers), bytes=size)
+            for producer, consumers, size in tensors
+        ],
         stash_groups=[StashGroup(layers=list(layers), bytes=size) for layers, size in stash_groups],
         **fields,
     )
@@ -57,7 +73,10 @@ def profile_of(
     dtype: str = "float32",
     memory_bytes: int | None = None,
 ) -> Profile:
-    """A profile of `measurements`. `shared` parameters are (name, layers, bytes), to be counted in `parameter_bytes` of each layer."""
+    """A profile of `measurements`.
+
+    `shared` parameters are (name, layers, bytes), to be counted in `parameter_bytes` of each layer.
+    """
     layers = max(len(each.layers) for each in measurements)
     sizes = [0] * layers if parameter_bytes is None else parameter_bytes
     names = [f"layer{index}" for index in range(layers)] if names is None else names
@@ -70,7 +89,11 @@ def profile_of(
                 name=names[index],
                 type="Linear",
                 parameter_bytes=size,
-                shared_parameters=[SharedParameter(name=key, bytes=held) for key, members, held in shared if index in members],
+                shared_parameters=[
+                    SharedParameter(name=key, bytes=held)
+                    for key, members, held in shared
+                    if index in members
+                ],
             )
             for index, size in enumerate(sizes)
         ],
@@ -93,21 +116,36 @@ def chain_profile(
     **fields: Any,
 ) -> Profile:
     """A profile of one microbatch size; see `measurement` and `profile_of` for the arguments."""
-    measured = measurement(forward, backward, output_bytes, microbatch_size, tensors, stash_groups, **fields)
+    measured = measurement(
+        forward, backward, output_bytes, microbatch_size, tensors, stash_groups, **fields
+    )
     return profile_of([measured], parameter_bytes, names, shared, name, dtype)
 
 
 def uniform_profile(layers: int, **fields: Any) -> Profile:
     """Equal layers: 1 ms forward, 2 ms backward, 1 MB of output and 1 MB of parameters each."""
-    return chain_profile([1e-3] * layers, [2e-3] * layers, [10**6] * layers, [10**6] * layers, **fields)
+    return chain_profile(
+        [1e-3] * layers, [2e-3] * layers, [10**6] * layers, [10**6] * layers, **fields
+    )
 
 
 def flat(
-    n: int, bandwidth: float = 1e9, latency: float = 0.0, links: int = 1, bus: bool = False, memory_bytes: int | None = None
+    n: int,
+    bandwidth: float = 1e9,
+    latency: float = 0.0,
+    links: int = 1,
+    bus: bool = False,
+    memory_bytes: int | None = None,
 ) -> Topology:
     """`n` devices under one level; bytes per second and seconds."""
-    level = Level(name="all", size=n, bandwidth_bytes_per_s=bandwidth, links=links, latency_s=latency, bus=bus)
-    return Topology(name=f"flat-{n}", device=ClusterDevice(name="GPU", memory_bytes=memory_bytes), levels=[level])
+    level = Level(
+        name="all", size=n, bandwidth_bytes_per_s=bandwidth, links=links, latency_s=latency, bus=bus
+    )
+    return Topology(
+        name=f"flat-{n}",
+        device=ClusterDevice(name="GPU", memory_bytes=memory_bytes),
+        levels=[level],
+    )
 
 
 def two_level(
@@ -129,10 +167,20 @@ def two_level(
         device=ClusterDevice(name="GPU", memory_bytes=memory_bytes),
         levels=[
             Level(
-                name="server", size=inner, bandwidth_bytes_per_s=inner_bandwidth, links=inner_links, latency_s=inner_latency, bus=inner_bus
+                name="server",
+                size=inner,
+                bandwidth_bytes_per_s=inner_bandwidth,
+                links=inner_links,
+                latency_s=inner_latency,
+                bus=inner_bus,
             ),
             Level(
-                name="cluster", size=outer, bandwidth_bytes_per_s=outer_bandwidth, links=outer_links, latency_s=outer_latency, bus=outer_bus
+                name="cluster",
+                size=outer,
+                bandwidth_bytes_per_s=outer_bandwidth,
+                links=outer_links,
+                latency_s=outer_latency,
+                bus=outer_bus,
             ),
         ],
     )

@@ -1,4 +1,6 @@
-"""The arrows of the design: which part may know of which, read from the imports and tried in a process of its own."""
+"""The arrows of the design: which part may know of which, read from the imports and tried in a
+process of its own.
+"""
 
 import ast
 import subprocess
@@ -7,24 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from partopt import profile
 from tests.helpers import ROOT, uniform_profile
 
 PACKAGE = ROOT / "partopt"
 
-# A part may import those named after it, and itself. Every part may import `partopt` for its version.
+# A part may import those named after it, and itself. Every part may import `partopt` for its
+# version.
 BASE = {"units", "errors"}
-DOCUMENTS = BASE | {"documents", "profile", "topology", "plan", "shipped"}
+DOCUMENTS = BASE | {"documents"}
 PLANNING = DOCUMENTS | {"cost"}
 MAY_IMPORT = {
     "__init__": set(),
     "errors": set(),
     "units": {"errors"},
     "documents": BASE,
-    "shipped": {"errors"},
-    "profile": BASE | {"documents"},
-    "topology": BASE | {"documents"},
-    "plan": BASE | {"documents", "profile", "topology"},
     "cost": DOCUMENTS,
     "planners": PLANNING | {"schedules"},
     "schedules": PLANNING,
@@ -61,19 +59,29 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_follow_the_arrows(path):
     own = part_of(path)
-    known = {name.split(".")[1] for name in imported(path) if name.startswith("partopt.")} - {"__version__"}
+    known = {name.split(".")[1] for name in imported(path) if name.startswith("partopt.")} - {
+        "__version__"
+    }
     assert known <= MAY_IMPORT[own] | {own}
 
 
 def test_only_the_profiler_and_the_runtime_import_torch():
-    importers = {part_of(path) for path in MODULES if any(name.split(".")[0] == "torch" for name in imported(path))}
+    importers = {
+        part_of(path)
+        for path in MODULES
+        if any(name.split(".")[0] == "torch" for name in imported(path))
+    }
     assert importers <= IMPORTS_TORCH
 
 
 def test_the_arrows_themselves_have_no_cycle():
     order: list[str] = []
     while len(order) < len(MAY_IMPORT):
-        ready = [part for part, others in MAY_IMPORT.items() if part not in order and others <= set(order)]
+        ready = [
+            part
+            for part, others in MAY_IMPORT.items()
+            if part not in order and others <= set(order)
+        ]
         assert ready, f"a cycle among {MAY_IMPORT.keys() - set(order)}"
         order += ready
 
@@ -90,8 +98,12 @@ print(sorted(name for name in sys.modules if name in {"torch", "matplotlib", "ne
 
 
 def test_planning_imports_neither_torch_nor_matplotlib(tmp_path):
-    profile.save(uniform_profile(4), str(tmp_path / "p.json"))
-    script = SCRIPT.replace("PROFILE", repr(str(tmp_path / "p.json"))).replace("PLAN", repr(str(tmp_path / "plan.json")))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    uniform_profile(4).save(str(tmp_path / "p.json"))
+    script = SCRIPT.replace("PROFILE", repr(str(tmp_path / "p.json"))).replace(
+        "PLAN", repr(str(tmp_path / "plan.json"))
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.splitlines()[-1] == "[]"
     assert (tmp_path / "plan.json").exists()

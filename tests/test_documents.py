@@ -1,4 +1,6 @@
-"""What every document promises: strict reading, faults with their places, versions, deterministic bytes, nothing half-written."""
+"""What every document promises: strict reading, faults with their places, versions, deterministic
+bytes, nothing half-written.
+"""
 
 import io
 import json
@@ -12,12 +14,10 @@ import msgspec
 import pytest
 
 from partopt import documents, planners
-from partopt import plan as plans
-from partopt import profile as profiles
 from partopt.cost.problem import problem_of
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.plan import Plan
-from partopt.profile import Profile
 from tests.helpers import chain_profile, changed, flat, two_level, uniform_profile
 
 PROFILE = documents.encode(uniform_profile(3, name="three"))
@@ -30,12 +30,16 @@ def messages(parse, content: bytes) -> list[str]:
     return [part.message for part in error.value.parts]
 
 
-@pytest.mark.parametrize(("kind", "content"), [(Profile, PROFILE), (Plan, PLAN)], ids=["profile", "plan"])
+@pytest.mark.parametrize(
+    ("kind", "content"), [(Profile, PROFILE), (Plan, PLAN)], ids=["profile", "plan"]
+)
 def test_reading_and_writing_again_gives_the_same_bytes(kind, content):
     assert documents.encode(documents.decode(content, kind, "file")) == content
 
 
-@pytest.mark.parametrize(("kind", "content"), [(Profile, PROFILE), (Plan, PLAN)], ids=["profile", "plan"])
+@pytest.mark.parametrize(
+    ("kind", "content"), [(Profile, PROFILE), (Plan, PLAN)], ids=["profile", "plan"]
+)
 def test_a_document_meets_its_published_schema_and_one_with_a_wrong_type_does_not(kind, content):
     schema = msgspec.json.schema(kind)
     jsonschema.validate(json.loads(content), schema)
@@ -43,7 +47,9 @@ def test_a_document_meets_its_published_schema_and_one_with_a_wrong_type_does_no
         jsonschema.validate(json.loads(changed(content, "schema", to=1)), schema)
 
 
-@pytest.mark.parametrize(("parse", "content"), [(profiles.parse, PROFILE), (plans.parse, PLAN)], ids=["profile", "plan"])
+@pytest.mark.parametrize(
+    ("parse", "content"), [(Profile.parse, PROFILE), (Plan.parse, PLAN)], ids=["profile", "plan"]
+)
 class TestEveryDocument:
     def test_a_file_cut_short_is_refused_with_the_place_where_it_ends(self, parse, content):
         (message,) = messages(parse, content[: len(content) // 2])
@@ -59,7 +65,9 @@ class TestEveryDocument:
         (message,) = messages(parse, other)
         assert message.startswith('file: has no "schema": not a partopt p')
 
-    def test_a_document_without_its_schema_is_refused_though_all_else_is_right(self, parse, content):
+    def test_a_document_without_its_schema_is_refused_though_all_else_is_right(
+        self, parse, content
+    ):
         document = json.loads(content)
         del document["schema"]
         (message,) = messages(parse, json.dumps(document).encode())
@@ -82,27 +90,40 @@ class TestEveryDocument:
 
 
 def test_a_plan_where_a_profile_is_expected_is_named():
-    assert messages(profiles.parse, PLAN) == ['file: schema: "partopt.plan/1" is not a partopt profile']
-    assert messages(plans.parse, PROFILE) == ['file: schema: "partopt.profile/1" is not a partopt plan']
+    assert messages(Profile.parse, PLAN) == [
+        'file: schema: "partopt.plan/1" is not a partopt profile'
+    ]
+    assert messages(Plan.parse, PROFILE) == [
+        'file: schema: "partopt.profile/1" is not a partopt plan'
+    ]
 
 
 def test_a_newer_minor_version_may_add_fields_at_any_depth():
     document = json.loads(PROFILE) | {"schema": "partopt.profile/1.3", "colour": "blue"}
-    document["model"]["colour"] = document["layers"][1]["colour"] = document["measurements"][0]["layers"][0]["colour"] = "blue"
-    assert documents.encode(profiles.parse(json.dumps(document).encode())) == PROFILE.replace(b"profile/1", b"profile/1.3")
+    document["model"]["colour"] = document["layers"][1]["colour"] = document["measurements"][0][
+        "layers"
+    ][0]["colour"] = "blue"
+    assert documents.encode(Profile.parse(json.dumps(document).encode())) == PROFILE.replace(
+        b"profile/1", b"profile/1.3"
+    )
 
 
 def test_a_newer_minor_version_is_as_strict_about_what_is_known():
     document = json.loads(PROFILE) | {"schema": "partopt.profile/1.3", "dtype": 16}
-    assert messages(profiles.parse, json.dumps(document).encode()) == ["file: dtype: expected text, found a whole number"]
+    assert messages(Profile.parse, json.dumps(document).encode()) == [
+        "file: dtype: expected text, found a whole number"
+    ]
 
 
 def test_the_known_version_refuses_an_unknown_key_with_the_nearest():
     content = PROFILE.replace(b'"forward_s"', b'"foward_s"', 1)
     with pytest.raises(PartoptError) as error:
-        profiles.parse(content, "file")
+        Profile.parse(content, "file")
     unknown, missing = error.value.parts
-    assert (unknown.message, unknown.hint) == ("file: measurements[0].layers[0].foward_s: unknown key", 'did you mean "forward_s"?')
+    assert (unknown.message, unknown.hint) == (
+        "file: measurements[0].layers[0].foward_s: unknown key",
+        'did you mean "forward_s"?',
+    )
     assert missing.message == "file: measurements[0].layers[0].forward_s: missing"
 
 
@@ -113,7 +134,7 @@ def test_all_the_faults_of_a_file_are_told_at_once_each_with_its_path():
     document["layers"][2]["parameter_bytes"] = -1
     document["measurements"][0]["microbatch_size"] = 0
     document["measurements"][0]["layers"][1]["forward_s"] = "fast"
-    assert messages(profiles.parse, json.dumps(document).encode()) == [
+    assert messages(Profile.parse, json.dumps(document).encode()) == [
         "file: dtype: expected text, found a whole number",
         "file: layers[0].name: expected text, found null",
         "file: layers[2].parameter_bytes: expected a whole number >= 0",
@@ -125,25 +146,36 @@ def test_all_the_faults_of_a_file_are_told_at_once_each_with_its_path():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"schema": "partopt.profile/1",\n "dtype": NaN}', "file: line 2, column 11: not JSON: invalid character"),
-        (b'{"schema": "partopt.profile/1",\n\n  "dtype": -Infinity}', "file: line 3, column 13: not JSON: invalid character"),
-        (b'{"schema": "partopt.profile/1",}', "file: line 1, column 32: not JSON: trailing comma in object"),
+        (
+            b'{"schema": "partopt.profile/1",\n "dtype": NaN}',
+            "file: line 2, column 11: not JSON: invalid character",
+        ),
+        (
+            b'{"schema": "partopt.profile/1",\n\n  "dtype": -Infinity}',
+            "file: line 3, column 13: not JSON: invalid character",
+        ),
+        (
+            b'{"schema": "partopt.profile/1",}',
+            "file: line 1, column 32: not JSON: trailing comma in object",
+        ),
     ],
 )
 def test_a_fault_of_the_syntax_has_its_line_and_column(content, message):
     with pytest.raises(PartoptError) as error:
-        profiles.parse(content, "file")
+        Profile.parse(content, "file")
     assert error.value.message.startswith(message[:-20])
     assert "JSON knows no NaN" in error.value.hint
 
 
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
 def test_a_number_beyond_all_numbers_is_refused(number):
-    assert messages(profiles.parse, PROFILE.replace(b"0.001", number, 1)) == ["file: not JSON: number out of range"]
+    assert messages(Profile.parse, PROFILE.replace(b"0.001", number, 1)) == [
+        "file: not JSON: number out of range"
+    ]
 
 
 def test_minus_zero_is_zero():
-    profile = profiles.parse(PROFILE.replace(b"0.001", b"-0", 1).replace(b"1000000", b"-0", 1))
+    profile = Profile.parse(PROFILE.replace(b"0.001", b"-0", 1).replace(b"1000000", b"-0", 1))
     assert profile.measurements[0].layers[0].forward_s == 0
     assert profile.layers[0].parameter_bytes == 0
 
@@ -151,13 +183,13 @@ def test_minus_zero_is_zero():
 def test_a_newer_file_of_ten_thousand_layers_is_read():
     profile = chain_profile([1e-3] * 10_000, names=[f"blocks.{index}" for index in range(10_000)])
     newer = documents.encode(profile).replace(b"profile/1", b"profile/1.1")
-    assert len(profiles.parse(newer).layers) == 10_000
+    assert len(Profile.parse(newer).layers) == 10_000
 
 
 class TestWriting:
     def test_a_document_is_written_whole_with_ordinary_permissions(self, tmp_path):
         path = tmp_path / "three.json"
-        profiles.save(uniform_profile(3, name="three"), str(path))
+        uniform_profile(3, name="three").save(str(path))
         umask = os.umask(0)
         os.umask(umask)
         assert path.read_bytes() == PROFILE
@@ -165,7 +197,7 @@ class TestWriting:
 
     def test_a_faulty_document_is_not_written(self, tmp_path):
         with pytest.raises(PartoptError, match="no layer takes any time"):
-            profiles.save(chain_profile([0.0]), str(tmp_path / "x.json"))
+            chain_profile([0.0]).save(str(tmp_path / "x.json"))
         assert list(tmp_path.iterdir()) == []
 
     def test_an_existing_file_is_replaced_only_with_force(self, tmp_path):
@@ -178,8 +210,14 @@ class TestWriting:
         documents.write_bytes(str(path), b"new", force=True)
         assert path.read_bytes() == b"new"
 
-    @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["disk full", "interrupted"])
-    def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, fault):
+    @pytest.mark.parametrize(
+        "fault",
+        [OSError(28, "No space left on device"), KeyboardInterrupt()],
+        ids=["disk full", "interrupted"],
+    )
+    def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+        self, tmp_path, monkeypatch, fault
+    ):
         path = tmp_path / "x"
         path.write_bytes(b"old")
 
@@ -189,7 +227,10 @@ class TestWriting:
         monkeypatch.setattr(Path, "replace", fail)
         with pytest.raises((PartoptError, KeyboardInterrupt)) as error:
             documents.write_bytes(str(path), b"new", force=True)
-        assert isinstance(error.value, KeyboardInterrupt) or error.value.message == f"{path}: cannot be written: No space left on device"
+        assert (
+            isinstance(error.value, KeyboardInterrupt)
+            or error.value.message == f"{path}: cannot be written: No space left on device"
+        )
         assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]
 
     def test_a_missing_folder_is_refused_with_the_command_that_makes_it(self, tmp_path):
@@ -198,7 +239,10 @@ class TestWriting:
         assert error.value.hint == f"make it first: mkdir -p {tmp_path / 'a'}"
 
     def test_a_folder_is_no_file(self, tmp_path):
-        for use in (lambda: documents.write_bytes(str(tmp_path), b"", force=True), lambda: documents.read_bytes(str(tmp_path))):
+        for use in (
+            lambda: documents.write_bytes(str(tmp_path), b"", force=True),
+            lambda: documents.read_bytes(str(tmp_path)),
+        ):
             with pytest.raises(PartoptError, match="is a directory"):
                 use()
 
@@ -241,9 +285,11 @@ class TestWriting:
 
     def test_standard_input_is_a_minus(self, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROFILE)))
-        assert documents.encode(profiles.load("-")) == PROFILE
+        assert documents.encode(Profile.load("-")) == PROFILE
 
 
 def test_a_flat_topology_in_a_plan_round_trips():
-    plan = planners.plan("data_parallel", problem_of(uniform_profile(2), flat(3, latency=1e-6, links=2, bus=True)))
-    assert plans.parse(documents.encode(plan)) == plan
+    plan = planners.plan(
+        "data_parallel", problem_of(uniform_profile(2), flat(3, latency=1e-6, links=2, bus=True))
+    )
+    assert Plan.parse(documents.encode(plan)) == plan

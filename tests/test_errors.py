@@ -2,8 +2,16 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 
 
 def test_an_error_says_where_what_and_what_to_do():
-    error = PartoptError("'200' has no unit", 'write "200 Gb/s"').at("levels[1].bandwidth").at("cluster.yaml")
-    assert (error.message, error.hint, error.exit_code) == ("cluster.yaml: levels[1].bandwidth: '200' has no unit", 'write "200 Gb/s"', 2)
+    error = (
+        PartoptError("'200' has no unit", 'write "200 Gb/s"')
+        .at("levels[1].bandwidth")
+        .at("cluster.yaml")
+    )
+    assert (error.message, error.hint, error.exit_code) == (
+        "cluster.yaml: levels[1].bandwidth: '200' has no unit",
+        'write "200 Gb/s"',
+        2,
+    )
 
 
 def test_the_answer_no_keeps_its_exit_code_when_it_is_placed():
@@ -11,7 +19,11 @@ def test_the_answer_no_keeps_its_exit_code_when_it_is_placed():
 
 
 def test_several_errors_keep_their_order_their_hints_and_the_worst_exit_code():
-    first, second, third = PartoptError("a", "mend a"), PartoptError("b", "mend b", ANSWER_IS_NO), PartoptError("c")
+    first, second, third = (
+        PartoptError("a", "mend a"),
+        PartoptError("b", "mend b", ANSWER_IS_NO),
+        PartoptError("c"),
+    )
     together = PartoptError.together([PartoptError.together([first, second]), third])
     assert [part.hint for part in together.parts] == ["mend a", "mend b", ""]
     assert together.message == "a\nb\nc"

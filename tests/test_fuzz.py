@@ -1,4 +1,6 @@
-"""Whatever is in a file, partopt reads it, says what is wrong with it, or says that its answer is no; it never breaks."""
+"""Whatever is in a file, partopt reads it, says what is wrong with it, or says that its answer is
+no; it never breaks.
+"""
 
 import contextlib
 import json
@@ -10,8 +12,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partopt import documents, plan, planners, profile, topology
+from partopt import documents, planners
 from partopt.cost.problem import problem_of
+from partopt.documents import plan, topology
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.importers import pipedream
 from partopt.report import plan as plan_report
@@ -35,7 +41,7 @@ PROFILE = json.loads(
         )
     )
 )
-PLANNED = profile.parse(json.dumps(PROFILE).encode())
+PLANNED = Profile.parse(json.dumps(PROFILE).encode())
 PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(PLANNED, two_level(2, 2)))))
 TOPOLOGY = yaml.safe_load(topology.dump(two_level(2, 2, outer_latency=1e-6, memory_bytes=10**9)))
 GRAPH = (
@@ -44,13 +50,29 @@ GRAPH = (
     "\tnode1 -- node2\n"
 )
 
-numbers = st.sampled_from([0, -1, 1, 2, 3, 7, -0.0, 0.5, 1e-300, 1e300, 2**31, 2**53, 2**63, 2**64, 10**30])
-values = st.none() | st.booleans() | numbers | st.text(max_size=5) | st.just([]) | st.just({}) | st.lists(numbers, max_size=3)
+numbers = st.sampled_from(
+    [0, -1, 1, 2, 3, 7, -0.0, 0.5, 1e-300, 1e300, 2**31, 2**53, 2**63, 2**64, 10**30]
+)
+values = (
+    st.none()
+    | st.booleans()
+    | numbers
+    | st.text(max_size=5)
+    | st.just([])
+    | st.just({})
+    | st.lists(numbers, max_size=3)
+)
 
 
 def places(node: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of everything inside `node`."""
-    inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    inside = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     return [path for key, value in inside for path in ((*here, key), *places(value, (*here, key)))]
 
 
@@ -74,25 +96,27 @@ def mutated(draw: st.DrawFn, original: Any) -> Any:
 
 
 def profile_or_error(content: bytes) -> None:
-    """Read a profile; one that is accepted can be shown, written, and planned by every planner or refused by it."""
+    """Read a profile; one that is accepted can be shown, written, and planned by every planner or
+    refused by it.
+    """
     try:
-        loaded = profile.parse(content)
+        loaded = Profile.parse(content)
     except PartoptError as error:
         assert all(part.message for part in error.parts)
         return
-    assert profile.parse(documents.encode(loaded)) == loaded
+    assert Profile.parse(documents.encode(loaded)) == loaded
     assert profile_report.render(loaded)
     for name in planners.PLANNERS:
         try:
             planned = planners.plan(name, problem_of(loaded, flat(2)))
         except PartoptError:
             continue
-        assert plan_report.render(plan.parse(documents.encode(planned)))
+        assert plan_report.render(Plan.parse(documents.encode(planned)))
 
 
 def plan_or_error(content: bytes) -> None:
     try:
-        loaded = plan.parse(content)
+        loaded = Plan.parse(content)
     except PartoptError:
         return
     assert documents.decode(documents.encode(loaded), plan.Plan, "again") == loaded
@@ -103,18 +127,18 @@ def plan_or_error(content: bytes) -> None:
 @given(mutated(PLAN))
 def test_a_plan_with_anything_in_it_is_verified_or_not(document):
     with contextlib.suppress(PartoptError):
-        checks = verify(plan.parse(json.dumps(document).encode()), PLANNED)
+        checks = verify(Plan.parse(json.dumps(document).encode()), PLANNED)
         assert [check.check for check in checks if check.passed or check.text]
 
 
 def topology_or_error(content: bytes) -> None:
     try:
-        loaded = topology.parse(content)
+        loaded = Topology.parse(content)
     except PartoptError:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PartoptWarning)
-        assert topology.parse(topology.dump(loaded).encode()) == loaded
+        assert Topology.parse(topology.dump(loaded).encode()) == loaded
     assert topology_report.render(loaded)
 
 
@@ -150,7 +174,9 @@ def test_any_bytes_at_all(content):
 
 
 @quick
-@given(st.data(), st.sampled_from([json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)]))
+@given(
+    st.data(), st.sampled_from([json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)])
+)
 def test_a_file_with_some_bytes_changed(data, text):
     content = bytearray(text.encode())
     for _ in range(data.draw(st.integers(1, 4))):

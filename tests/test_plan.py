@@ -6,17 +6,22 @@ from itertools import product
 
 import pytest
 
-from partopt import documents, plan, planners, profile
+from partopt import documents, planners
 from partopt.cost.problem import problem_of
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from tests.helpers import ROOT, chain_profile, changed, flat, two_level, uniform_profile
 
-PIPELINE = documents.encode(planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2, 4), replicas=(2, 1, 1))))
+PIPELINE = documents.encode(
+    planners.plan(
+        "manual", problem_of(uniform_profile(6), flat(4), cuts=(2, 4), replicas=(2, 1, 1))
+    )
+)
 
 
 def faults(content: bytes) -> list[str]:
     with pytest.raises(PartoptError) as error:
-        plan.parse(content, "plan.json")
+        Plan.parse(content, "plan.json")
     return [part.message for part in error.value.parts]
 
 
@@ -24,15 +29,19 @@ def faults(content: bytes) -> list[str]:
     "name, schedule",
     [
         (name, schedule)
-        for name, schedule in product(planners.PLANNERS, ["pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive"])
+        for name, schedule in product(
+            planners.PLANNERS, ["pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive"]
+        )
         if planners.PLANNERS[name].plans_for(schedule)
     ],
 )
 def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
     microbatches = None if schedule.startswith("pipedream") else 8
-    problem = problem_of(uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches)
+    problem = problem_of(
+        uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches
+    )
     planned = planners.plan(name, problem)
-    assert plan.parse(documents.encode(planned)) == planned
+    assert Plan.parse(documents.encode(planned)) == planned
 
 
 def test_a_stage_without_a_backward_is_read_back():
@@ -40,7 +49,7 @@ def test_a_stage_without_a_backward_is_read_back():
     problem = problem_of(chain_profile([1e-3] * 4, [2e-3, 0.0, 5e-3, 0.0]), flat(4), cuts=(1, 2, 3))
     planned = planners.plan("manual", problem)
     assert planned.stages[3].backward_s == 0.0
-    assert plan.parse(documents.encode(planned)) == planned
+    assert Plan.parse(documents.encode(planned)) == planned
 
 
 @pytest.mark.parametrize(
@@ -58,14 +67,34 @@ def test_a_stage_without_a_backward_is_read_back():
         (("stages", 1, "ranks"), [1], "stages: some ranks hold more of them than others"),
         (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 is given twice"),
         (("comm",), "sometimes", "comm: invalid enum value 'sometimes'"),
-        (("stages", 0, "memory", "total_bytes"), -5, "stages[0].memory.total_bytes: expected a whole number >= 0"),
+        (
+            ("stages", 0, "memory", "total_bytes"),
+            -5,
+            "stages[0].memory.total_bytes: expected a whole number >= 0",
+        ),
         (("communication", 0, "source"), 3, "communication[0]: there is no stage 3"),
         (("predicted", "period_s"), 0, "predicted.period_s: expected a number > 0.0"),
         (("microbatches",), 0, "microbatches: expected a whole number >= 1"),
-        (("topology", "devices"), 5, "topology: 5 devices, but the sizes of the levels multiply to 4"),
-        (("topology", "levels", 0, "size"), 10**9, "topology: 1000000000 devices; partopt plans for up to 1048576"),
-        (("topology", "levels", 0, "bandwidth_bytes_per_s"), 0, "topology.levels[0].bandwidth_bytes_per_s: expected a number > 0.0"),
-        (("topology", "device", "memory_bytes"), 0, "topology.device.memory_bytes: expected a whole number >= 1"),
+        (
+            ("topology", "devices"),
+            5,
+            "topology: 5 devices, but the sizes of the levels multiply to 4",
+        ),
+        (
+            ("topology", "levels", 0, "size"),
+            10**9,
+            "topology: 1000000000 devices; partopt plans for up to 1048576",
+        ),
+        (
+            ("topology", "levels", 0, "bandwidth_bytes_per_s"),
+            0,
+            "topology.levels[0].bandwidth_bytes_per_s: expected a number > 0.0",
+        ),
+        (
+            ("topology", "device", "memory_bytes"),
+            0,
+            "topology.device.memory_bytes: expected a whole number >= 1",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(path, value, message):
@@ -104,7 +133,7 @@ def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
 def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, what):
     document = json.loads(PIPELINE)
     document["request"] |= request_
-    assert list(plan.parse(json.dumps(document).encode()).disregarded()) == [what]
+    assert list(Plan.parse(json.dumps(document).encode()).disregarded()) == [what]
     document["planner"] = "optimal"
     assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
 
@@ -112,14 +141,20 @@ def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, w
 def test_fewer_stages_than_requested_are_kept_to_where_that_is_the_most():
     document = json.loads(PIPELINE)
     document["request"]["stages"] = 4
-    assert list(plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == []
+    assert list(Plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == []
     document["request"]["stages"] = 2
-    assert list(plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == ["2 stages requested, 3 planned"]
+    assert list(Plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == [
+        "2 stages requested, 3 planned"
+    ]
 
 
 def test_a_contiguous_plan_has_consecutive_ranks():
-    scattered = changed(changed(PIPELINE, "stages", 0, "ranks", to=[0, 3]), "stages", 2, "ranks", to=[1])
-    assert faults(scattered) == ["plan.json: stages[0].ranks: not consecutive, in a contiguous plan"]
+    scattered = changed(
+        changed(PIPELINE, "stages", 0, "ranks", to=[0, 3]), "stages", 2, "ranks", to=[1]
+    )
+    assert faults(scattered) == [
+        "plan.json: stages[0].ranks: not consecutive, in a contiguous plan"
+    ]
 
 
 def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():
@@ -131,18 +166,27 @@ def test_every_field_of_a_plan_is_required_but_for_those_of_some_flows():
 
 @pytest.mark.parametrize(
     ("replicas", "shape"),
-    [([15, 1], "15-1"), ([1] * 4, "1-1-1-1"), ([1] * 64, "1x64"), ([2] + [1] * 5 + [3, 3], "2-1x5-3-3")],
+    [
+        ([15, 1], "15-1"),
+        ([1] * 4, "1-1-1-1"),
+        ([1] * 64, "1x64"),
+        ([2] + [1] * 5 + [3, 3], "2-1x5-3-3"),
+    ],
 )
 def test_a_shape_is_written_as_the_papers_do_and_long_runs_fold(replicas, shape):
     layers = len(replicas)
-    problem = problem_of(uniform_profile(layers), flat(sum(replicas)), cuts=range(1, layers), replicas=replicas)
+    problem = problem_of(
+        uniform_profile(layers), flat(sum(replicas)), cuts=range(1, layers), replicas=replicas
+    )
     assert planners.plan("manual", problem).shape == shape
 
 
 def test_ranks_without_work_are_idle():
-    loaded = plan.parse(PIPELINE)
+    loaded = Plan.parse(PIPELINE)
     assert loaded.idle_ranks == []
-    assert planners.plan("manual", problem_of(uniform_profile(6), flat(4), cuts=(2,))).idle_ranks == [2, 3]
+    assert planners.plan(
+        "manual", problem_of(uniform_profile(6), flat(4), cuts=(2,))
+    ).idle_ranks == [2, 3]
 
 
 SCRIPT = """
@@ -158,10 +202,16 @@ for name in planners.PLANNERS:
 
 def test_plans_are_the_same_bytes_whatever_the_seed_of_the_hashes(tmp_path):
     """Equal layers tie everywhere, so that a set's order would show."""
-    profile.save(uniform_profile(12), str(tmp_path / "p.json"))
+    uniform_profile(12).save(str(tmp_path / "p.json"))
     digests = set()
     for seed in ("0", "1"):
         command = [sys.executable, "-c", SCRIPT, str(tmp_path / "p.json")]
-        done = subprocess.run(command, env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            command,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+            cwd=ROOT,
+        )
         digests.add(hashlib.sha256(done.stdout).hexdigest())
     assert len(digests) == 1

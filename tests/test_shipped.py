@@ -1,11 +1,14 @@
 import pytest
 
-from partopt import profile, shipped
+from partopt.documents import shipped
+from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 
 
 def test_a_shipped_name_is_the_path_of_its_file():
-    assert shipped.find("v100-pcie", "topologies") == str(shipped.folder("topologies") / "v100-pcie.yaml")
+    assert shipped.find("v100-pcie", "topologies") == str(
+        shipped.folder("topologies") / "v100-pcie.yaml"
+    )
 
 
 def test_a_file_comes_before_a_shipped_name(tmp_path, monkeypatch):
@@ -31,13 +34,16 @@ def test_what_is_neither_is_refused(given):
 def test_the_nearest_name_is_in_the_hint():
     with pytest.raises(PartoptError) as error:
         shipped.find("dgx-h10", "profiles", "topologies")
-    assert error.value.message == "dgx-h10: no such file, and no shipped profile or topology of that name"
+    assert (
+        error.value.message
+        == "dgx-h10: no such file, and no shipped profile or topology of that name"
+    )
     assert error.value.hint == 'did you mean "dgx-h100"?'
 
 
 def test_every_shipped_profile_loads():
     for name in shipped.names("profiles"):
-        assert profile.load(shipped.find(name, "profiles")).layers
+        assert Profile.load(shipped.find(name, "profiles")).layers
 
 
 def test_names_are_sorted():

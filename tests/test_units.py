@@ -3,12 +3,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
-from partopt.units import format_bandwidth, format_bytes, format_rate, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+from partopt.units import (
+    format_bandwidth,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16 GB", 16 * 10**9), ("80 GiB", 80 * 2**30), ("1.5 MB", 1_500_000), ("0 B", 0), ("512kB", 512_000), (" 2e3 TB ", 2 * 10**15)],
+    [
+        ("16 GB", 16 * 10**9),
+        ("80 GiB", 80 * 2**30),
+        ("1.5 MB", 1_500_000),
+        ("0 B", 0),
+        ("512kB", 512_000),
+        (" 2e3 TB ", 2 * 10**15),
+    ],
 )
 def test_sizes(text, size):
     assert parse_bytes(text) == size
@@ -16,13 +31,23 @@ def test_sizes(text, size):
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("200 Gb/s", 25e9), ("25 GB/s", 25e9), ("10 Gbps", 1.25e9), ("8 b/s", 1.0), ("1 KiB/s", 1024.0), ("0.5 MBps", 5e5)],
+    [
+        ("200 Gb/s", 25e9),
+        ("25 GB/s", 25e9),
+        ("10 Gbps", 1.25e9),
+        ("8 b/s", 1.0),
+        ("1 KiB/s", 1024.0),
+        ("0.5 MBps", 5e5),
+    ],
 )
 def test_rates_count_bits_and_bytes(text, rate):
     assert parse_bandwidth(text) == rate
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("50 us", 50e-6), ("50µs", 50e-6), ("1.5 ms", 1.5e-3), ("2 s", 2.0), ("3e1 ns", 30e-9)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("50 us", 50e-6), ("50µs", 50e-6), ("1.5 ms", 1.5e-3), ("2 s", 2.0), ("3e1 ns", 30e-9)],
+)
 def test_durations(text, seconds):
     assert parse_seconds(text) == pytest.approx(seconds, rel=1e-15)
 
@@ -57,7 +82,9 @@ def test_what_is_no_quantity_is_refused(parse, text):
 
 
 @pytest.mark.parametrize("parse", [parse_bytes, parse_bandwidth, parse_seconds])
-@pytest.mark.parametrize("text", ["200", "0", "1e9", 200, 0, 12.5, True, float("nan"), -3], ids=repr)
+@pytest.mark.parametrize(
+    "text", ["200", "0", "1e9", 200, 0, 12.5, True, float("nan"), -3], ids=repr
+)
 def test_a_bare_number_is_refused(parse, text):
     with pytest.raises(PartoptError, match=r"has no unit|is not a quantity"):
         parse(text)
@@ -91,7 +118,15 @@ def test_the_wrong_unit_is_refused_with_the_right_one(parse, text, message, hint
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_500, "1 MB"), (28_900_000_000, "28.9 GB"), (1_234_567, "1.23 MB"), (10**18, "1 EB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_500, "1 MB"),
+        (28_900_000_000, "28.9 GB"),
+        (1_234_567, "1.23 MB"),
+        (10**18, "1 EB"),
+    ],
 )
 def test_sizes_print_with_three_digits(size, text):
     assert format_bytes(size) == text
@@ -107,7 +142,15 @@ def test_rates_print_with_three_digits():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (0.04234, "42.34 ms"), (0.00014, "140.0 us"), (3e-9, "3.00 ns"), (1e-12, "0.00 ns"), (1.0, "1.00 s"), (0.99996, "1.00 s")],
+    [
+        (0, "0 s"),
+        (0.04234, "42.34 ms"),
+        (0.00014, "140.0 us"),
+        (3e-9, "3.00 ns"),
+        (1e-12, "0.00 ns"),
+        (1.0, "1.00 s"),
+        (0.99996, "1.00 s"),
+    ],
 )
 def test_seconds_print_in_the_unit_that_suits(seconds, text):
     assert format_seconds(seconds) == text
@@ -116,7 +159,8 @@ def test_seconds_print_in_the_unit_that_suits(seconds, text):
 @given(st.integers(0, 10**18))
 def test_a_printed_size_reads_back_to_three_digits(size):
     text = format_bytes(size)
-    if text.endswith(("PB", "EB")):  # more than a device has: printed, and no unit that people write
+    # more than a device has: printed, and no unit that people write
+    if text.endswith(("PB", "EB")):
         return
     assert parse_bytes(text) == pytest.approx(size, rel=5.1e-3, abs=0.5)
 

@@ -1,4 +1,7 @@
-"""The command line: one file a verb; each parses, calls and prints. Here: which verbs there are, and how errors leave."""
+"""The command line: one file a verb; each parses, calls and prints.
+
+Here: which verbs there are, and how errors leave.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ VERBS = {
     "profile": ("partopt.cli.profile", "measure the layers of a PyTorch model on one device"),
     "plan": ("partopt.cli.plan", "stages, replicas and microbatches in flight for a cluster"),
     "compare": ("partopt.cli.compare", "every planner side by side"),
-    "simulate": ("partopt.cli.simulate", "execute a plan: where its time goes, and what would change it"),
+    "simulate": (
+        "partopt.cli.simulate",
+        "execute a plan: where its time goes, and what would change it",
+    ),
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
     "topology": ("partopt.cli.topology", "list and show the topologies that come with partopt"),
@@ -32,7 +38,9 @@ INTERNAL = 70
 
 
 class Verbs(click.Group):
-    """The verbs, imported when they are used, so that `partopt --help` is quick and planning never imports torch."""
+    """The verbs, imported when they are used, so that `partopt --help` is quick and planning never
+    imports torch.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs in the order in which a newcomer needs them."""
@@ -41,7 +49,9 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a verb; PartoptError for an unknown one."""
         if cmd_name not in VERBS:
-            raise PartoptError(f"partopt {cmd_name}: no such command", did_you_mean(cmd_name, VERBS))
+            raise PartoptError(
+                f"partopt {cmd_name}: no such command", did_you_mean(cmd_name, VERBS)
+            )
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
 
@@ -51,7 +61,9 @@ class Verbs(click.Group):
             formatter.write_dl([(verb, summary) for verb, (_, summary) in VERBS.items()])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="partopt")
 def partopt() -> None:
     """Plan pipeline-parallel training from measurements.
@@ -68,7 +80,9 @@ def partopt() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 70 a fault of partopt's own."""
+    """Run the command line and exit: 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 70 a
+    fault of partopt's own.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     for stream in (sys.stdout, sys.stderr):
@@ -86,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as left:
         code = left.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's own flush at exit finds no pipe
+        # so that the interpreter's own flush at exit finds no pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -122,11 +137,19 @@ def _usage(error: click.UsageError) -> PartoptError:
     path = error.ctx.command_path if error.ctx else "partopt"
     near = getattr(error, "possibilities", None)
     message = (error.message if near else error.format_message()).rstrip(".")
-    return PartoptError(f"{path}: {message[:1].lower()}{message[1:]}", f'did you mean "{near[0]}"?' if near else f"see {path} --help")
+    return PartoptError(
+        f"{path}: {message[:1].lower()}{message[1:]}",
+        f'did you mean "{near[0]}"?' if near else f"see {path} --help",
+    )
 
 
 def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: object = None, line: object = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
 ) -> None:
     """partopt's own warnings as one line; those of libraries are not for its users."""
     if issubclass(category, PartoptWarning):

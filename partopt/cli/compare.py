@@ -14,16 +14,30 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
-    from partopt.plan import Plan
+    from partopt.documents.plan import Plan
 
 
 @click.command(short_help="every planner side by side")
 @click.argument("profile")
-@click.option("--planner", "chosen", multiple=True, metavar="NAME", help="A planner to compare (repeat; default: all).")
-@click.option("--plan", "files", multiple=True, metavar="FILE", help="A plan of yours to set beside them (repeat).")
+@click.option(
+    "--planner",
+    "chosen",
+    multiple=True,
+    metavar="NAME",
+    help="A planner to compare (repeat; default: all).",
+)
+@click.option(
+    "--plan",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="A plan of yours to set beside them (repeat).",
+)
 @options.problem_options
 @options.json_option
-def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def command(
+    profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_json: bool, **given: Any
+) -> None:
     """Compare the planners on PROFILE, fastest first, all judged by one simulator.
 
     \b
@@ -45,20 +59,32 @@ def command(profile: str, chosen: tuple[str, ...], files: tuple[str, ...], as_js
         options.check_planner(name, given)
     with progress.shown() as tell:
         told = replace(problem, progress=tell)
-        plans = {name: contest.planned(name, told) for name in chosen} or contest.plans_of(contest.contestants(told), told)
+        plans = {name: contest.planned(name, told) for name in chosen} or contest.plans_of(
+            contest.contestants(told), told
+        )
         plans |= {path: _again(path, problem) for path in files}
     base = plans["data_parallel"] if "data_parallel" in plans else _data_parallel(problem)
     result = comparison.compare(plans, base, problem.memory_bytes)
     if as_json:
         documents.write_bytes("-", documents.encode(result))
         return
-    sizes = f"{len(loaded.layers)} layers, microbatch {problem.chain.microbatch_size}, schedule {problem.schedule}"
-    click.echo(labelled([("model", f"{loaded.model.name}: {sizes}"), ("cluster", describe(topology))]))
+    sizes = (
+        f"{len(loaded.layers)} layers, microbatch {problem.chain.microbatch_size}, schedule "
+        f"{problem.schedule}"
+    )
+    click.echo(
+        labelled([("model", f"{loaded.model.name}: {sizes}"), ("cluster", describe(topology))])
+    )
     click.echo(f"\n{comparison.render(result)}")
     click.echo("\nx ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.")
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    again = f"partopt plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o plan.json"
-    click.echo(f"\nnext:    {f'partopt show {shlex.quote(best)}' if best in files else again}", err=True)
+    again = (
+        f"partopt plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o "
+        "plan.json"
+    )
+    click.echo(
+        f"\nnext:    {f'partopt show {shlex.quote(best)}' if best in files else again}", err=True
+    )
 
 
 def _data_parallel(problem: Problem) -> Plan | None:
@@ -71,21 +97,37 @@ def _data_parallel(problem: Problem) -> Plan | None:
 
 
 def _again(path: str, problem: Problem) -> Plan:
-    """The plan in a file, priced anew for this problem. PartoptError where it was made for another model or another number of devices."""
-    from partopt import plan as documents
+    """The plan in a file, priced anew for this problem.
+
+    PartoptError where it was made for another model or another number of devices.
+    """
     from partopt.cost.price import price
     from partopt.cost.problem import partition_of
+    from partopt.documents.plan import Plan
     from partopt.search.warmup import judged_at_best
 
-    plan = documents.load(path)
+    plan = Plan.load(path)
     devices = problem.topology.devices
     if [name for stage in plan.stages for name in stage.modules] != problem.chain.names:
         raise PartoptError(
-            f"{path}: a plan of {plan.profile.name}, whose layers are not those of {problem.profile.model.name}", "plan it again"
+            (
+                f"{path}: a plan of {plan.profile.name}, whose layers are not those of "
+                f"{problem.profile.model.name}"
+            ),
+            "plan it again",
         )
     if plan.schedule != problem.schedule:
-        click.echo(f"warning: {path} was made for {plan.schedule} and is priced for {problem.schedule}: --schedule chooses", err=True)
+        click.echo(
+            (
+                f"warning: {path} was made for {plan.schedule} and is priced for "
+                f"{problem.schedule}: --schedule chooses"
+            ),
+            err=True,
+        )
     if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
-        raise PartoptError(f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}", "choose its topology")
+        raise PartoptError(
+            f"{path}: a plan for {plan.topology.devices} devices; the topology has {devices}",
+            "choose its topology",
+        )
     partition = partition_of(plan, problem.recompute_per_stage)
     return judged_at_best(price(partition, problem, plan.planner), problem.memory_bytes)

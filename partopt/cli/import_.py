@@ -16,11 +16,23 @@ from partopt.importers import IMPORTERS
 @click.argument("graph")
 @click.option("--name", help="Name of the model (default: that of the file).")
 @click.option(
-    "--microbatch-size", type=click.IntRange(min=1), metavar="B", help="Samples that were measured; such files do not say (default: 1)."
+    "--microbatch-size",
+    type=click.IntRange(min=1),
+    metavar="B",
+    help="Samples that were measured; such files do not say (default: 1).",
 )
 @options.output_options("the profile")
-def command(form: str, graph: str, name: str | None, microbatch_size: int | None, output: str | None, force: bool) -> None:
-    """Read GRAPH, a profile in FORMAT, and write it as one of partopt's. FORMAT is pipedream: the published profiler's graph file.
+def command(
+    form: str,
+    graph: str,
+    name: str | None,
+    microbatch_size: int | None,
+    output: str | None,
+    force: bool,
+) -> None:
+    """Read GRAPH, a profile in FORMAT, and write it as one of partopt's.
+
+    FORMAT is pipedream: the published profiler's graph file.
 
     \b
     Example:
@@ -28,23 +40,35 @@ def command(form: str, graph: str, name: str | None, microbatch_size: int | None
     """
     import importlib
 
-    from partopt import documents, profile
+    from partopt import documents
 
     if form not in IMPORTERS:
         raise PartoptError(f"partopt import {form}: no such format", did_you_mean(form, IMPORTERS))
     if output is None:
-        raise PartoptError("partopt import: no output file", "add -o profile.json, or -o - for standard output")
+        raise PartoptError(
+            "partopt import: no output file", "add -o profile.json, or -o - for standard output"
+        )
     documents.check_writable(output, force)
     try:
         content = documents.read_bytes(graph).decode()
     except UnicodeDecodeError:
-        raise PartoptError(f"{graph}: not text", "is this the file that the profiler wrote?") from None
+        raise PartoptError(
+            f"{graph}: not text", "is this the file that the profiler wrote?"
+        ) from None
     if microbatch_size is None:
-        click.echo("warning: the file does not say its microbatch size; 1 is assumed, so samples/s means microbatches/s", err=True)
+        click.echo(
+            (
+                "warning: the file does not say its microbatch size; 1 is assumed, so "
+                "samples/s means microbatches/s"
+            ),
+            err=True,
+        )
     model = name or Path(graph).stem
-    imported = importlib.import_module(IMPORTERS[form]).read(content, graph, model, microbatch_size or 1)
-    documents.refuse(profile.find_faults(imported), graph)
-    profile.save(imported, output, force)
+    imported = importlib.import_module(IMPORTERS[form]).read(
+        content, graph, model, microbatch_size or 1
+    )
+    documents.refuse(imported.faults(), graph)
+    imported.save(output, force)
     if output != "-":
         count = len(imported.layers)
         click.echo(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from partopt import shipped, units
+from partopt import units
 from partopt.errors import PartoptError, PartoptWarning, did_you_mean
 
 if TYPE_CHECKING:
     from partopt.cost.problem import Problem
-    from partopt.profile import Profile
-    from partopt.topology import Topology
+    from partopt.documents.profile import Profile
+    from partopt.documents.topology import Topology
 
 Command = Callable[..., None]
 
@@ -33,36 +33,84 @@ def output_options(what: str) -> Callable[[Command], Command]:
     """`-o FILE` and `--force`, for a command that writes `what`."""
 
     def add(command: Command) -> Command:
-        command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(command)
-        return click.option("-o", "--output", metavar="FILE", help=f"Write {what} to FILE; - is standard output.")(command)
+        command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(
+            command
+        )
+        return click.option(
+            "-o", "--output", metavar="FILE", help=f"Write {what} to FILE; - is standard output."
+        )(command)
 
     return add
 
 
 def json_option(command: Command) -> Command:
     """`--json`: one document on standard output and nothing more."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing more.")(command)
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document and nothing more."
+    )(command)
 
 
 _PROBLEM_OPTIONS = [
-    click.option("--topology", required=True, metavar="FILE|NAME", help="The cluster: a YAML file, - or the name of a shipped one."),
-    click.option("--servers", type=click.IntRange(min=1), help="Size of the topology's outermost level."),
     click.option(
-        "--schedule", default="pipedream", show_default=True, metavar="NAME", help="pipedream, 1f1b, gpipe, interleaved, zbv, .. or auto."
+        "--topology",
+        required=True,
+        metavar="FILE|NAME",
+        help="The cluster: a YAML file, - or the name of a shipped one.",
     ),
-    click.option("--chunks", type=click.IntRange(min=1), metavar="V", help="Stages on a device, for interleaved schedules (default: 2)."),
-    click.option("--stages", type=click.IntRange(min=1), help="Stages for the planners that take a number (default: one a device)."),
-    click.option("--cut-at", multiple=True, metavar="GLOB", help="Let stages begin only with layers of such names (repeat)."),
+    click.option(
+        "--servers", type=click.IntRange(min=1), help="Size of the topology's outermost level."
+    ),
+    click.option(
+        "--schedule",
+        default="pipedream",
+        show_default=True,
+        metavar="NAME",
+        help="pipedream, 1f1b, gpipe, interleaved, zbv, .. or auto.",
+    ),
+    click.option(
+        "--chunks",
+        type=click.IntRange(min=1),
+        metavar="V",
+        help="Stages on a device, for interleaved schedules (default: 2).",
+    ),
+    click.option(
+        "--stages",
+        type=click.IntRange(min=1),
+        help="Stages for the planners that take a number (default: one a device).",
+    ),
+    click.option(
+        "--cut-at",
+        multiple=True,
+        metavar="GLOB",
+        help="Let stages begin only with layers of such names (repeat).",
+    ),
     click.option(
         "--tied",
         type=click.Choice(["exchange", "together"]),
         default="exchange",
         show_default=True,
-        help="Layers that share parameters: stages that part them exchange gradients, or none does.",
+        help=(
+            "Layers that share parameters: stages that part them exchange gradients, or none does."
+        ),
     ),
-    click.option("--microbatch-size", type=click.IntRange(min=1), metavar="B", help="Samples (default: the fastest size per sample)."),
-    click.option("--microbatches", type=click.IntRange(min=1), metavar="M", help="Microbatches per iteration of a synchronous schedule."),
-    click.option("--global-batch", type=click.IntRange(min=1), metavar="G", help="Samples per iteration, instead of --microbatches."),
+    click.option(
+        "--microbatch-size",
+        type=click.IntRange(min=1),
+        metavar="B",
+        help="Samples (default: the fastest size per sample).",
+    ),
+    click.option(
+        "--microbatches",
+        type=click.IntRange(min=1),
+        metavar="M",
+        help="Microbatches per iteration of a synchronous schedule.",
+    ),
+    click.option(
+        "--global-batch",
+        type=click.IntRange(min=1),
+        metavar="G",
+        help="Samples per iteration, instead of --microbatches.",
+    ),
     click.option(
         "--replication",
         type=click.Choice(["free", "uniform", "none"]),
@@ -77,9 +125,25 @@ _PROBLEM_OPTIONS = [
         show_default=True,
         help="Re-materialise activations; auto: in the stages that the planner chooses.",
     ),
-    click.option("--optimizer", type=click.Choice(["sgd", "momentum", "adam"]), default="adam", show_default=True, help="For its memory."),
-    click.option("--memory", metavar="SIZE", help='Limit of a device, such as "40 GB", instead of the topology\'s.'),
-    click.option("--comm", type=click.Choice(["overlap", "serial"]), default="overlap", show_default=True, help="Whether transfers hide."),
+    click.option(
+        "--optimizer",
+        type=click.Choice(["sgd", "momentum", "adam"]),
+        default="adam",
+        show_default=True,
+        help="For its memory.",
+    ),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        help='Limit of a device, such as "40 GB", instead of the topology\'s.',
+    ),
+    click.option(
+        "--comm",
+        type=click.Choice(["overlap", "serial"]),
+        default="overlap",
+        show_default=True,
+        help="Whether transfers hide.",
+    ),
     click.option(
         "--allreduce",
         type=click.Choice(["overlap", "blocking"]),
@@ -87,7 +151,13 @@ _PROBLEM_OPTIONS = [
         show_default=True,
         help="Whether asynchronous stages wait for their gradients.",
     ),
-    click.option("--cost", default="time", show_default=True, metavar="KIND", help="GPipe: time, flops, parameters or a FILE."),
+    click.option(
+        "--cost",
+        default="time",
+        show_default=True,
+        metavar="KIND",
+        help="GPipe: time, flops, parameters or a FILE.",
+    ),
 ]
 
 
@@ -98,18 +168,20 @@ def ascii_only() -> bool:
 
 def load_profile(given: str) -> Profile:
     """The profile in a file, on standard input, or of a shipped name."""
-    from partopt import profile
+    from partopt.documents.profile import Profile
 
-    return profile.load(shipped.find(given, "profiles"))
+    return Profile.load(given)
 
 
 def load_topology(given: str, servers: int | None = None, memory: str | None = None) -> Topology:
-    """The topology in a file, on standard input, or of a shipped name; its devices have `memory`, where that is given."""
+    """The topology in a file, on standard input, or of a shipped name; its devices have `memory`,
+    where that is given.
+    """
     from msgspec.structs import replace
 
-    from partopt import topology
+    from partopt.documents.topology import Topology
 
-    loaded = topology.load(shipped.find(given, "topologies"), servers)
+    loaded = Topology.load(given, servers)
     return replace(loaded, device=replace(loaded.device, memory_bytes=memory_limit(memory, loaded)))
 
 
@@ -134,15 +206,25 @@ def repeated(given: Iterable[str]) -> str:
 
 
 def problem(
-    profile: Profile, topology: Topology, options: dict[str, Any], cuts: Sequence[int] = (), replicas: Sequence[int] = ()
+    profile: Profile,
+    topology: Topology,
+    options: dict[str, Any],
+    cuts: Sequence[int] = (),
+    replicas: Sequence[int] = (),
 ) -> Problem:
-    """The problem that the values of `problem_options` state. Raises PartoptError where they contradict each other."""
+    """The problem that the values of `problem_options` state.
+
+    Raises PartoptError where they contradict each other.
+    """
     from partopt.cost.problem import problem_of
     from partopt.planners.placing import stage_count
     from partopt.schedules import schedule
 
     if options["schedule"] == "auto":
-        raise PartoptError("--schedule auto: partopt plan chooses one, and for one cluster at a time", "name a schedule: --schedule 1f1b")
+        raise PartoptError(
+            "--schedule auto: partopt plan chooses one, and for one cluster at a time",
+            "name a schedule: --schedule 1f1b",
+        )
     schedule(options["schedule"])
     stated = problem_of(
         profile,
@@ -180,26 +262,42 @@ def check_planner(name: str | None, options: dict[str, Any]) -> None:
     for flag, use in stated:
         using = [other for other, entry in PLANNERS.items() if use in entry.uses]
         if name in PLANNERS and name not in using:
-            raise PartoptError(f"{flag}: the planner {name} does not look at it", f"choose --planner {', '.join(using)}")
+            raise PartoptError(
+                f"{flag}: the planner {name} does not look at it",
+                f"choose --planner {', '.join(using)}",
+            )
 
 
 def _blocking(options: dict[str, Any]) -> bool:
-    """Whether devices wait for their gradients; a synchronous schedule exchanges them once, when nothing else is left to do."""
+    """Whether devices wait for their gradients; a synchronous schedule exchanges them once, when
+    nothing else is left to do.
+    """
     from partopt.schedules import schedule
 
     if options["allreduce"] == "blocking" and not schedule(options["schedule"]).asynchronous:
-        raise PartoptError(f"--allreduce: {options['schedule']} exchanges gradients when its last backward is done", "drop --allreduce")
+        raise PartoptError(
+            (
+                f"--allreduce: {options['schedule']} exchanges gradients when its last "
+                "backward is done"
+            ),
+            "drop --allreduce",
+        )
     return bool(options["allreduce"] == "blocking")
 
 
 def _chunks(options: dict[str, Any]) -> int:
-    """v, the stages on a device, by default 2. PartoptError for schedules that have a number of their own."""
+    """v, the stages on a device, by default 2.
+
+    PartoptError for schedules that have a number of their own.
+    """
     from partopt.schedules import SCHEDULES, schedule
     from partopt.schedules.layout import LOOPED
 
     if options["chunks"] is not None and schedule(options["schedule"]).shape != LOOPED:
         able = [name for name, entry in SCHEDULES.items() if entry.shape == LOOPED]
-        raise PartoptError(f"--chunks: not for {options['schedule']}", f"choose --schedule {' or '.join(able)}")
+        raise PartoptError(
+            f"--chunks: not for {options['schedule']}", f"choose --schedule {' or '.join(able)}"
+        )
     return options["chunks"] or 2
 
 
@@ -208,18 +306,30 @@ def integers(text: str | None, flag: str) -> list[int]:
     try:
         return [] if text is None else [int(word) for word in text.split(",")]
     except ValueError:
-        raise PartoptError(f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12") from None
+        raise PartoptError(
+            f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12"
+        ) from None
 
 
 def _starts(profile: Profile, globs: Sequence[str]) -> list[int] | None:
-    """The first layer, and those whose names match one of the globs; None without globs. PartoptError for a glob that matches none."""
+    """The first layer, and those whose names match one of the globs; None without globs.
+
+    PartoptError for a glob that matches none.
+    """
     import fnmatch
 
     names = [layer.name for layer in profile.layers]
     for glob in globs:
         if not fnmatch.filter(names, glob):
-            raise PartoptError(f"--cut-at {glob}: no layer of {profile.model.name} has such a name", did_you_mean(glob, names))
-    matching = [index for index, name in enumerate(names) if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+            raise PartoptError(
+                f"--cut-at {glob}: no layer of {profile.model.name} has such a name",
+                did_you_mean(glob, names),
+            )
+    matching = [
+        index
+        for index, name in enumerate(names)
+        if any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+    ]
     return sorted({0, *matching}) if globs else None
 
 
@@ -239,7 +349,9 @@ def _memory(text: str) -> int:
 
 
 def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
-    """M, from --microbatches or --global-batch, for a synchronous schedule, which needs one of them; asynchronous ones take neither."""
+    """M, from --microbatches or --global-batch, for a synchronous schedule, which needs one of
+    them; asynchronous ones take neither.
+    """
     from dataclasses import replace
 
     from partopt.schedules import schedule
@@ -248,20 +360,29 @@ def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
     if schedule(name).asynchronous:
         if count or batch:
             flag = "--microbatches" if count else "--global-batch"
-            raise PartoptError(f"{flag}: {name} is asynchronous and has no iterations", f"drop {flag}, or choose --schedule 1f1b")
+            raise PartoptError(
+                f"{flag}: {name} is asynchronous and has no iterations",
+                f"drop {flag}, or choose --schedule 1f1b",
+            )
         return stated
     if (count is None) == (batch is None):
-        raise PartoptError(f"--schedule {name}: needs either --microbatches or --global-batch", "for example --microbatches 64")
+        raise PartoptError(
+            f"--schedule {name}: needs either --microbatches or --global-batch",
+            "for example --microbatches 64",
+        )
     size = stated.chain.microbatch_size
     if batch is not None and batch % size:
         raise PartoptError(
-            f"--global-batch {batch}: not a multiple of the microbatch size {size}", f"choose {batch // size * size or size}"
+            f"--global-batch {batch}: not a multiple of the microbatch size {size}",
+            f"choose {batch // size * size or size}",
         )
     return replace(stated, microbatches=count or batch // size)
 
 
 def _with_costs(stated: Problem, kind: str) -> Problem:
-    """The costs that GPipe's heuristics balance: measured time, forward operations, parameters, or one number a line of a file."""
+    """The costs that GPipe's heuristics balance: measured time, forward operations, parameters, or
+    one number a line of a file.
+    """
     from dataclasses import replace
 
     import numpy as np
@@ -279,14 +400,19 @@ def _with_costs(stated: Problem, kind: str) -> Problem:
     else:
         costs = [stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
     if not any(costs):
-        raise PartoptError(f"--cost {kind}: the profile has none", "balance the measured time: --cost time")
+        raise PartoptError(
+            f"--cost {kind}: the profile has none", "balance the measured time: --cost time"
+        )
     return replace(stated, costs=np.array(costs))
 
 
 def _costs_in(path: str, layers: int) -> list[float]:
     from partopt.documents import read_bytes
 
-    hint = f"give one number a line, one for each of the {layers} layers, or --cost time, flops or parameters"
+    hint = (
+        f"give one number a line, one for each of the {layers} layers, or --cost time, "
+        "flops or parameters"
+    )
     try:
         costs = [float(line) for line in read_bytes(path).decode().split()]
     except ValueError:

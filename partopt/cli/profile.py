@@ -15,38 +15,95 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt import documents, profile
+from partopt import documents
 from partopt.cli import progress
 from partopt.errors import PartoptError, PartoptWarning
 
 if TYPE_CHECKING:
-    from partopt.profile import Profile
+    from partopt.documents.profile import Profile
 
 
 @click.command(short_help="measure the layers of a PyTorch model on one device")
 @click.argument("model", metavar="MODEL[:ATTR]")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The profile to write; - is standard output.")
-@click.option("--set", "assignments", multiple=True, metavar="K=V", help="An argument for the function that builds the model.")
-@click.option("--microbatch", default="1,2,4,8", show_default=True, metavar="LIST", help="Microbatch sizes to measure.")
-@click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16", "float16"]), help="Number format.")
 @click.option(
-    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cuda", "cpu"]), help="auto takes CUDA if it is there."
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="The profile to write; - is standard output.",
 )
 @click.option(
-    "--granularity", default="auto", show_default=True, type=click.Choice(["auto", "block", "leaf"]), help="What one layer is, see above."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="K=V",
+    help="An argument for the function that builds the model.",
 )
-@click.option("--unit", "units", multiple=True, metavar="GLOB", help="Make each module whose name matches one layer.")
-@click.option("--steps", default=10, show_default=True, metavar="N", help="Timed steps for each size, bare and instrumented each.")
-@click.option("--name", metavar="NAME", help="What the profile calls the model [default: the file's name].")
+@click.option(
+    "--microbatch",
+    default="1,2,4,8",
+    show_default=True,
+    metavar="LIST",
+    help="Microbatch sizes to measure.",
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Number format.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    help="auto takes CUDA if it is there.",
+)
+@click.option(
+    "--granularity",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "block", "leaf"]),
+    help="What one layer is, see above.",
+)
+@click.option(
+    "--unit",
+    "units",
+    multiple=True,
+    metavar="GLOB",
+    help="Make each module whose name matches one layer.",
+)
+@click.option(
+    "--steps",
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Timed steps for each size, bare and instrumented each.",
+)
+@click.option(
+    "--name", metavar="NAME", help="What the profile calls the model [default: the file's name]."
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(model: str, output: str, assignments: tuple[str, ...], microbatch: str, name: str | None, force: bool, **options: Any) -> None:
-    """Measure how long each layer of MODEL takes, forward and backward, what it keeps in memory and what it passes on.
+def command(
+    model: str,
+    output: str,
+    assignments: tuple[str, ...],
+    microbatch: str,
+    name: str | None,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Measure how long each layer of MODEL takes, forward and backward, what it keeps in memory and
+    what it passes on.
 
-    MODEL is a Python file or a dotted module. It offers build(**options), which returns an nn.Module, and example_inputs(batch_size); a
-    loss_fn(output, inputs) if it likes. Without :ATTR the model is build, create_model, model, or the only module of the file.
+    MODEL is a Python file or a dotted module. It offers build(**options), which returns an
+    nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. Without :ATTR
+    the model is build, create_model, model, or the only module of the file.
 
-    A layer is a repeated block, such as a transformer block, or one of the largest modules between them (auto); the same without opening
-    plain lists (block); or a module that calls no other (leaf). Ctrl-C, or an error, keeps the microbatch sizes that are finished.
+    A layer is a repeated block, such as a transformer block, or one of the largest modules between
+    them (auto); the same without opening plain lists (block); or a module that calls no other
+    (leaf). Ctrl-C, or an error, keeps the microbatch sizes that are finished.
 
     \b
     Example:
@@ -59,30 +116,55 @@ def command(model: str, output: str, assignments: tuple[str, ...], microbatch: s
     _heed_ctrl_c()
     documents.check_writable(output, force)
     sizes, arguments = _parse_sizes(microbatch), _parse_assignments(assignments)
-    measured = _measure(model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force)
-    profile.save(measured, output, force)
+    measured = _measure(
+        model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force
+    )
+    measured.save(output, force)
     _warn_of_hooks(measured)
     if output != "-":
         click.echo(render_sizes(measured))
-        click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100", err=True)
+        click.echo(
+            f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100",
+            err=True,
+        )
 
 
 def _heed_ctrl_c() -> None:
-    """Let SIGINT interrupt also where a shell started this in the background, and so had it ignored."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    """Let SIGINT interrupt also where a shell started this in the background, and so had it
+    ignored.
+    """
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _measure(model: str, arguments: dict[str, Any], name: str | None, options: dict[str, Any], output: str, force: bool) -> Profile:
-    """The profile; where measuring is stopped, what is finished is written before the command ends."""
+def _measure(
+    model: str,
+    arguments: dict[str, Any],
+    name: str | None,
+    options: dict[str, Any],
+    output: str,
+    force: bool,
+) -> Profile:
+    """The profile; where measuring is stopped, what is finished is written before the command
+    ends.
+    """
     from partopt.profiler import ProfilingStopped, find_model, profile_source
 
     try:
-        with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints is not our data
+        # what the model's own code prints is not our data
+        with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):
             told = partial(_tell_size, tell)
             return profile_source(find_model(model, arguments), name, progress=told, **options)
     except ProfilingStopped as stopped:
-        _keep(stopped.profile, "stopped by an error" if stopped.error else "interrupted", output, force)
+        _keep(
+            stopped.profile,
+            "stopped by an error" if stopped.error else "interrupted",
+            output,
+            force,
+        )
         if stopped.error is not None:
             raise stopped.error from stopped.error.__cause__
         raise SystemExit(130) from None
@@ -91,20 +173,30 @@ def _measure(model: str, arguments: dict[str, Any], name: str | None, options: d
 def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     """Write what is finished, and say so."""
     if finished is None:
-        click.echo(f"{why} before the first microbatch size was finished: nothing is written", err=True)
+        click.echo(
+            f"{why} before the first microbatch size was finished: nothing is written", err=True
+        )
         return
-    profile.save(finished, output, force)
+    finished.save(output, force)
     _warn_of_hooks(finished)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
 
 
 def _warn_of_hooks(measured: Profile) -> None:
-    """Warn of each size at which measuring cost so much that how the step is shared out is in doubt."""
+    """Warn of each size at which measuring cost so much that how the step is shared out is in
+    doubt.
+    """
     for each in measured.measured():
         if each.overhead_bound and each.overhead is not None:
-            cost = f"microbatch {each.microbatch_size}: the hooks cost {(each.overhead - 1) * 100:.0f} % of the step"
-            doubt = "the layers' shares are in doubt; larger units need fewer hooks: --granularity block, or --unit"
+            cost = (
+                f"microbatch {each.microbatch_size}: the hooks cost "
+                f"{(each.overhead - 1) * 100:.0f} % of the step"
+            )
+            doubt = (
+                "the layers' shares are in doubt; larger units need fewer hooks: "
+                "--granularity block, or --unit"
+            )
             warnings.warn(PartoptWarning(f"{cost}: {doubt}"), stacklevel=2)
 
 

@@ -12,7 +12,8 @@ from partopt.errors import PartoptError, did_you_mean
 @click.command(short_help="the JSON Schema of a file format")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling, simulation or verification.
+    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling, simulation or
+    verification.
 
     \b
     Example:
@@ -20,13 +21,13 @@ def command(name: str) -> None:
     """
     import msgspec
 
-    from partopt.plan import Plan
-    from partopt.profile import Profile
+    from partopt.documents.plan import Plan
+    from partopt.documents.profile import Profile
+    from partopt.documents.topology import TopologyFile
     from partopt.report.comparison import Comparison
     from partopt.report.scaling import Scaling
     from partopt.report.simulation import SimulationDocument
     from partopt.report.verification import Verification
-    from partopt.topology import TopologyFile
 
     documents = {
         "profile": Profile,

@@ -16,7 +16,7 @@ from partopt.cli import options, progress, whatif
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 
 if TYPE_CHECKING:
-    from partopt.plan import Plan
+    from partopt.documents.plan import Plan
     from partopt.report.simulation import SimulationDocument
     from partopt.simulator.judge import Simulation
 
@@ -28,14 +28,18 @@ _ASK_AGAIN_S = 0.2
 @click.command(short_help="execute a plan: where its time goes, and what would change it")
 @click.argument("plan")
 @whatif.what_if_options
-@options.output_options("the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)")
+@options.output_options(
+    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
+)
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
-    """Execute PLAN on the cluster for which it was made, or under other circumstances, and say where the time goes.
+    """Execute PLAN on the cluster for which it was made, or under other circumstances, and say
+    where the time goes.
 
-    Draws the timeline, splits the time of every device into work and kinds of waiting, and points at what costs most. Where something is
-    changed, stages stay as they are, and the plan's own prediction stands beside what becomes of it. Exits with 1 where the plan does not
-    fit the devices' memory.
+    Draws the timeline, splits the time of every device into work and kinds of waiting, and points
+    at what costs most. Where something is changed, stages stay as they are, and the plan's own
+    prediction stands beside what becomes of it. Exits with 1 where the plan does not fit the
+    devices' memory.
 
     \b
     Example:
@@ -44,15 +48,18 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --bandwidth cluster="100 Gb/s" --latency cluster="5 us"
       partopt simulate plan.json --schedule mine.csv
     """
-    from partopt import plan as documents
+    from partopt.documents.plan import Plan
     from partopt.report.simulation import document
     from partopt.simulator.advice import findings
 
     _check_output(output, force, as_json)
-    before = documents.load(plan)
+    before = Plan.load(plan)
     simulation = _in_background(_prepared(before, plan, given, _most_actions(output)))
     if simulation.makespan_s == 0:
-        raise PartoptError(f"{plan}: all that it does takes 0 s, there is nothing to see", "were its layers measured? partopt show")
+        raise PartoptError(
+            f"{plan}: all that it does takes 0 s, there is nothing to see",
+            "were its layers measured? partopt show",
+        )
     found = findings(simulation, simulation.plan.topology.device.memory_bytes)
     result = document(simulation, before, found)
     _show(simulation, before, result, as_json, output)
@@ -65,14 +72,19 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
-    """PartoptError for an output that could not be written, or of no known form, before any work is done."""
+    """PartoptError for an output that could not be written, or of no known form, before any work is
+    done.
+    """
     from partopt import documents
 
     if output == "-" and as_json:
         raise PartoptError("-o - --json: both print on standard output", "choose one of them")
     if output and _form(output) not in FORMS:
         raise PartoptError(
-            f"-o {output}: the extension chooses what is written, and this is none that partopt writes",
+            (
+                f"-o {output}: the extension chooses what is written, and this is none that "
+                "partopt writes"
+            ),
             "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
         )
     if output:
@@ -93,21 +105,29 @@ def _form(output: str) -> str:
 
 
 def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
-    """What is to be simulated: the plan under the options' circumstances. Raises PartoptError where it cannot be."""
+    """What is to be simulated: the plan under the options' circumstances.
+
+    Raises PartoptError where it cannot be.
+    """
     from partopt.schedules import SCHEDULES
     from partopt.simulator import simulation_of
 
     if whatif.own_order(given["schedule"]):
         return _own(plan, given, most)
     if given["schedule"] is None and plan.schedule not in SCHEDULES:
-        raise PartoptError(f'{path}: schedule: there is no "{plan.schedule}"', did_you_mean(plan.schedule, SCHEDULES))
+        raise PartoptError(
+            f'{path}: schedule: there is no "{plan.schedule}"',
+            did_you_mean(plan.schedule, SCHEDULES),
+        )
     changed, passing = whatif.changed(plan, given, most), given["microbatches"]
 
     def run() -> Simulation:
         try:
             return simulation_of(changed, passing)
         except PartoptError as error:
-            hint = "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
+            hint = (
+                "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
+            )
             raise PartoptError(f"{path}: {changed.schedule}: {error.message}", hint) from None
 
     return run
@@ -123,9 +143,13 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
     path = given["schedule"]
     for flag in ("warmup", "allreduce"):
         if given[flag] is not None:
-            raise PartoptError(f"--{flag}: the order in {path} says itself what is done when", f"drop --{flag}")
+            raise PartoptError(
+                f"--{flag}: the order in {path} says itself what is done when", f"drop --{flag}"
+            )
     text = read_bytes(path).decode(errors="replace")
-    changed = restated(plan, topology=whatif.network(plan.topology, given), comm=given["comm"] or plan.comm)
+    changed = restated(
+        plan, topology=whatif.network(plan.topology, given), comm=given["comm"] or plan.comm
+    )
     try:
         M = given["microbatches"] or microbatches_in(text, plan)
         whatif.check_size(plan, path, M, most)
@@ -142,7 +166,9 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
 
 
 def _in_background(work: Callable[[], Simulation]) -> Simulation:
-    """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait for it."""
+    """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait for
+    it.
+    """
     done: list[Simulation] = []
     failed: list[Exception] = []
 
@@ -163,7 +189,13 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
     return done[0]
 
 
-def _show(simulation: Simulation, before: Plan, result: SimulationDocument, as_json: bool, output: str | None) -> None:
+def _show(
+    simulation: Simulation,
+    before: Plan,
+    result: SimulationDocument,
+    as_json: bool,
+    output: str | None,
+) -> None:
     from partopt import documents
     from partopt.report.simulation import render
 
@@ -187,7 +219,9 @@ def _write(simulation: Simulation, output: str, force: bool) -> None:
 
     form = _form(output)
     if form == ".json":
-        documents.write_bytes(output, b"".join(trace.write(simulation.timeline, simulation.plan)), force)
+        documents.write_bytes(
+            output, b"".join(trace.write(simulation.timeline, simulation.plan)), force
+        )
     elif form == ".csv":
         layout = layout_of(simulation.plan, simulation.microbatches)
         documents.write_bytes(output, to_csv(simulation.order, layout).encode(), force)
@@ -210,7 +244,12 @@ def _does_not_fit(result: SimulationDocument, simulation: Simulation) -> Partopt
 
     limit = simulation.plan.topology.device.memory_bytes
     assert limit is not None
-    over = f"rank {int(simulation.peak_memory_bytes.argmax())} needs {format_bytes(result.peak_memory_bytes)}"
+    over = (
+        f"rank {int(simulation.peak_memory_bytes.argmax())} needs "
+        f"{format_bytes(result.peak_memory_bytes)}"
+    )
     more = format_bytes(result.peak_memory_bytes - limit)
     hint = next((finding.change for finding in result.advice if finding.kind == "memory"), "")
-    return PartoptError(f"the plan does not fit: {over}, {more} more than there is", hint, ANSWER_IS_NO)
+    return PartoptError(
+        f"the plan does not fit: {over}, {more} more than there is", hint, ANSWER_IS_NO
+    )

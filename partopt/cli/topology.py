@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import click
 
-from partopt import documents, shipped
+from partopt import documents
 from partopt.cli import options
+from partopt.documents import shipped
 
 
-@click.group(short_help="list and show the topologies that come with partopt", no_args_is_help=False)
+@click.group(
+    short_help="list and show the topologies that come with partopt", no_args_is_help=False
+)
 def command() -> None:
     """List and show topologies.
 
@@ -31,7 +34,11 @@ def list_() -> None:
     from partopt.report.topology import summary
 
     rows = [summary(name, options.load_topology(name)) for name in shipped.names("topologies")]
-    click.echo(table(["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)))
+    click.echo(
+        table(
+            ["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)
+        )
+    )
     click.echo("next:    partopt topology show NAME", err=True)
 
 
@@ -47,12 +54,15 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
       partopt topology show dgx-h100 --servers 4
       partopt topology show v100-pcie --yaml > cluster.yaml
     """
+    from partopt.documents.topology import dump
     from partopt.report.topology import render
-    from partopt.topology import dump
 
     loaded = options.load_topology(topology, servers)
     if as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
-        click.echo(dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(), nl=False)
+        click.echo(
+            dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(),
+            nl=False,
+        )
     else:
         click.echo(render(loaded))

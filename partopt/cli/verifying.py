@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partopt import shipped
 from partopt.cli import options, progress
+from partopt.documents import shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt.plan import Plan
-    from partopt.profile import Profile
+    from partopt.documents.plan import Plan
+    from partopt.documents.profile import Profile
 
 
 def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
-    """Print every check of `plan`, which `file` holds. PartoptError where one fails, or without `profile` no shipped one is its own."""
+    """Print every check of `plan`, which `file` holds.
+
+    PartoptError where one fails, or without `profile` no shipped one is its own.
+    """
     from partopt import documents
     from partopt.report.verification import render, verification
     from partopt.search import verify as checking
@@ -30,7 +33,11 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     else:
         click.echo(render(found))
     if not found.verified:
-        hint = "give the plan's own: --profile FILE" if "profile" in found.failed else "plan it anew: partopt plan"
+        hint = (
+            "give the plan's own: --profile FILE"
+            if "profile" in found.failed
+            else "plan it anew: partopt plan"
+        )
         raise PartoptError(f"{file}: not verified: {', '.join(found.failed)}", hint, ANSWER_IS_NO)
     if not as_json:
         click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
@@ -42,4 +49,7 @@ def _shipped(plan: Plan, file: str) -> Profile:
         loaded = options.load_profile(name)
         if loaded.sha256() == plan.profile.sha256:
             return loaded
-    raise PartoptError(f"{file}: its profile, of {plan.profile.name}, does not come with partopt", "say where it is: --profile FILE")
+    raise PartoptError(
+        f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
+        "say where it is: --profile FILE",
+    )

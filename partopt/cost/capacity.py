@@ -1,7 +1,9 @@
-"""What a run of consecutive ranks can carry: the costs of `partopt.cost.links`, tabulated for every run that a planner may choose.
+"""What a run of consecutive ranks can carry: the costs of `partopt.cost.links`, tabulated for every
+run that a planner may choose.
 
-Runs whose first ranks differ by whole level-(L-1) components cross the same levels and span as many members, so a run is described by its
-shape: the place of its first rank inside such a component, and its length.
+Runs whose first ranks differ by whole level-(L-1) components cross the same levels and span as many
+members, so a run is described by its shape: the place of its first rank inside such a component,
+and its length.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.topology import Topology
+from partopt.documents.topology import Topology
 
-# L      levels; group[k] is the number of ranks of a level-k component, group[0] = 1 and group[L] = P
+# L      levels; group[k] is the number of ranks of a level-k component, group[0] = 1 and group[L] =
+#        P
 # G      ranks of a level-(L-1) component: shapes repeat with it
 # rho    first rank of a run, modulo G
 # r      ranks of a run
@@ -22,8 +25,10 @@ from partopt.topology import Topology
 
 
 class Shapes(NamedTuple):
-    """Rates of the runs of every shape. The all-reduce of x bytes takes `slope * x + latency` seconds; a side of a cut of x bytes holds its
-    ports for `x / side` seconds, and the devices that wait for it for `x / exchange`.
+    """Rates of the runs of every shape.
+
+    The all-reduce of x bytes takes `slope * x + latency` seconds; a side of a cut of x bytes holds
+    its ports for `x / side` seconds, and the devices that wait for it for `x / exchange`.
     """
 
     group: NDArray[np.int64]  # shape (L+1,)
@@ -39,14 +44,22 @@ def shapes_of(topology: Topology) -> Shapes:
     group = np.array([topology.group_size(k) for k in range(len(levels) + 1)])
     G = int(group[-2])
     tables = np.zeros((2, G, P + 1)), np.ones((2, len(levels), G, P + 1))
-    rates = np.array([[level.bandwidth_bytes_per_s, level.links, level.latency_s, level.bus] for level in levels], dtype=np.float64)
+    rates = np.array(
+        [
+            [level.bandwidth_bytes_per_s, level.links, level.latency_s, level.bus]
+            for level in levels
+        ],
+        dtype=np.float64,
+    )
     _fill(group, rates, *tables)
     return Shapes(group, tables[0][0], tables[0][1], tables[1][0], tables[1][1])
 
 
 @compiled()
 def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
-    """Fill slope and latency (`ring`), side and exchange (`ports`) from the levels' bandwidth, links, latency and bus (`rates`)."""
+    """Fill slope and latency (`ring`), side and exchange (`ports`) from the levels' bandwidth,
+    links, latency and bus (`rates`).
+    """
     L, G, P = len(rates), ring.shape[1], ring.shape[2] - 1
     for rho in range(G):
         for r in range(1, P + 1):
@@ -55,7 +68,11 @@ def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
                 if not _crosses(first, last, group[k - 1], group[k]):
                     continue
                 span = k
-                sharers = _fullest(first // group[k - 1], last // group[k - 1], group[k] // group[k - 1]) if rates[k - 1, 3] else 1
+                sharers = (
+                    _fullest(first // group[k - 1], last // group[k - 1], group[k] // group[k - 1])
+                    if rates[k - 1, 3]
+                    else 1
+                )
                 seconds = 2 * (r - 1) / r * sharers / (rates[k - 1, 0] * rates[k - 1, 1])
                 ring[0, rho, r] = max(ring[0, rho, r], seconds)
                 ring[1, rho, r] = max(ring[1, rho, r], 2 * (r - 1) * rates[k - 1, 2])
@@ -69,14 +86,18 @@ def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _crosses(first, last, inner, outer):  # type: ignore[no-untyped-def]
-    """Whether a border between two members of one component, of `inner` and `outer` ranks, lies between two ranks."""
+    """Whether a border between two members of one component, of `inner` and `outer` ranks, lies
+    between two ranks.
+    """
     border = (first // inner + 1) * inner
     return border <= last and (border % outer > 0 or (inner < outer and border + inner <= last))
 
 
 @compiled()
 def _fullest(first, last, size):  # type: ignore[no-untyped-def]
-    """Of the consecutive members `first` to `last`, how many lie in one component of `size` members, at most."""
+    """Of the consecutive members `first` to `last`, how many lie in one component of `size`
+    members, at most.
+    """
     if first // size == last // size:
         return last - first + 1
     if last // size - first // size > 1:
@@ -86,7 +107,9 @@ def _fullest(first, last, size):  # type: ignore[no-untyped-def]
 
 @compiled()
 def trees_of(leaves):  # type: ignore[no-untyped-def]
-    """Maxima over subtrees for `first_at_least`, of every row of `leaves`; shape (rows, 2 * size), the leaves in the second half."""
+    """Maxima over subtrees for `first_at_least`, of every row of `leaves`; shape (rows, 2 * size),
+    the leaves in the second half.
+    """
     rows, count = leaves.shape
     size = 1
     while size < count:
@@ -101,7 +124,9 @@ def trees_of(leaves):  # type: ignore[no-untyped-def]
 
 @compiled()
 def first_at_least(tree, start, least):  # type: ignore[no-untyped-def]
-    """The first leaf from `start` on that is `least` or more; the number of leaves where there is none."""
+    """The first leaf from `start` on that is `least` or more; the number of leaves where there is
+    none.
+    """
     size = len(tree) // 2
     if start >= size:
         return size

@@ -1,4 +1,6 @@
-"""The model as a chain of N layers at one microbatch size: what a range of layers computes, holds and keeps, and what crosses each cut."""
+"""The model as a chain of N layers at one microbatch size: what a range of layers computes, holds
+and keeps, and what crosses each cut.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,26 @@ from numpy.typing import NDArray
 
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.ranges import Group, RangeSum
-from partopt.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
+from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 
 # N        layers
 # b        samples in a microbatch
 # f, g     forward and backward seconds of a layer, for one microbatch
-# gw       the part of g that the gradients of the weights take; half of it where the profile does not tell
+# gw       the part of g that the gradients of the weights take; half of it where the profile does
+#          not tell
 # w        parameter bytes of a layer
-# a        bytes that cross a cut; cut c lies between layers c-1 and c, so a has N+1 entries and a[0] = a[N] = 0
+# a        bytes that cross a cut; cut c lies between layers c-1 and c, so a has N+1 entries and
+#          a[0] = a[N] = 0
 
 _SIXTEEN_BIT = {"bfloat16", "float16"}
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The layers of a profile at microbatch size b, as arrays. Seconds and bytes are for one microbatch."""
+    """The layers of a profile at microbatch size b, as arrays.
+
+    Seconds and bytes are for one microbatch.
+    """
 
     names: list[str]
     microbatch_size: int
@@ -40,7 +47,9 @@ class Chain:
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
-        """Seconds of the layers before each cut, shape (N+1,); `compute_s` is a difference of two."""
+        """Seconds of the layers before each cut, shape (N+1,); `compute_s` is a difference of
+        two.
+        """
         return np.concatenate([[0.0], np.cumsum(self.f + self.g)])
 
     @cached_property
@@ -58,7 +67,9 @@ class Chain:
         return self.parameter_bytes.groups
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
-        """`compute_prefix`, with every forward twice where activations are recomputed; shape (N+1,)."""
+        """`compute_prefix`, with every forward twice where activations are recomputed; shape
+        (N+1,).
+        """
         return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
 
     def forward_s(self, i: int, j: int) -> float:
@@ -66,13 +77,17 @@ class Chain:
         return float(self._forward_prefix[j] - self._forward_prefix[i])
 
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
-        """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where it is recomputed."""
+        """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where
+        it is recomputed.
+        """
         prefix = self.busy_prefix(recompute)
         return float(prefix[j] - prefix[i])
 
 
 def coarsened(chain: Chain, boundaries: Sequence[int]) -> Chain:
-    """The chain whose layers are the ranges between `boundaries`, which begin with 0 and end with N."""
+    """The chain whose layers are the ranges between `boundaries`, which begin with 0 and end with
+    N.
+    """
     starts = list(boundaries[:-1])
     return replace(
         chain,
@@ -87,15 +102,20 @@ def coarsened(chain: Chain, boundaries: Sequence[int]) -> Chain:
 
 
 def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
-    """The chain of `profile` at `microbatch_size`; left out, the measured size with the most samples/s on one device.
+    """The chain of `profile` at `microbatch_size`; left out, the measured size with the most
+    samples/s on one device.
 
-    Raises PartoptError for a size that was not measured and does not lie between two that were, or that ran out of memory.
+    Raises PartoptError for a size that was not measured and does not lie between two that were, or
+    that ran out of memory.
     """
     size = best_microbatch_size(profile) if microbatch_size is None else microbatch_size
     measurement = measurement_at(profile, size)
     tensors = measurement.tensors or _chain_tensors(measurement)
     stash = measurement.stash_groups or _output_stash(tensors)
-    own = [layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in profile.layers]
+    own = [
+        layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters)
+        for layer in profile.layers
+    ]
     return Chain(
         names=[layer.name for layer in profile.layers],
         microbatch_size=size,
@@ -104,7 +124,9 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
         a=_cut_bytes(tensors, len(profile.layers)),
         parameter_bytes=RangeSum(own, _tied(profile)),
-        stash_bytes=RangeSum([0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]),
+        stash_bytes=RangeSum(
+            [0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]
+        ),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )
@@ -121,22 +143,39 @@ def _tied(profile: Profile) -> list[Group]:
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, members in layers.items():
         groups.setdefault(tuple(members), []).append(name)
-    return [Group(members, sum(size_bytes[name] for name in names), names) for members, names in groups.items()]
+    return [
+        Group(members, sum(size_bytes[name] for name in names), names)
+        for members, names in groups.items()
+    ]
 
 
 def _weight_gradient_s(layer: LayerMeasurement) -> float:
-    """The part of a layer's backward that its weights' gradients take; half of it where the parts were not measured."""
-    return layer.backward_s / 2 if layer.backward_input_s is None else layer.backward_s - layer.backward_input_s
+    """The part of a layer's backward that its weights' gradients take; half of it where the parts
+    were not measured.
+    """
+    return (
+        layer.backward_s / 2
+        if layer.backward_input_s is None
+        else layer.backward_s - layer.backward_input_s
+    )
 
 
 def _chain_tensors(measurement: Measurement) -> list[Tensor]:
     """A profile without tensors is a chain: each layer's output goes to the next."""
-    return [Tensor(producer=index, consumers=[index + 1], bytes=layer.output_bytes) for index, layer in enumerate(measurement.layers[:-1])]
+    return [
+        Tensor(producer=index, consumers=[index + 1], bytes=layer.output_bytes)
+        for index, layer in enumerate(measurement.layers[:-1])
+    ]
 
 
 def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
-    """Where no stash was measured, every tensor that crosses layers is taken to be kept by its producer and its consumers."""
-    return [StashGroup(layers=[tensor.producer, *tensor.consumers], bytes=tensor.bytes) for tensor in tensors]
+    """Where no stash was measured, every tensor that crosses layers is taken to be kept by its
+    producer and its consumers.
+    """
+    return [
+        StashGroup(layers=[tensor.producer, *tensor.consumers], bytes=tensor.bytes)
+        for tensor in tensors
+    ]
 
 
 def _cut_bytes(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:

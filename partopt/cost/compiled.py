@@ -9,7 +9,9 @@ from numba import njit
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's njit with its cache on disk; without the cache where no folder can be written, as in a read-only installation."""
+    """numba's njit with its cache on disk; without the cache where no folder can be written, as in
+    a read-only installation.
+    """
 
     def compile_(function: Callable[..., Any]) -> Any:
         try:

@@ -1,6 +1,8 @@
-"""Formulas of a stage for compiled code: what a range of layers sums up to, its memory, and the fewest replicas that it takes.
+"""Formulas of a stage for compiled code: what a range of layers sums up to, its memory, and the
+fewest replicas that it takes.
 
-The formulas are those of `partopt.cost.memory`, `partopt.cost.flight` and `partopt.cost.period`; tests hold them together.
+The formulas are those of `partopt.cost.memory`, `partopt.cost.flight` and `partopt.cost.period`;
+tests hold them together.
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ _SCHEDULES = {
 
 
 class Tied(NamedTuple):
-    """The tied layers, for compiled code: `exchanged_s` adds up what the stages that hold some of them exchange."""
+    """The tied layers, for compiled code: `exchanged_s` adds up what the stages that hold some of
+    them exchange.
+    """
 
     before: NDArray[np.int64]  # members of each group before each cut, shape (groups, N+1)
-    seconds: NDArray[np.float64]  # of the exchange, by the members that a stage holds, shape (groups, most members + 1)
+    # of the exchange, by the members that a stage holds, shape (groups, most members + 1)
+    seconds: NDArray[np.float64]
 
 
 class Layers(NamedTuple):
     """The chain and what holds for every stage of it."""
 
-    compute: NDArray[np.float64]  # seconds before each cut, shape (2, N+1): without recomputation and with it
+    # seconds before each cut, shape (2, N+1): without recomputation and with it
+    compute: NDArray[np.float64]
     cuts: NDArray[np.float64]  # bytes, shape (N+1,)
     weights: Differences
     stash: Differences
@@ -55,9 +61,11 @@ class Layers(NamedTuple):
     first_mode: int  # stages may run from this mode to that: 0 activations kept, 1 recomputed
     last_mode: int
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
-    extra: NDArray[np.int64]  # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
+    # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
+    extra: NDArray[np.int64]
     depth: int  # stages of all, at the most, where what is in flight depends on them
-    apart: bool  # stages recompute while they wait, so that passing a microbatch on takes no recomputation
+    # stages recompute while they wait, so that passing a microbatch on takes no recomputation
+    apart: bool
     tied: Tied
 
 
@@ -89,7 +97,10 @@ def tied_of(problem: Problem) -> Tied:
     """The tied layers of a problem."""
     groups, cuts = problem.chain.tied, np.arange(problem.chain.layers + 1)
     most = max((len(group.members) for group in groups), default=0)
-    before, seconds = np.zeros((len(groups), len(cuts)), np.int64), np.zeros((len(groups), most + 1))
+    before, seconds = (
+        np.zeros((len(groups), len(cuts)), np.int64),
+        np.zeros((len(groups), most + 1)),
+    )
     for g, group in enumerate(groups):
         before[g] = np.searchsorted(group.members, cuts)
         for held in range(1, len(group.members)):
@@ -98,7 +109,9 @@ def tied_of(problem: Problem) -> Tied:
 
 
 def replica_counts(problem: Problem) -> list[tuple[int, int]]:
-    """The least and the most replicas that every stage may have, one pair for each count of `uniform`."""
+    """The least and the most replicas that every stage may have, one pair for each count of
+    `uniform`.
+    """
     P = problem.topology.devices
     if problem.replication == FREE and problem.schedule != "zb-h1":
         return [(1, P)]
@@ -118,7 +131,9 @@ def between(sums, i, j):  # type: ignore[no-untyped-def]
 
 @compiled()
 def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
-    """Seconds for a stage [i, j) to exchange the gradients of tied parameters: `partopt.cost.period.tied_exchange_s`."""
+    """Seconds for a stage [i, j) to exchange the gradients of tied parameters:
+    `partopt.cost.period.tied_exchange_s`.
+    """
     seconds = 0.0
     for group in range(len(tied.before)):
         seconds += tied.seconds[group, tied.before[group, j] - tied.before[group, i]]
@@ -128,7 +143,9 @@ def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
 def exchanged_table(tied: Tied) -> NDArray[np.float64]:
     """`exchanged_s` of every i and j, shape (N+1, N+1); where j < i without meaning."""
     held = tied.before[:, None, :] - tied.before[:, :, None]
-    seconds: NDArray[np.float64] = np.take_along_axis(tied.seconds[:, None, :], np.maximum(held, 0), axis=2).sum(axis=0)
+    seconds: NDArray[np.float64] = np.take_along_axis(
+        tied.seconds[:, None, :], np.maximum(held, 0), axis=2
+    ).sum(axis=0)
     return seconds
 
 
@@ -141,10 +158,18 @@ def passed_s(layers, i, j, mode):  # type: ignore[no-untyped-def]
 
 @compiled()
 def memory_bytes(layers, W, stash, before, after, F, mode):  # type: ignore[no-untyped-def]
-    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`; `before` and `after` are its cuts' bytes."""
+    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`;
+    `before` and `after` are its cuts' bytes.
+    """
     versions = F if layers.schedule == PIPEDREAM else (2 if layers.schedule == TWO_BUFFERED else 1)
     kept = F * before + stash if mode else F * stash
-    return np.rint(versions * W) + np.rint(W) + np.rint(layers.optimizer * W) + np.rint(kept) + np.rint(F * (before + after))
+    return (
+        np.rint(versions * W)
+        + np.rint(W)
+        + np.rint(layers.optimizer * W)
+        + np.rint(kept)
+        + np.rint(F * (before + after))
+    )
 
 
 @compiled()
@@ -153,8 +178,12 @@ def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-un
     if layers.memory == np.inf:
         return NEVER
     none = memory_bytes(layers, W, stash, before, after, 0, mode)
-    each = before + after + (before if mode else stash) + (W if layers.schedule == PIPEDREAM else 0.0)
-    if none > layers.memory or (each == 0.0 and memory_bytes(layers, W, stash, before, after, 1, mode) > layers.memory):
+    each = (
+        before + after + (before if mode else stash) + (W if layers.schedule == PIPEDREAM else 0.0)
+    )
+    if none > layers.memory or (
+        each == 0.0 and memory_bytes(layers, W, stash, before, after, 1, mode) > layers.memory
+    ):
         return 0
     if each == 0.0:
         return NEVER
@@ -166,7 +195,9 @@ def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-un
 
 @compiled()
 def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which a stage has at most F in flight, R devices behind it: `partopt.cost.flight.in_flight`."""
+    """The fewest replicas with which a stage has at most F in flight, R devices behind it:
+    `partopt.cost.flight.in_flight`.
+    """
     if F < 1:
         return NEVER
     if F == NEVER:
@@ -185,8 +216,9 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
 def replicas_to_keep_pace(layers, C, passed, pace):  # type: ignore[no-untyped-def]
     """The fewest replicas with which C seconds of compute keep the pace.
 
-    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C - `passed` within `pace`, which is by how much the stage takes
-    longer for all of its microbatches than to pass the first on.
+    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C - `passed` within `pace`,
+    which is by how much the stage takes longer for all of its microbatches than to pass the first
+    on.
     """
     if C <= 0.0:
         return 1

@@ -1,4 +1,6 @@
-"""Seconds that data takes on the links of a topology: transfers between two devices, sides of a cut, all-reduces."""
+"""Seconds that data takes on the links of a topology: transfers between two devices, sides of a
+cut, all-reduces.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from partopt.topology import Level, Topology
+from partopt.documents.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
 # lambda_k   seconds of latency of level k
@@ -15,7 +17,9 @@ from partopt.topology import Level, Topology
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
-    """Seconds for `size_bytes` from one device to another whose lowest common level is `k`: lambda_k + x / beta_k, on one link."""
+    """Seconds for `size_bytes` from one device to another whose lowest common level is `k`:
+    lambda_k + x / beta_k, on one link.
+    """
     level = topology.levels[k - 1]
     return level.latency_s + size_bytes / level.bandwidth_bytes_per_s
 
@@ -29,64 +33,93 @@ def levels_crossed(ranks: Sequence[int], topology: Topology) -> list[int]:
 
 
 def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
-    """Consecutive ranks part at level k where a multiple of the size of its members, and not of its own size, lies inside the run."""
+    """Consecutive ranks part at level k where a multiple of the size of its members, and not of its
+    own size, lies inside the run.
+    """
     crossed = []
     for k in range(1, len(topology.levels) + 1):
         inner, outer = topology.group_size(k - 1), topology.group_size(k)
         first = (ranks.start // inner + 1) * inner
-        crossed += [k] if any(border % outer for border in range(first, min(ranks.stop, first + 2 * inner), inner)) else []
+        crossed += (
+            [k]
+            if any(
+                border % outer for border in range(first, min(ranks.stop, first + 2 * inner), inner)
+            )
+            else []
+        )
     return crossed
 
 
 def ring_loads(size_bytes: float, ranks: Sequence[int], topology: Topology) -> dict[int, float]:
-    """Seconds for which a ring all-reduce of `size_bytes` over `ranks` keeps its members' ports busy, at each level k that it crosses.
+    """Seconds for which a ring all-reduce of `size_bytes` over `ranks` keeps its members' ports
+    busy, at each level k that it crosses.
 
-    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data, on all of the level's links; those of the
-    group that sit on one bus share it, all r on a single level.
+    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data, on
+    all of the level's links; those of the group that sit on one bus share it, all r on a single
+    level.
     """
     r = len(ranks)
     loads = {}
     for k in levels_crossed(ranks, topology) if r > 1 else []:
         level = topology.levels[k - 1]
-        loads[k] = _ring_load_s(size_bytes, r, _sharing_a_bus(ranks, k, topology) if level.bus else 1, level)
+        loads[k] = _ring_load_s(
+            size_bytes, r, _sharing_a_bus(ranks, k, topology) if level.bus else 1, level
+        )
     return loads
 
 
 def _ring_load_s(size_bytes: float, r: int, sharers: int, level: Level) -> float:
-    """Seconds for which a ring of r keeps the ports of a level busy, a port for each `sharers` of them."""
+    """Seconds for which a ring of r keeps the ports of a level busy, a port for each `sharers` of
+    them.
+    """
     return 2 * (r - 1) / r * size_bytes * sharers / (level.bandwidth_bytes_per_s * level.links)
 
 
 def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds that the steps of a ring over `ranks` wait: 2(r-1) steps, each for the largest latency crossed; 0 for one rank."""
+    """Seconds that the steps of a ring over `ranks` wait: 2(r-1) steps, each for the largest
+    latency crossed; 0 for one rank.
+    """
     crossed = levels_crossed(ranks, topology) if len(ranks) > 1 else []
-    return 2 * (len(ranks) - 1) * max((topology.levels[k - 1].latency_s for k in crossed), default=0.0)
+    return (
+        2 * (len(ranks) - 1) * max((topology.levels[k - 1].latency_s for k in crossed), default=0.0)
+    )
 
 
 def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds for a ring all-reduce of `size_bytes` over `ranks`: the load of the narrowest level that it crosses, and its latency."""
-    return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(ranks, topology)
+    """Seconds for a ring all-reduce of `size_bytes` over `ranks`: the load of the narrowest level
+    that it crosses, and its latency.
+    """
+    return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(
+        ranks, topology
+    )
 
 
 def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
-    """Seconds for `holders` stages to exchange the gradients of `size_bytes` of tied parameters: a ring, as in `allreduce_s`.
+    """Seconds for `holders` stages to exchange the gradients of `size_bytes` of tied parameters: a
+    ring, as in `allreduce_s`.
 
-    Where the other holders will lie is not known when a stage is chosen, so the ring is taken to cross the outermost level on which devices
-    part, one holder on each of its members, all on one bus where it is one. 0 for one holder, and on one device.
+    Where the other holders will lie is not known when a stage is chosen, so the ring is taken to
+    cross the outermost level on which devices part, one holder on each of its members, all on one
+    bus where it is one. 0 for one holder, and on one device.
     """
     k = topology.outermost_level
     if k == 0:
         return 0.0
     level = topology.levels[k - 1]
-    return _ring_load_s(size_bytes, holders, holders if level.bus else 1, level) + 2 * (holders - 1) * level.latency_s
+    return (
+        _ring_load_s(size_bytes, holders, holders if level.bus else 1, level)
+        + 2 * (holders - 1) * level.latency_s
+    )
 
 
 def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2 a / beta_K on each bus.
+    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2
+    a / beta_K on each bus.
 
-    `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q members of level K-1, each with a port of
-    its own, among which its replicas take turns. Activations and gradients go in opposite directions, which only a bus must share; the
-    copies of a nested pipeline have a bus each. Level 0, a device passing to itself, costs nothing.
+    `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q
+    members of level K-1, each with a port of its own, among which its replicas take turns.
+    Activations and gradients go in opposite directions, which only a bus must share; the copies of
+    a nested pipeline have a bus each. Level 0, a device passing to itself, costs nothing.
     """
     if k == 0:
         return 0.0
@@ -97,12 +130,16 @@ def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -
 
 
 def exchange_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for an activation and a gradient to pass one side of a cut, one after the other; see `side_s`."""
+    """Seconds per microbatch for an activation and a gradient to pass one side of a cut, one after
+    the other; see `side_s`.
+    """
     return side_s(cut_bytes, ranks, k, topology) * (1 if k and topology.levels[k - 1].bus else 2)
 
 
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:
-    """Of the level-(k-1) members that hold some of `ranks`, how many share the fullest level-k bus."""
+    """Of the level-(k-1) members that hold some of `ranks`, how many share the fullest level-k
+    bus.
+    """
     members = {rank // topology.group_size(k - 1) for rank in ranks}
     return max(Counter(member // topology.levels[k - 1].size for member in members).values())
 

@@ -1,9 +1,11 @@
-"""Bytes on each device of a stage: weights in all their versions, gradients, optimizer state, activations, receive buffers."""
+"""Bytes on each device of a stage: weights in all their versions, gradients, optimizer state,
+activations, receive buffers.
+"""
 
 from __future__ import annotations
 
 from partopt.cost.chain import Chain
-from partopt.plan import Memory
+from partopt.documents.plan import Memory
 
 # W   parameter bytes of the stage
 # V   weight versions
@@ -13,26 +15,54 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 def optimizer_bytes(parameter_bytes: float, optimizer: str, sixteen_bit: bool) -> float:
-    """State of the optimizer: its moments, and for 16-bit parameters an fp32 master copy; both are 32-bit, so twice W each there."""
+    """State of the optimizer: its moments, and for 16-bit parameters an fp32 master copy; both are
+    32-bit, so twice W each there.
+    """
     if not sixteen_bit:
         return MOMENTS[optimizer] * parameter_bytes
     return (MOMENTS[optimizer] + 1) * 2 * parameter_bytes
 
 
-def stage_memory(chain: Chain, i: int, j: int, in_flight: int, weight_versions: int, optimizer: str, recompute: bool) -> Memory:
+def stage_memory(
+    chain: Chain,
+    i: int,
+    j: int,
+    in_flight: int,
+    weight_versions: int,
+    optimizer: str,
+    recompute: bool,
+) -> Memory:
     """Bytes on each device that holds layers [i, j), by what they are for."""
     weights = chain.parameter_bytes(i, j)
     state = optimizer_bytes(weights, optimizer, chain.sixteen_bit)
-    return device_memory(weights, state, chain.stash_bytes(i, j), chain.a[i], chain.a[j], in_flight, weight_versions, recompute)
+    return device_memory(
+        weights,
+        state,
+        chain.stash_bytes(i, j),
+        chain.a[i],
+        chain.a[j],
+        in_flight,
+        weight_versions,
+        recompute,
+    )
 
 
 def device_memory(
-    weights: float, state: float, stash: float, inputs: float, outputs: float, in_flight: int, weight_versions: int, recompute: bool
+    weights: float,
+    state: float,
+    stash: float,
+    inputs: float,
+    outputs: float,
+    in_flight: int,
+    weight_versions: int,
+    recompute: bool,
 ) -> Memory:
-    """Bytes on a device whose stage has `weights` bytes of parameters and `state` of its optimizer, and of each microbatch `stash`.
+    """Bytes on a device whose stage has `weights` bytes of parameters and `state` of its optimizer,
+    and of each microbatch `stash`.
 
-    With `recompute` only the stage's input is kept for each microbatch in flight, and one microbatch's stash while it is recomputed. The
-    buffers are one per microbatch in flight for what each cut brings: activations from before, gradients from behind.
+    With `recompute` only the stage's input is kept for each microbatch in flight, and one
+    microbatch's stash while it is recomputed. The buffers are one per microbatch in flight for what
+    each cut brings: activations from before, gradients from behind.
     """
     parts = {
         "parameters_bytes": weight_versions * weights,

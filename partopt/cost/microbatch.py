@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 
 
 def best_microbatch_size(profile: Profile) -> int:
     """The measured size with the most samples/s on one device; of equal ones the smallest."""
 
     def seconds_per_sample(measurement: Measurement) -> float:
-        return sum(layer.forward_s + layer.backward_s for layer in measurement.layers) / measurement.microbatch_size
+        return (
+            sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
+            / measurement.microbatch_size
+        )
 
     return min(profile.measured(), key=seconds_per_sample).microbatch_size
 
 
 def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
-    """What was measured at `microbatch_size`, or a linear interpolation, layer by layer, between the two sizes around it."""
+    """What was measured at `microbatch_size`, or a linear interpolation, layer by layer, between
+    the two sizes around it.
+    """
     measured = profile.measured()
     sizes = [measurement.microbatch_size for measurement in measured]
     if microbatch_size in sizes:
@@ -30,7 +35,9 @@ def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
     if not sizes[0] < microbatch_size < sizes[-1]:
         raise PartoptError(
             f"microbatch size {microbatch_size} was not measured, and times are never extrapolated",
-            f"choose from {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"choose {sizes[0]}, or profile that size",
+            f"choose from {sizes[0]} to {sizes[-1]}"
+            if len(sizes) > 1
+            else f"choose {sizes[0]}, or profile that size",
         )
     above = next(index for index, size in enumerate(sizes) if size > microbatch_size)
     return _between(measured[above - 1], measured[above], microbatch_size)
@@ -53,7 +60,9 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
         )
     return Measurement(
         microbatch_size=size,
-        optimizer_s=None if low.optimizer_s is None or high.optimizer_s is None else mix(low.optimizer_s, high.optimizer_s),
+        optimizer_s=None
+        if low.optimizer_s is None or high.optimizer_s is None
+        else mix(low.optimizer_s, high.optimizer_s),
         layers=[
             LayerMeasurement(
                 forward_s=mix(a.forward_s, b.forward_s),
@@ -68,7 +77,8 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
             for a, b in zip(low.tensors, high.tensors, strict=True)
         ],
         stash_groups=[
-            StashGroup(layers=a.layers, bytes=mix_whole(a.bytes, b.bytes)) for a, b in zip(low.stash_groups, high.stash_groups, strict=True)
+            StashGroup(layers=a.layers, bytes=mix_whole(a.bytes, b.bytes))
+            for a, b in zip(low.stash_groups, high.stash_groups, strict=True)
         ],
     )
 

@@ -1,4 +1,6 @@
-"""Seconds per microbatch in steady state, and per iteration of a synchronous schedule, of a partition; and what binds it."""
+"""Seconds per microbatch in steady state, and per iteration of a synchronous schedule, of a
+partition; and what binds it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from partopt.cost.links import allreduce_s, exchange_s, side_s, tied_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.cost.ranges import Group
-from partopt.plan import Load, Plan
+from partopt.documents.plan import Load, Plan
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
@@ -18,8 +20,8 @@ from partopt.plan import Load, Plan
 def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
     """The level K of the cut before stage c, as the stage `of` (c-1 or c) sees it.
 
-    Contiguous: the lowest level that holds that stage and the neighbouring device. Nested: the level at which the two replicas of one
-    microbatch part, the same for all.
+    Contiguous: the lowest level that holds that stage and the neighbouring device. Nested: the
+    level at which the two replicas of one microbatch part, the same for all.
     """
     before, after = partition.stages[c - 1].ranks, partition.stages[c].ranks
     if partition.family != CONTIGUOUS:  # 0 where a device passes to itself, at the turn of a V
@@ -30,28 +32,40 @@ def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
 
 
 def compute_s(stage: Assignment, problem: Problem) -> float:
-    """C of a stage: forward and backward, and the forward once more where activations are recomputed."""
+    """C of a stage: forward and backward, and the forward once more where activations are
+    recomputed.
+    """
     return problem.chain.compute_s(stage.start, stage.stop, problem.recomputes(stage))
 
 
 def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, float, int]]:
-    """The cuts before and after stage s: number, bytes, and the level at which the stage sees it."""
+    """The cuts before and after stage s: number, bytes, and the level at which the stage sees
+    it.
+    """
     stage = partition.stages[s]
     cuts = [(s, stage.start)] if s > 0 else []
     cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
-    return [(c, float(problem.chain.a[layer]), cut_level(partition, c, s, problem)) for c, layer in cuts]
+    return [
+        (c, float(problem.chain.a[layer]), cut_level(partition, c, s, problem)) for c, layer in cuts
+    ]
 
 
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
-    """Everything that stage s keeps busy for each microbatch: its devices, its all-reduce, its sides of the cuts.
+    """Everything that stage s keeps busy for each microbatch: its devices, its all-reduce, its
+    sides of the cuts.
 
-    The all-reduce includes the exchange of the gradients of tied parameters with other stages, both once for a microbatch on each replica.
-    With serial transfers the devices also wait for every activation and gradient that their stage sends or receives.
+    The all-reduce includes the exchange of the gradients of tied parameters with other stages, both
+    once for a microbatch on each replica. With serial transfers the devices also wait for every
+    activation and gradient that their stage sends or receives.
     """
     ranks, topology = partition.stages[s].ranks, problem.topology
     r = len(ranks)
     cuts = cuts_of(partition, s, problem)
-    busy = Load("compute", s, sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)))
+    busy = Load(
+        "compute",
+        s,
+        sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)),
+    )
     if problem.serial_transfers and cuts:
         waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
         busy = Load("compute and transfers", s, busy.seconds + waiting)
@@ -60,7 +74,9 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
 
 
 def _together(partition: Partition, s: int) -> list[Assignment]:
-    """The stages on the devices of stage s: itself alone, unless its schedule gives a device several."""
+    """The stages on the devices of stage s: itself alone, unless its schedule gives a device
+    several.
+    """
     if partition.family in (CONTIGUOUS, NESTED):
         return [partition.stages[s]]
     device = partition.stages[s].ranks[0]
@@ -68,45 +84,70 @@ def _together(partition: Partition, s: int) -> list[Assignment]:
 
 
 def tied_groups(partition: Partition, s: int, problem: Problem) -> list[tuple[Group, int]]:
-    """The tied layers that stage s holds some of, its devices not all; and how many stages hold some of them.
+    """The tied layers that stage s holds some of, its devices not all; and how many stages hold
+    some of them.
 
-    These may be as many as there are layers elsewhere, and the stage itself: that is known of a stage by itself.
+    These may be as many as there are layers elsewhere, and the stage itself: that is known of a
+    stage by itself.
     """
     stage, found = partition.stages[s], []
     for group in problem.chain.tied:
         if any(stage.start <= layer < stage.stop for layer in group.members):
             held = _together(partition, s)
-            outside = sum(not any(own.start <= layer < own.stop for own in held) for layer in group.members)
+            outside = sum(
+                not any(own.start <= layer < own.stop for own in held) for layer in group.members
+            )
             found += [(group, 1 + outside)] if outside else []
     return found
 
 
 def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds for stage s to exchange the gradients of tied parameters with the other stages that hold them."""
-    return sum((tied_s(group.size, holders, problem.topology) for group, holders in tied_groups(partition, s, problem)), 0.0)
+    """Seconds for stage s to exchange the gradients of tied parameters with the other stages that
+    hold them.
+    """
+    return sum(
+        (
+            tied_s(group.size, holders, problem.topology)
+            for group, holders in tied_groups(partition, s, problem)
+        ),
+        0.0,
+    )
 
 
 def _gradients_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds for stage s to exchange gradients: over its replicas, and those of tied parameters with other stages."""
+    """Seconds for stage s to exchange gradients: over its replicas, and those of tied parameters
+    with other stages.
+    """
     stage = partition.stages[s]
     weights = problem.chain.parameter_bytes(stage.start, stage.stop)
-    return allreduce_s(weights, stage.ranks, problem.topology) + tied_exchange_s(partition, s, problem)
+    return allreduce_s(weights, stage.ranks, problem.topology) + tied_exchange_s(
+        partition, s, problem
+    )
 
 
 def binding(partition: Partition, problem: Problem) -> Load:
-    """The largest load per microbatch, of equal ones the first: the period of an asynchronous schedule, what paces a synchronous one.
+    """The largest load per microbatch, of equal ones the first: the period of an asynchronous
+    schedule, what paces a synchronous one.
 
-    A synchronous schedule exchanges gradients once an iteration, so that its all-reduces pace nothing.
+    A synchronous schedule exchanges gradients once an iteration, so that its all-reduces pace
+    nothing.
     """
-    loads = (load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem))
-    return max((load for load in loads if problem.microbatches is None or load.what != "all-reduce"), key=lambda load: load.seconds)
+    loads = (
+        load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem)
+    )
+    return max(
+        (load for load in loads if problem.microbatches is None or load.what != "all-reduce"),
+        key=lambda load: load.seconds,
+    )
 
 
 def fullest(partition: Partition, problem: Problem) -> list[Load]:
-    """Of each kind of load the largest, of equal ones the first; none that takes no time. A plan carries them.
+    """Of each kind of load the largest, of equal ones the first; none that takes no time.
 
-    A synchronous schedule exchanges gradients once an iteration, a microbatch's share of which is an M-th. The naive schedule keeps one
-    thing busy at a time, so that none stands beside another.
+    A plan carries them.
+
+    A synchronous schedule exchanges gradients once an iteration, a microbatch's share of which is
+    an M-th. The naive schedule keeps one thing busy at a time, so that none stands beside another.
     """
     found: dict[str, Load] = {}
     for s, stage in enumerate(partition.stages if problem.schedule != "naive" else []):
@@ -121,64 +162,96 @@ def fullest(partition: Partition, problem: Problem) -> list[Load]:
 def iteration_s(partition: Partition, problem: Problem) -> float:
     """Seconds for one iteration of a synchronous schedule with M microbatches.
 
-    For the stage that makes it longest: every other stage passes one microbatch on, C each, and this one works through all of them; then
-    the gradients are exchanged and the weights updated. Without replication that is sum of t + (M-1) max t. GPipe recomputes while it
-    waits, so that passing on takes no recomputation. The naive schedule overlaps nothing but replicas: the sum of ceil(M / r) C. With v
-    stages on a device the pipeline is filled in a v-th of the time; what the zero-bubble schedules save beyond that is left to the
-    simulator.
+    For the stage that makes it longest: every other stage passes one microbatch on, C each, and
+    this one works through all of them; then the gradients are exchanged and the weights updated.
+    Without replication that is sum of t + (M-1) max t. GPipe recomputes while it waits, so that
+    passing on takes no recomputation. The naive schedule overlaps nothing but replicas: the sum of
+    ceil(M / r) C. With v stages on a device the pipeline is filled in a v-th of the time; what the
+    zero-bubble schedules save beyond that is left to the simulator.
     """
     passing, others, update = parts_of_iteration(partition, problem)
     return passing + others + update
 
 
 def objective_s(partition: Partition, problem: Problem) -> float:
-    """What is minimised: the period of an asynchronous schedule, the iteration of a synchronous one."""
-    return binding(partition, problem).seconds if problem.microbatches is None else iteration_s(partition, problem)
+    """What is minimised: the period of an asynchronous schedule, the iteration of a synchronous
+    one.
+    """
+    return (
+        binding(partition, problem).seconds
+        if problem.microbatches is None
+        else iteration_s(partition, problem)
+    )
 
 
 def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, float, float]:
-    """The addends of `iteration_s`: one microbatch's pass, what the stage that paces takes for the others, and the largest update."""
+    """The addends of `iteration_s`: one microbatch's pass, what the stage that paces takes for the
+    others, and the largest update.
+    """
     M = problem.microbatches
     assert M is not None
     computes = [compute_s(stage, problem) for stage in partition.stages]
     update = max(_update_s(partition, s, problem) for s in range(len(partition.stages)))
     if problem.schedule == "naive":
         turns = [-(-M // len(stage.ranks)) for stage in partition.stages]
-        return sum(count * seconds for count, seconds in zip(turns, computes, strict=True)), 0.0, update
+        return (
+            sum(count * seconds for count, seconds in zip(turns, computes, strict=True)),
+            0.0,
+            update,
+        )
     apart = problem.schedule == "gpipe"
-    passing = [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages] if apart else computes
+    passing = (
+        [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages]
+        if apart
+        else computes
+    )
     chunks = len(_together(partition, 0))
-    return sum(passing) / chunks, max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)), update
+    return (
+        sum(passing) / chunks,
+        max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)),
+        update,
+    )
 
 
 def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
-    """Seconds for stage s to work through M microbatches: its fullest replica gets ceil(M / r) of them, its cuts carry all."""
+    """Seconds for stage s to work through M microbatches: its fullest replica gets ceil(M / r) of
+    them, its cuts carry all.
+    """
     r = len(partition.stages[s].ranks)
     busy, _, *sides = stage_loads(partition, s, problem)
     return max([-(-M // r) * r * busy.seconds, *(M * side.seconds for side in sides)])
 
 
 def _update_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds after the last backward of stage s: it exchanges its gradients and makes its optimizer step."""
+    """Seconds after the last backward of stage s: it exchanges its gradients and makes its
+    optimizer step.
+    """
     return _gradients_s(partition, s, problem) + optimizer_step_s(partition.stages[s], problem)
 
 
 def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
     """Seconds of a stage's share of the optimizer step, by parameters."""
     chain = problem.chain
-    weights, total = chain.parameter_bytes(stage.start, stage.stop), chain.parameter_bytes(0, chain.layers)
+    weights, total = (
+        chain.parameter_bytes(stage.start, stage.stop),
+        chain.parameter_bytes(0, chain.layers),
+    )
     return weights / total * chain.optimizer_s if total else 0.0
 
 
 def one_device_s(problem: Problem) -> float:
-    """Seconds per microbatch of the whole model on one device, nothing recomputed; a synchronous schedule adds 1/M of an optimizer step."""
+    """Seconds per microbatch of the whole model on one device, nothing recomputed; a synchronous
+    schedule adds 1/M of an optimizer step.
+    """
     chain = problem.chain
     update = 0.0 if problem.microbatches is None else chain.optimizer_s / problem.microbatches
     return chain.compute_s(0, chain.layers) + update
 
 
 def stage_variance(plan: Plan) -> float:
-    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic minimises."""
+    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic
+    minimises.
+    """
     costs = [stage.compute_s / stage.replicas for stage in plan.stages]
     mean = sum(costs) / len(costs)
     return sum((cost - mean) ** 2 for cost in costs) / len(costs)

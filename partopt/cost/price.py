@@ -18,11 +18,13 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import Partition, Problem
-from partopt.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
+from partopt.documents.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
 
 
 def price(partition: Partition, problem: Problem, planner: str) -> Plan:
-    """The plan of `partition`: stages with their memory, communication, prediction and certificate."""
+    """The plan of `partition`: stages with their memory, communication, prediction and
+    certificate.
+    """
     replicas = [len(stage.ranks) for stage in partition.stages]
     return Plan(
         planner=planner,
@@ -61,7 +63,9 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         weight_versions=versions,
         compute_s=compute_s(stage, problem),
         forward_s=chain.forward_s(stage.start, stage.stop),
-        backward_s=max(0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)),
+        backward_s=max(
+            0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)
+        ),
         backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
         tied_exchange_s=tied_exchange_s(partition, s, problem),
@@ -75,7 +79,10 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
 
 
 def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem) -> tuple[int, int]:
-    """Microbatches in flight and warm-up of stage s. Where devices hold several stages: an even share of what the device holds."""
+    """Microbatches in flight and warm-up of stage s.
+
+    Where devices hold several stages: an even share of what the device holds.
+    """
     M = problem.microbatches
     if problem.schedule not in CHUNKED:
         return in_flight(problem.schedule, s, replicas, M), warmup(problem.schedule, s, replicas, M)
@@ -91,7 +98,9 @@ def _memory(partition: Partition, s: int, problem: Problem) -> Memory:
     stage, chain = partition.stages[s], problem.chain
     held, _ = _flight(partition, s, [len(other.ranks) for other in partition.stages], problem)
     versions = weight_versions(problem.schedule, held)
-    return stage_memory(chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage))
+    return stage_memory(
+        chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage)
+    )
 
 
 def peak_memory_bytes(partition: Partition, problem: Problem) -> int:
@@ -105,7 +114,9 @@ def devices_used(partition: Partition) -> int:
 
 
 def _communication(partition: Partition, problem: Problem) -> list[Flow]:
-    """Activations forward and gradients backward across each cut; the all-reduce of each replicated stage, and its part in tied ones."""
+    """Activations forward and gradients backward across each cut; the all-reduce of each replicated
+    stage, and its part in tied ones.
+    """
     topology, flows = problem.topology, []
     per = "round" if problem.microbatches is None else "iteration"
     for s, stage in enumerate(partition.stages):
@@ -113,22 +124,50 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
             outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
             level, size = topology.levels[outermost - 1].name, round(problem.chain.a[stage.start])
             flows += [
-                Flow(kind="send", source=source, destination=destination, bytes=size, per="microbatch", level=level)
+                Flow(
+                    kind="send",
+                    source=source,
+                    destination=destination,
+                    bytes=size,
+                    per="microbatch",
+                    level=level,
+                )
                 for source, destination in ((s - 1, s), (s, s - 1))
                 if outermost > 0
             ]
         if len(stage.ranks) > 1:
             level = topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name
             size = round(problem.chain.parameter_bytes(stage.start, stage.stop))
-            flows.append(Flow(kind="allreduce", stage=s, ranks=list(stage.ranks), bytes=size, per=per, level=level))
+            flows.append(
+                Flow(
+                    kind="allreduce",
+                    stage=s,
+                    ranks=list(stage.ranks),
+                    bytes=size,
+                    per=per,
+                    level=level,
+                )
+            )
         for group, holders in tied_groups(partition, s, problem):
             level, names = topology.levels[topology.outermost_level - 1].name, list(group.names)
-            flows.append(Flow(kind="tied", stage=s, holders=holders, parameters=names, bytes=round(group.size), per=per, level=level))
+            flows.append(
+                Flow(
+                    kind="tied",
+                    stage=s,
+                    holders=holders,
+                    parameters=names,
+                    bytes=round(group.size),
+                    per=per,
+                    level=level,
+                )
+            )
     return flows
 
 
 def _predicted(partition: Partition, problem: Problem) -> Predicted:
-    """Steady state for an asynchronous schedule, a whole iteration over its microbatches for a synchronous one."""
+    """Steady state for an asynchronous schedule, a whole iteration over its microbatches for a
+    synchronous one.
+    """
     load = binding(partition, problem)
     iteration, period = None, load.seconds
     if problem.microbatches is not None:
@@ -152,4 +191,10 @@ def certificate_of(partition: Partition) -> Certificate | None:
         return None
     lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
     gap = partition.objective_s / lower - 1 if lower > 0 else 0.0
-    return Certificate(status=partition.status, objective_s=partition.objective_s, lower_bound_s=lower, gap=gap, proof=partition.proof)
+    return Certificate(
+        status=partition.status,
+        objective_s=partition.objective_s,
+        lower_bound_s=lower,
+        gap=gap,
+        proof=partition.proof,
+    )

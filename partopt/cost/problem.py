@@ -1,4 +1,6 @@
-"""What is to be planned, and what a planner decides: the question and the answer that `price` turns into a plan."""
+"""What is to be planned, and what a planner decides: the question and the answer that `price` turns
+into a plan.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,19 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
 from partopt.cost.ranges import Group
+from partopt.documents.plan import Optimizer, Plan, ProfileReference, Replication, Request, Tied
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.plan import Optimizer, Plan, ProfileReference, Replication, Request, Tied
-from partopt.profile import Profile
-from partopt.topology import Topology
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
+# what is being done, how much of it is done, how much there is
+Progress = Callable[[str, int, int], None]
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
 NONE: Final = "none"  # one replica of every stage
-EXCHANGE: Final = "exchange"  # stages may part tied layers, and exchange the gradients; "together": they may not
+# stages may part tied layers, and exchange the gradients; "together": they may not
+EXCHANGE: Final = "exchange"
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
@@ -31,12 +35,15 @@ NESTED = "nested"  # pipelines inside the members of a level, replicated over th
 class Problem:
     """A model on a cluster, and how it is to be trained there.
 
-    `stages` is how many stages were asked for, `chunks` how many of them a schedule that interleaves puts on a device; `microbatches` is M
-    of a synchronous schedule, `None` for an asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
-    their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where there is none; `replication` says what
-    replicas a planner may give, and `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`; `tied`
-    whether stages may part layers that share parameters; `cut_at` are the layers that a stage may begin with, `None` for all; `cuts` and
-    `replicas` are a person's own split; `costs` are what GPipe's heuristics balance, shape (N,); `progress` is told of long work.
+    `stages` is how many stages were asked for, `chunks` how many of them a schedule that
+    interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
+    asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
+    their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where
+    there is none; `replication` says what replicas a planner may give, and `recompute_per_stage`
+    that it may choose the stages that recompute, in place of `recompute`; `tied` whether stages may
+    part layers that share parameters; `cut_at` are the layers that a stage may begin with, `None`
+    for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics
+    balance, shape (N,); `progress` is told of long work.
     """
 
     profile: Profile
@@ -63,7 +70,11 @@ class Problem:
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
-        return ProfileReference(name=self.profile.model.name, sha256=self.profile.sha256(), parameter_bytes=self.profile.parameter_bytes())
+        return ProfileReference(
+            name=self.profile.model.name,
+            sha256=self.profile.sha256(),
+            parameter_bytes=self.profile.parameter_bytes(),
+        )
 
     @cached_property
     def request(self) -> Request:
@@ -73,21 +84,32 @@ class Problem:
             cut_at=None if self.cut_at is None else list(self.cut_at),
             replication=self.replication,
             tied=self.tied,
-            recompute="auto" if self.recompute_per_stage else "always" if self.recompute else "never",
+            recompute="auto"
+            if self.recompute_per_stage
+            else "always"
+            if self.recompute
+            else "never",
             costs=None if self.costs is None else self.costs.tolist(),
         )
 
     @cached_property
     def limited_topology(self) -> Topology:
         """The topology as plans carry it: the memory of its devices is the limit."""
-        return structs.replace(self.topology, device=structs.replace(self.topology.device, memory_bytes=self.memory_bytes))
+        return structs.replace(
+            self.topology,
+            device=structs.replace(self.topology.device, memory_bytes=self.memory_bytes),
+        )
 
     def cell_costs(self) -> NDArray[np.float64]:
-        """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of every layer."""
+        """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of
+        every layer.
+        """
         return self.chain.f + self.chain.g if self.costs is None else self.costs
 
     def coarsened(self) -> Problem:
-        """The problem whose layers are the ranges that no stage may part; itself where every layer may begin one."""
+        """The problem whose layers are the ranges that no stage may part; itself where every layer
+        may begin one.
+        """
         bounds = self.boundaries()
         if len(bounds) > self.chain.layers:
             return self
@@ -100,30 +122,43 @@ class Problem:
         return [*(start for start in starts if self.parted(start) is None), self.chain.layers]
 
     def parted(self, start: int) -> Group | None:
-        """The tied layers that a stage beginning with layer `start` would part although they are to stay together; `None` where none."""
+        """The tied layers that a stage beginning with layer `start` would part although they are to
+        stay together; `None` where none.
+        """
         groups = self.chain.tied if self.tied == "together" else ()
-        return next((group for group in groups if group.members[0] < start <= group.members[-1]), None)
+        return next(
+            (group for group in groups if group.members[0] < start <= group.members[-1]), None
+        )
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""
         return self.recompute if stage.recompute is None else stage.recompute
 
 
-def problem_of(profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object) -> Problem:
-    """The problem of planning `profile` on `topology`; `options` are fields of Problem. The memory limit defaults to the device's."""
+def problem_of(
+    profile: Profile, topology: Topology, microbatch_size: int | None = None, **options: object
+) -> Problem:
+    """The problem of planning `profile` on `topology`; `options` are fields of Problem.
+
+    The memory limit defaults to the device's.
+    """
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     chain = chain_of(profile, microbatch_size)
     return Problem(profile=profile, topology=topology, chain=chain, **options)  # type: ignore[arg-type]
 
 
 def problem_behind(plan: Plan, profile: Profile) -> Problem:
-    """The problem that `plan` was made for, from what it records and its profile; a person's own split is in the plan.
+    """The problem that `plan` was made for, from what it records and its profile; a person's own
+    split is in the plan.
 
     Raises PartoptError where `profile` has other layers, or none of that microbatch size.
     """
     names = [name for stage in plan.stages for name in stage.modules]
     if names != [layer.name for layer in profile.layers]:
-        raise PartoptError(f"a plan of {plan.profile.name}, whose layers are not those of {profile.model.name}", "give its own profile")
+        raise PartoptError(
+            f"a plan of {plan.profile.name}, whose layers are not those of {profile.model.name}",
+            "give its own profile",
+        )
     request = plan.request
     return problem_of(
         profile,
@@ -147,7 +182,10 @@ def problem_behind(plan: Plan, profile: Profile) -> Problem:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Layers [start, stop) on `ranks`; replica k is `ranks[k]`. `recompute` is `None` where it is as the problem says."""
+    """Layers [start, stop) on `ranks`; replica k is `ranks[k]`.
+
+    `recompute` is `None` where it is as the problem says.
+    """
 
     start: int
     stop: int
@@ -157,9 +195,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a planner decides: its family and its stages in order; and what it minimised, where that is a time it proved minimal.
+    """What a planner decides: its family and its stages in order; and what it minimised, where that
+    is a time it proved minimal.
 
-    `lower_bound_s` is the least that there can be, where that is less than `objective_s`; `proof` says in a sentence why.
+    `lower_bound_s` is the least that there can be, where that is less than `objective_s`; `proof`
+    says in a sentence why.
     """
 
     family: str
@@ -171,13 +211,24 @@ class Partition:
 
 
 def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
-    """The stages of `plan`; which of them recompute only with `recompute_per_stage`, where a problem leaves that to the partition."""
-    stages = [Assignment(stage.start, stage.stop, stage.ranks, stage.recompute if recompute_per_stage else None) for stage in plan.stages]
+    """The stages of `plan`; which of them recompute only with `recompute_per_stage`, where a
+    problem leaves that to the partition.
+    """
+    stages = [
+        Assignment(
+            stage.start, stage.stop, stage.ranks, stage.recompute if recompute_per_stage else None
+        )
+        for stage in plan.stages
+    ]
     return Partition(plan.family, stages)
 
 
-def consecutive(boundaries: Sequence[int], replicas: Sequence[int] | None = None) -> list[Assignment]:
-    """Stages between neighbouring `boundaries`, on consecutive ranks from 0, with `replicas` each (default one)."""
+def consecutive(
+    boundaries: Sequence[int], replicas: Sequence[int] | None = None
+) -> list[Assignment]:
+    """Stages between neighbouring `boundaries`, on consecutive ranks from 0, with `replicas` each
+    (default one).
+    """
     counts = replicas or [1] * (len(boundaries) - 1)
     stages, rank = [], 0
     for start, stop, count in zip(boundaries[:-1], boundaries[1:], counts, strict=True):

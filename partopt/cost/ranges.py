@@ -1,4 +1,6 @@
-"""Sums over ranges of layers, in which what several layers share counts once for a range that holds any of them."""
+"""Sums over ranges of layers, in which what several layers share counts once for a range that holds
+any of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from numpy.typing import NDArray
 
 
 class Group(NamedTuple):
-    """`size` units shared by the layers `members`: a tied parameter, or a tensor that two layers both keep for their backward."""
+    """`size` units shared by the layers `members`: a tied parameter, or a tensor that two layers
+    both keep for their backward.
+    """
 
     members: Sequence[int]
     size: float
@@ -26,7 +30,8 @@ class Differences(NamedTuple):
 
     end: NDArray[np.float64]  # shape (N+1,)
     begin: NDArray[np.float64]  # shape (N+1,)
-    open_at: NDArray[np.int64]  # where the pairs begin that lie across the start i of a range, shape (N+2,)
+    # where the pairs begin that lie across the start i of a range, shape (N+2,)
+    open_at: NDArray[np.int64]
     open_last: NDArray[np.int64]  # their later member, falling for each i
     open_size: NDArray[np.float64]  # what such a pair shares
 
@@ -34,11 +39,14 @@ class Differences(NamedTuple):
 class RangeSum:
     """`sums(i, j)` = the `values` of the layers in [i, j) plus every group that they touch, once.
 
-    A group is added to each of its members and taken back once for each pair of neighbouring members in the range, so that a range
-    is a difference of two prefix sums less the pairs that lie in it.
+    A group is added to each of its members and taken back once for each pair of neighbouring
+    members in the range, so that a range is a difference of two prefix sums less the pairs that lie
+    in it.
     """
 
-    def __init__(self, values: Sequence[float] | NDArray[np.float64], groups: Sequence[Group] = ()) -> None:
+    def __init__(
+        self, values: Sequence[float] | NDArray[np.float64], groups: Sequence[Group] = ()
+    ) -> None:
         own = np.array(values, dtype=np.float64)
         pairs: list[tuple[int, int, float]] = []
         self.groups = [group._replace(members=sorted(set(group.members))) for group in groups]
@@ -57,14 +65,21 @@ class RangeSum:
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
 
     def differences(self) -> Differences:
-        """The sums as differences: `end[j] - begin[i]` less the pairs that begin before i and end at j or later."""
+        """The sums as differences: `end[j] - begin[i]` less the pairs that begin before i and end
+        at j or later.
+        """
         later, earlier = np.zeros((2, self.layers + 1))
         np.add.at(later, self._last + 1, self._size)
         np.add.at(earlier, self._first + 1, self._size)
         end, begin = self._prefix - np.cumsum(later), self._prefix - np.cumsum(earlier)
         spans = self._last - self._first
         pair = np.repeat(np.arange(len(spans)), spans)
-        at = self._first[pair] + 1 + np.arange(len(pair)) - np.repeat(np.cumsum(spans) - spans, spans)
+        at = (
+            self._first[pair]
+            + 1
+            + np.arange(len(pair))
+            - np.repeat(np.cumsum(spans) - spans, spans)
+        )
         order = np.lexsort((-self._last[pair], at))
         pair = pair[order]
         open_at = np.searchsorted(at[order], np.arange(self.layers + 2))
@@ -82,12 +97,19 @@ class RangeSum:
         coarse._first = np.searchsorted(position, self._first, side="right") - 1
         coarse._last = np.searchsorted(position, self._last, side="right") - 1
         coarse._size = self._size
-        pieces = [np.searchsorted(position, group.members, side="right") - 1 for group in self.groups]
-        coarse.groups = [group._replace(members=members.tolist()) for group, members in zip(self.groups, pieces, strict=True)]
+        pieces = [
+            np.searchsorted(position, group.members, side="right") - 1 for group in self.groups
+        ]
+        coarse.groups = [
+            group._replace(members=members.tolist())
+            for group, members in zip(self.groups, pieces, strict=True)
+        ]
         return coarse
 
     def table(self) -> NDArray[np.float64]:
-        """`table[i, j]` = the sum over [i, j) for all i <= j, shape (N+1, N+1); zero below the diagonal."""
+        """`table[i, j]` = the sum over [i, j) for all i <= j, shape (N+1, N+1); zero below the
+        diagonal.
+        """
         shared = np.zeros((self.layers + 1, self.layers + 1))
         np.add.at(shared, (self._first, self._last + 1), self._size)
         shared = np.cumsum(np.cumsum(shared[::-1], axis=0)[::-1], axis=1)

@@ -1,4 +1,5 @@
-"""What any set of ranks of a size can carry, wherever the ranks lie: bounds on runs of ranks and on the replicas of nested pipelines alike.
+"""What any set of ranks of a size can carry, wherever the ranks lie: bounds on runs of ranks and on
+the replicas of nested pipelines alike.
 
 As tables of one level: a plan that they refuse does not exist in either family.
 """
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes
-from partopt.topology import Level, Topology
+from partopt.documents.topology import Level, Topology
 
-# m_k   members of level k on which each component of the level has a copy; r = m_1 * ... * m_L replicas
+# m_k   members of level k on which each component of the level has a copy; r = m_1 * ... * m_L
+#       replicas
 
 
 def relaxed(shapes: Shapes, topology: Topology) -> Shapes:
-    """The tables of one level of P devices on which r ranks carry what the best r ranks of the topology do, of `shapes` or nested."""
+    """The tables of one level of P devices on which r ranks carry what the best r ranks of the
+    topology do, of `shapes` or nested.
+    """
     P = topology.devices
     slope, latency = shapes.slope.min(axis=0), shapes.latency.min(axis=0)
     side, exchange = shapes.side.max(axis=(0, 1)), shapes.exchange.max(axis=(0, 1))
@@ -26,13 +30,20 @@ def relaxed(shapes: Shapes, topology: Topology) -> Shapes:
     np.minimum.at(latency, r, nested_latency)
     np.maximum.at(side, r, nested_side)
     np.maximum.at(exchange, r, nested_exchange)
-    return Shapes(np.array([1, P]), slope[None], latency[None], side[None, None], exchange[None, None])
+    return Shapes(
+        np.array([1, P]), slope[None], latency[None], side[None, None], exchange[None, None]
+    )
 
 
 def _nested(levels: list[Level]) -> tuple[NDArray[np.int64], ...]:
-    """For every m_1, ..., m_L: r, its all-reduce's seconds a byte and latency, and the most bytes/s of a side and of an exchange."""
-    counts = np.array(list(product(*[range(1, level.size + 1) for level in levels])), dtype=np.int64)
-    above = np.cumprod(counts[:, ::-1], axis=1)[:, ::-1]  # m_k * ... * m_L: level-(k-1) components that hold a replica
+    """For every m_1, ..., m_L: r, its all-reduce's seconds a byte and latency, and the most bytes/s
+    of a side and of an exchange.
+    """
+    counts = np.array(
+        list(product(*[range(1, level.size + 1) for level in levels])), dtype=np.int64
+    )
+    # m_k * ... * m_L: level-(k-1) components that hold a replica
+    above = np.cumprod(counts[:, ::-1], axis=1)[:, ::-1]
     r = above[:, 0]
     rates = np.array([level.bandwidth_bytes_per_s for level in levels])
     links = np.array([level.links for level in levels])
@@ -40,7 +51,9 @@ def _nested(levels: list[Level]) -> tuple[NDArray[np.int64], ...]:
     waits = np.array([level.latency_s for level in levels])
     crossed = counts > 1
     ring = np.where(crossed, np.where(bus, counts, 1) / (rates * links), 0.0).max(axis=1)
-    spread = np.where(bus, np.concatenate([above[:, 1:], np.ones((len(r), 1), np.int64)], axis=1), above)
+    spread = np.where(
+        bus, np.concatenate([above[:, 1:], np.ones((len(r), 1), np.int64)], axis=1), above
+    )
     side = np.where(bus, rates / 2, rates) * spread
     return (
         r,

@@ -5,8 +5,8 @@ A line a node, a tab-indented line an edge; milliseconds and bytes:
     node2 -- Conv2d(3, 64) -- forward_compute_time=22.3, backward_compute_time=24.6, activation_size=1644167168.0, parameter_size=7168.0
         node1 -- node2
 
-An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is passed over. Batch, device and versions are not
-recorded.
+An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is passed over.
+Batch, device and versions are not recorded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,26 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from partopt.documents.profile import (
+    Device,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Model,
+    Profile,
+    StashGroup,
+    Tensor,
+)
 from partopt.errors import PartoptError, PartoptWarning
-from partopt.profile import Device, Layer, LayerMeasurement, Measurement, Model, Profile, StashGroup, Tensor
 
-_NODE = re.compile(r"node(?P<number>[0-9]{1,9}) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)")
+_NODE = re.compile(
+    r"node(?P<number>[0-9]{1,9}) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)"
+)
 _EDGE = re.compile(r"\s+node(?P<source>[0-9]{1,9}) -- node(?P<target>[0-9]{1,9})\s*")
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _EXAMPLE = (
-    "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
+    "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., "
+    "parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
 )
 _VIEWS = ("View", "__getitem__")
 _SHORT_BACKWARD = 0.1  # of the forward: a likely measuring fault
@@ -50,29 +62,50 @@ class _Node:
 def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
     """The graph as a profile of one measurement; layers in topological order, ties by node number.
 
-    Sources named `Input*` carry no cost and belong to the first layer: what later layers take of them is carried from there. A sink named
-    `__getitem__*` is dropped. Warns of a backward under a tenth of its forward. Raises PartoptError with every malformed line.
+    Sources named `Input*` carry no cost and belong to the first layer: what later layers take of
+    them is carried from there. A sink named `__getitem__*` is dropped. Warns of a backward under a
+    tenth of its forward. Raises PartoptError with every malformed line.
     """
     graph = _graph(content, where)
-    for sink in [n for n in graph if graph.out_degree(n) == 0 and graph.nodes[n]["node"].module.startswith("__getitem__")]:
+    for sink in [
+        n
+        for n in graph
+        if graph.out_degree(n) == 0 and graph.nodes[n]["node"].module.startswith("__getitem__")
+    ]:
         graph.remove_node(sink)
     order = [graph.nodes[n]["node"] for n in nx.lexicographical_topological_sort(graph)]
-    inputs = [node for node in order if graph.in_degree(node.number) == 0 and node.module.startswith("Input")]
+    inputs = [
+        node
+        for node in order
+        if graph.in_degree(node.number) == 0 and node.module.startswith("Input")
+    ]
     layers = [node for node in order if node not in inputs]
     if not layers:
-        raise PartoptError(f"{where}: no layers: every node is an Input", "is this the file that the profiler wrote?")
+        raise PartoptError(
+            f"{where}: no layers: every node is an Input",
+            "is this the file that the profiler wrote?",
+        )
     _warn_short_backward(layers, where)
-    index = {node.number: position for position, node in enumerate(layers)} | {node.number: 0 for node in inputs}
+    index = {node.number: position for position, node in enumerate(layers)} | {
+        node.number: 0 for node in inputs
+    }
     return Profile(
         model=Model(name=name, entry=where),
         device=Device(name="unknown (imported from PipeDream)"),
         dtype="float32",
-        layers=[Layer(name=f"node{node.number}", type=node.type, parameter_bytes=node.parameter_bytes) for node in layers],
+        layers=[
+            Layer(name=f"node{node.number}", type=node.type, parameter_bytes=node.parameter_bytes)
+            for node in layers
+        ],
         measurements=[
             Measurement(
                 microbatch_size=microbatch_size,
                 layers=[
-                    LayerMeasurement(forward_s=node.forward_s, backward_s=node.backward_s, output_bytes=node.activation_bytes)
+                    LayerMeasurement(
+                        forward_s=node.forward_s,
+                        backward_s=node.backward_s,
+                        output_bytes=node.activation_bytes,
+                    )
                     for node in layers
                 ],
                 tensors=list(_tensors(graph, order, index)),
@@ -87,24 +120,36 @@ def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) 
     for node in order:
         consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
         if consumers and node.activation_bytes:
-            yield Tensor(producer=index[node.number], consumers=consumers, bytes=node.activation_bytes)
+            yield Tensor(
+                producer=index[node.number], consumers=consumers, bytes=node.activation_bytes
+            )
 
 
-def _stash_groups(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> list[StashGroup]:
-    """Every result, kept by the layer that makes it and those that use it; the file does not say which the backward really needs.
+def _stash_groups(
+    graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]
+) -> list[StashGroup]:
+    """Every result, kept by the layer that makes it and those that use it; the file does not say
+    which the backward really needs.
 
-    An operation in place, a view and an item of a tuple have no storage of their own: they are the largest of what they are made from.
+    An operation in place, a view and an item of a tuple have no storage of their own: they are the
+    largest of what they are made from.
     """
     storage: dict[int, _Node] = {}
     kept: dict[int, set[int]] = {}
     for node in order:
         sources = [storage[n] for n in graph.predecessors(node.number)]
         own = not sources or not ("inplace" in node.module or node.type in _VIEWS)
-        storage[node.number] = root = node if own else max(sources, key=lambda source: (source.activation_bytes, -source.number))
+        storage[node.number] = root = (
+            node
+            if own
+            else max(sources, key=lambda source: (source.activation_bytes, -source.number))
+        )
         users = {index[n] for n in graph.successors(node.number)}
         kept.setdefault(root.number, set()).update(users | {index[node.number]})
     roots = [node for node in order if storage[node.number] is node and node.activation_bytes]
-    return [StashGroup(layers=sorted(kept[root.number]), bytes=root.activation_bytes) for root in roots]
+    return [
+        StashGroup(layers=sorted(kept[root.number]), bytes=root.activation_bytes) for root in roots
+    ]
 
 
 def _graph(content: str, where: str) -> nx.DiGraph[int]:
@@ -118,19 +163,31 @@ def _graph(content: str, where: str) -> nx.DiGraph[int]:
             try:
                 node = _node(line)
                 if node.number in graph:
-                    raise PartoptError(f"node{node.number} is listed twice", "is the file two files in one?")
+                    raise PartoptError(
+                        f"node{node.number} is listed twice", "is the file two files in one?"
+                    )
                 graph.add_node(node.number, node=node)
             except PartoptError as error:
                 faults.append(error.at(f"{where}: line {number}"))
-    listed = {int(number) for number in re.findall(r"^node([0-9]{1,9})\b", content, re.MULTILINE)} | set(graph)  # also on refused lines
+    # also on refused lines
+    listed = {
+        int(number) for number in re.findall(r"^node([0-9]{1,9})\b", content, re.MULTILINE)
+    } | set(graph)
     missing = [(number, end) for number, *ends in edges for end in ends if end not in listed]
-    faults += [PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?") for number, end in missing]
+    faults += [
+        PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?")
+        for number, end in missing
+    ]
     graph.add_edges_from((source, target) for _, source, target in edges)
     if not faults and not graph:
         faults = [PartoptError(f"{where}: the file is empty", _EXAMPLE)]
     if not faults and not nx.is_directed_acyclic_graph(graph):
         cycle = " -- ".join(f"node{source}" for source, _ in nx.find_cycle(graph))
-        faults = [PartoptError(f"{where}: the graph has a cycle: {cycle}", "layers cannot feed themselves")]
+        faults = [
+            PartoptError(
+                f"{where}: the graph has a cycle: {cycle}", "layers cannot feed themselves"
+            )
+        ]
     if faults:
         raise PartoptError.together(faults)
     return graph
@@ -144,7 +201,9 @@ def _node(line: str) -> _Node:
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
         raise PartoptError(f"node{match['number']}: no {missing[0]}", _EXAMPLE)
-    forward_ms, backward_ms, activation, parameters = (_number(field, fields[field]) for field in _FIELDS)
+    forward_ms, backward_ms, activation, parameters = (
+        _number(field, fields[field]) for field in _FIELDS
+    )
     return _Node(
         number=int(match["number"]),
         module=match["module"],
@@ -162,12 +221,19 @@ def _number(field: str, text: str) -> float:
     except (ValueError, OverflowError):
         raise PartoptError(f"{field}: '{text.strip()}' is not a number", _EXAMPLE) from None
     if not 0 <= value < _LARGEST:
-        raise PartoptError(f"{field}: {text.strip()} is not a time or a size", "profile again: it must be finite and not negative")
+        raise PartoptError(
+            f"{field}: {text.strip()} is not a time or a size",
+            "profile again: it must be finite and not negative",
+        )
     return value
 
 
 def _warn_short_backward(layers: list[_Node], where: str) -> None:
-    short = [node for node in layers if node.backward_s < _SHORT_BACKWARD * node.forward_s and node.parameter_bytes]
+    short = [
+        node
+        for node in layers
+        if node.backward_s < _SHORT_BACKWARD * node.forward_s and node.parameter_bytes
+    ]
     for node in short:
         warnings.warn(
             f"{where}: node{node.number} ({node.type}): the backward takes {node.backward_s * 1e3:g} ms, the forward "

@@ -1,6 +1,7 @@
 """Planners: from a problem to a partition. One file each, and one line in the registry here.
 
-A planner's file has one function, `plan(problem: Problem) -> Partition`; it is imported when it is first used.
+A planner's file has one function, `plan(problem: Problem) -> Partition`; it is imported when it is
+first used.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from typing import NamedTuple
 
 from partopt.cost.price import price
 from partopt.cost.problem import FREE, Partition, Problem
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
-from partopt.plan import Plan
 from partopt.planners.placing import placed
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT
 
 
 class Planner(NamedTuple):
-    """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and which schedules it plans for.
+    """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and
+    which schedules it plans for.
 
-    It may look at the options `stages` (with `fewer` as the most that there may be), `costs` and `cuts`. `chunks`: it can plan for
-    schedules that give a device several stages; `uniform`, `none`: its stages have equally many replicas or one, always or where that is
-    asked for; `auto`: it chooses the stages that recompute. `schedules` are empty where it plans for any.
+    It may look at the options `stages` (with `fewer` as the most that there may be), `costs` and
+    `cuts`. `chunks`: it can plan for schedules that give a device several stages; `uniform`,
+    `none`: its stages have equally many replicas or one, always or where that is asked for; `auto`:
+    it chooses the stages that recompute. `schedules` are empty where it plans for any.
     """
 
     module: str
@@ -33,7 +36,9 @@ class Planner(NamedTuple):
 
     def plans_for(self, name: str) -> bool:
         """Whether it can plan for the schedule `name`."""
-        return (schedule(name).shape == STRAIGHT or "chunks" in self.uses) and (not self.schedules or name in self.schedules)
+        return (schedule(name).shape == STRAIGHT or "chunks" in self.uses) and (
+            not self.schedules or name in self.schedules
+        )
 
 
 _SINGLE = frozenset({"stages", "uniform", "none"})
@@ -45,13 +50,30 @@ PLANNERS: dict[str, Planner] = {
         _SINGLE | {"auto"},
         ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"),
     ),
-    "pipedream": Planner("partopt.planners.pipedream", "PipeDream's recurrence: replicated stages over any number of levels, exactly"),
-    "gpipe": Planner("partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES),
-    "torchgpipe": Planner("partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES),
-    "lingvo": Planner("partopt.planners.lingvo", "Lingvo's GPipe: K stages by cumulative cost", _BALANCES | {"fewer"}),
-    "straight": Planner("partopt.planners.straight", "the best pipeline without replication", _SINGLE),
-    "data_parallel": Planner("partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})),
-    "manual": Planner("partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks", "cuts"})),
+    "pipedream": Planner(
+        "partopt.planners.pipedream",
+        "PipeDream's recurrence: replicated stages over any number of levels, exactly",
+    ),
+    "gpipe": Planner(
+        "partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES
+    ),
+    "torchgpipe": Planner(
+        "partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES
+    ),
+    "lingvo": Planner(
+        "partopt.planners.lingvo",
+        "Lingvo's GPipe: K stages by cumulative cost",
+        _BALANCES | {"fewer"},
+    ),
+    "straight": Planner(
+        "partopt.planners.straight", "the best pipeline without replication", _SINGLE
+    ),
+    "data_parallel": Planner(
+        "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})
+    ),
+    "manual": Planner(
+        "partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks", "cuts"})
+    ),
 }
 
 
@@ -67,19 +89,31 @@ def asked_of(problem: Problem) -> set[str]:
 
 
 def partition(name: str, problem: Problem) -> Partition:
-    """What the planner `name` decides. Raises PartoptError for an unknown name, or where the planner has no plan."""
+    """What the planner `name` decides.
+
+    Raises PartoptError for an unknown name, or where the planner has no plan.
+    """
     if name not in PLANNERS:
         raise PartoptError(f"--planner {name}: no such planner", did_you_mean(name, PLANNERS))
     if not PLANNERS[name].plans_for(problem.schedule):
-        able = ", ".join(other for other, entry in PLANNERS.items() if entry.plans_for(problem.schedule))
+        able = ", ".join(
+            other for other, entry in PLANNERS.items() if entry.plans_for(problem.schedule)
+        )
         chunked = schedule(problem.schedule).shape != STRAIGHT
-        why = f"the planner {name} puts one stage on a device, this schedule has more" if chunked else f"not for the planner {name}"
+        why = (
+            f"the planner {name} puts one stage on a device, this schedule has more"
+            if chunked
+            else f"not for the planner {name}"
+        )
         raise PartoptError(f"--schedule {problem.schedule}: {why}", f"choose --planner {able}")
     coarse = problem if "cuts" in PLANNERS[name].uses else problem.coarsened()
     decided: Partition = importlib.import_module(PLANNERS[name].module).plan(coarse)
     if coarse is not problem:
         bounds = problem.boundaries()
-        stages = [replace(stage, start=bounds[stage.start], stop=bounds[stage.stop]) for stage in decided.stages]
+        stages = [
+            replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
+            for stage in decided.stages
+        ]
         decided = replace(decided, stages=stages)
     return placed(decided, problem, name)
 

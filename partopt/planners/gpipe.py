@@ -1,9 +1,10 @@
-"""GPipe's partition: K stages with the least variance of their costs (Huang et al., NeurIPS 2019, section 2.2), exactly.
+"""GPipe's partition: K stages with the least variance of their costs (Huang et al., NeurIPS 2019,
+section 2.2), exactly.
 
 The mean of K stage costs is fixed, so the least variance is the least sum of squares:
     V(q, j) = min over i < j of V(q-1, i) + cost(i, j)^2
-Squares of range sums satisfy the quadrangle inequality, so the best i rises with j, and each row is filled by divide and conquer in
-N log N. Ties: the earlier cut.
+Squares of range sums satisfy the quadrangle inequality, so the best i rises with j, and each row is
+filled by divide and conquer in N log N. Ties: the earlier cut.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
-    """Row q from row q-1: the middle j of a range of j's first, whose best i bounds those of both halves."""
+    """Row q from row q-1: the middle j of a range of j's first, whose best i bounds those of both
+    halves.
+    """
     pending = [(q, len(prefix) - 1, q - 1, len(prefix) - 2)]
     while len(pending) > 0:
         low, high, first, last = pending.pop()

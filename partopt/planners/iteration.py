@@ -1,8 +1,10 @@
-"""The least iteration of a synchronous schedule: one pass + E + X + U. X is what the stage that paces adds for the other microbatches, U
-the largest update, E what stages that choose to recompute add to the pass; elsewhere E is 0, and recomputation a part of `one pass`.
+"""The least iteration of a synchronous schedule: one pass + E + X + U. X is what the stage that
+paces adds for the other microbatches, U the largest update, E what stages that choose to recompute
+add to the pass; elsewhere E is 0, and recomputation a part of `one pass`.
 
-Regions of X and U are searched, that with the least bound first. A probe that finds no plan rules a region out, or all in it that take
-less than a target; a plan that takes more parts it in two, neither of which holds that plan.
+Regions of X and U are searched, that with the least bound first. A probe that finds no plan rules a
+region out, or all in it that take less than a target; a plan that takes more parts it in two,
+neither of which holds that plan.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ _EAGER = 5  # tries after which a region is asked for anything better than the b
 _LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
 
 
-def least_iteration(probe: Screened, counts: Counts, value: float) -> tuple[Partition | None, float, float]:
+def least_iteration(
+    probe: Screened, counts: Counts, value: float
+) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
-    Where a probe gives up, the bounds are those of the regions that are left. Where E varies and the family's probe does not bound it, E
-    counts as 0 in the lower bound. Probes that count it take long: after `_most_probes` of a family the search ends, with the lower bound
-    that it has.
+    Where a probe gives up, the bounds are those of the regions that are left. Where E varies and
+    the family's probe does not bound it, E counts as 0 in the lower bound. Probes that count it
+    take long: after `_most_probes` of a family the search ends, with the lower bound that it has.
     """
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
     best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
@@ -74,22 +78,36 @@ def _floors(probe: Screened, counts: Counts) -> tuple[float, float, float]:
 
 
 def _most_probes(problem: Problem) -> int:
-    """Probes of a search: enough for any but of chains of many layers whose stages choose to recompute."""
-    return max(100, _LAYERS_PROBED // problem.chain.layers) if problem.recompute_per_stage else 10**9
+    """Probes of a search: enough for any but of chains of many layers whose stages choose to
+    recompute.
+    """
+    return (
+        max(100, _LAYERS_PROBED // problem.chain.layers) if problem.recompute_per_stage else 10**9
+    )
 
 
 def _target(region: Region, most: float) -> float:
-    """What is asked of a region: half way between its bound and the best; after some tries, or close to it, the best."""
+    """What is asked of a region: half way between its bound and the best; after some tries, or
+    close to it, the best.
+    """
     if most > 1e100:
         return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
-    return most if region.tries >= _EAGER or most - region.bound < 1e-4 * most else (region.bound + most) / 2
+    return (
+        most
+        if region.tries >= _EAGER or most - region.bound < 1e-4 * most
+        else (region.bound + most) / 2
+    )
 
 
-def _parts(region: Region, target: float, e: float, x: float, u: float, least: float) -> list[Region]:
-    """The parts of a region that may hold a plan of less than `target`, given one that takes as much or more.
+def _parts(
+    region: Region, target: float, e: float, x: float, u: float, least: float
+) -> list[Region]:
+    """The parts of a region that may hold a plan of less than `target`, given one that takes as
+    much or more.
 
-    Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E = e > target - t - `region.x`; at X
-    likewise. Where no t does both by `least` seconds, it lies in the middle, and only the first part is rid of the plan.
+    Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E =
+    e > target - t - `region.x`; at X likewise. Where no t does both by `least` seconds, it lies in
+    the middle, and only the first part is rid of the plan.
     """
     bound, u0, u1, x0, x1, _ = region
     from_u, from_x = max(u0, target - max(x, x0 + e)), max(x0, target - u0 - e)

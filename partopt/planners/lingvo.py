@@ -1,6 +1,8 @@
-"""The partition of GPipe's published program in Lingvo: layer l goes to stage min(int(prefix_l / total * K), K-1).
+"""The partition of GPipe's published program in Lingvo: layer l goes to stage min(int(prefix_l /
+total * K), K-1).
 
-`prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one stage's share leaves stages empty;
+`prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one
+stage's share leaves stages empty;
 partopt leaves those out of the plan and says how many there were.
 """
 
@@ -23,5 +25,9 @@ def plan(problem: Problem) -> Partition:
     begins = np.flatnonzero(np.diff(stage)) + 1
     empty = K - 1 - len(begins)
     if empty:
-        warnings.warn(f"lingvo: {empty} of {K} stages are empty: their devices stay idle", PartoptWarning, stacklevel=2)
+        warnings.warn(
+            f"lingvo: {empty} of {K} stages are empty: their devices stay idle",
+            PartoptWarning,
+            stacklevel=2,
+        )
     return Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)]))

@@ -1,6 +1,8 @@
-"""The probe of the nested family: whether pipelines inside the members of levels, replicated over them, keep given bounds, and which.
+"""The probe of the nested family: whether pipelines inside the members of levels, replicated over
+them, keep given bounds, and which.
 
-The family is that of PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and within the memory; members may stay idle.
+The family is that of PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and
+within the memory; members may stay idle.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.kernels import Layers, layers_of
 from partopt.cost.problem import NESTED, NONE, Partition, Problem
+from partopt.documents.topology import Topology
 from partopt.planners.blocks import Block, stages_of
 from partopt.planners.nested_entries import (
     AT,
@@ -36,7 +39,6 @@ from partopt.planners.nested_entries import (
 from partopt.planners.nested_sweep import begin, open_inside, solve
 from partopt.planners.probe import reaches, widest
 from partopt.planners.searching import Counts, at_its_depth, devices_around, devices_needed
-from partopt.topology import Topology
 
 # T, U   seconds: as `partopt.planners.searching` has them
 
@@ -46,10 +48,17 @@ _ENTRIES_COUNTED = 128  # where stages are counted
 
 
 class NestedProbe:
-    """Tells whether there is a nested plan within given bounds, and which. Its tables are made once."""
+    """Tells whether there is a nested plan within given bounds, and which.
+
+    Its tables are made once.
+    """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.layers, self.levels = problem, layers_of(problem), levels_of(problem.topology)
+        self.problem, self.layers, self.levels = (
+            problem,
+            layers_of(problem),
+            levels_of(problem.topology),
+        )
         self.widest = widest(self.layers, reaches(self.layers))
         entries = _ENTRIES if problem.stages is None else _ENTRIES_COUNTED
         self.nest = _nest(len(self.levels.size), problem.chain.layers, entries, WORK)
@@ -64,10 +73,19 @@ class NestedProbe:
         """Whether the work that may be done is done: from then on `None` proves nothing."""
         return bool(self.nest.work[0] <= 0)
 
-    def find(self, T: float, U: float, counts: Counts, stages: int | None, behind: NDArray[np.float64] | None = None) -> Partition | None:
-        """A plan within the bounds; `None` where none was found, which is a proof where the probe is `complete` and has not given up.
+    def find(
+        self,
+        T: float,
+        U: float,
+        counts: Counts,
+        stages: int | None,
+        behind: NDArray[np.float64] | None = None,
+    ) -> Partition | None:
+        """A plan within the bounds; `None` where none was found, which is a proof where the probe
+        is `complete` and has not given up.
 
-        `behind` are devices that the layers behind each cut take at the least, infinite where no stage may begin, shape (N+1,).
+        `behind` are devices that the layers behind each cut take at the least, infinite where no
+        stage may begin, shape (N+1,).
         """
         needs = devices_needed(self.layers, self.widest, T, *counts)
         least, _ = devices_around(needs, behind)
@@ -91,22 +109,37 @@ class NestedProbe:
         if not fitting:
             return None
         best = min(fitting, key=lambda row: (row[STAGES], row[USED]))
-        return Partition(NESTED, stages_of(self._blocks(layers, bounds, L, 0, 0, best), self.levels.group.tolist()))
+        return Partition(
+            NESTED,
+            stages_of(self._blocks(layers, bounds, L, 0, 0, best), self.levels.group.tolist()),
+        )
 
     def within_memory(self, memory_bytes: int) -> NestedProbe:
-        """The probe of the same problem within so much memory a device, which counts stages and gives up sooner."""
+        """The probe of the same problem within so much memory a device, which counts stages and
+        gives up sooner.
+        """
         other = copy(self)
         other.problem = replace(self.problem, memory_bytes=memory_bytes)
         other.layers = self.layers._replace(memory=float(memory_bytes))
         other.widest = widest(other.layers, reaches(other.layers))
-        other.nest = _nest(len(self.levels.size), self.problem.chain.layers, _ENTRIES_COUNTED, WORK // 10)
+        other.nest = _nest(
+            len(self.levels.size), self.problem.chain.layers, _ENTRIES_COUNTED, WORK // 10
+        )
         return other
 
-    def _blocks(self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, wanted: np.ndarray) -> list[Block]:
-        """The pipeline of level k from cut `start`, whose entry there has the members, devices and stages of `wanted`."""
+    def _blocks(
+        self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, wanted: np.ndarray
+    ) -> list[Block]:
+        """The pipeline of level k from cut `start`, whose entry there has the members, devices and
+        stages of `wanted`.
+        """
         nest, rows = self.nest, self.nest.rows[k - 1]
         of = (MEMBERS, USED, STAGES)
-        position = next(p for p in range(nest.counts[k - 1, start, kind]) if (rows[start, kind, p, of] == wanted[list(of)]).all())
+        position = next(
+            p
+            for p in range(nest.counts[k - 1, start, kind])
+            if (rows[start, kind, p, of] == wanted[list(of)]).all()
+        )
         path: list[tuple[int, int, np.ndarray]] = []
         while start < nest.frames[k - 1, LAST]:
             row = rows[start, kind, position].copy()
@@ -121,8 +154,12 @@ class NestedProbe:
             first += int(row[COPIES])
         return blocks
 
-    def _inside(self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, row: np.ndarray) -> list[Block]:
-        """The pipeline inside the block `row` of level k: found again as it was found, since its entries have been written over."""
+    def _inside(
+        self, layers: Layers, bounds: Bounds, k: int, start: int, kind: int, row: np.ndarray
+    ) -> list[Block]:
+        """The pipeline inside the block `row` of level k: found again as it was found, since its
+        entries have been written over.
+        """
         nest, wanted = self.nest, row.copy()
         nest.frames[k - 1, [AT, POSITION, TRIED]] = row[END], row[ENTRY], row[COPIES]
         open_inside(bounds, self.levels, nest, k)
@@ -135,9 +172,16 @@ class NestedProbe:
 
 
 def _nest(L: int, N: int, entries: int, work: int) -> Nest:
-    """Empty tables for L levels, N layers and so many entries of a cut and a kind, and the work that may be done."""
-    rows, counts = np.zeros((L, N + 1, L + 1, entries, COLUMNS), np.int64), np.zeros((L, N + 1, L + 1), np.int64)
-    return Nest(rows, counts, np.zeros((L, TRIED + 1), np.int64), np.zeros((L, 2)), np.array([work, 0]))
+    """Empty tables for L levels, N layers and so many entries of a cut and a kind, and the work
+    that may be done.
+    """
+    rows, counts = (
+        np.zeros((L, N + 1, L + 1, entries, COLUMNS), np.int64),
+        np.zeros((L, N + 1, L + 1), np.int64),
+    )
+    return Nest(
+        rows, counts, np.zeros((L, TRIED + 1), np.int64), np.zeros((L, 2)), np.array([work, 0])
+    )
 
 
 def levels_of(topology: Topology) -> Levels:
@@ -159,4 +203,6 @@ def levels_of(topology: Topology) -> Levels:
 
 def differs(problem: Problem) -> bool:
     """Whether there are nested plans that are not contiguous: with several levels, and replicas."""
-    return problem.replication != NONE and sum(level.size > 1 for level in problem.topology.levels) > 1
+    return (
+        problem.replication != NONE and sum(level.size > 1 for level in problem.topology.levels) > 1
+    )

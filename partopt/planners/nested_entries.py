@@ -1,4 +1,5 @@
-"""Ways to place the layers from a cut to the end of a nested pipeline, which of them are worth keeping, and what is known of the pipelines.
+"""Ways to place the layers from a cut to the end of a nested pipeline, which of them are worth
+keeping, and what is known of the pipelines.
 
 Of two ways the one that leaves more members and uses fewer devices is at least as good.
 """
@@ -16,17 +17,22 @@ from partopt.planners.entries import put
 # L         levels with more than one member; k = 1..L, n_k members, innermost first
 # N         layers; [i, c) is a stage, [i, end) a pipeline inside one component
 # Q         copies of a pipeline, of all levels above it
-# m         copies of a block on members of its level; at level 1 a device, so that they are a stage's replicas inside its component
+# m         copies of a block on members of its level; at level 1 a device, so that they are a
+#           stage's replicas inside its component
 # kind      level of the cut before a pipeline; 0 where there is none
 # R         devices in use behind a stage, in all
 
-# What an entry holds: members in use from its cut to the end of the pipeline, devices in use behind its cut, stages behind it; then its
-# first block: where it ends, the entry there, its copies, whether it recomputes (level 1), and the members of the entry inside it.
+# What an entry holds: members in use from its cut to the end of the pipeline, devices in use behind
+# its cut, stages behind it; then its
+# first block: where it ends, the entry there, its copies, whether it recomputes (level 1), and the
+# members of the entry inside it.
 MEMBERS, USED, STAGES, END, ENTRY, COPIES, MODE, INSIDE = range(8)
 COLUMNS = 8
 
-# What is known of the pipeline of a level: its last layer, the level of the cut there, the last cut at which it may begin, the first that
-# its members can reach, its copies Q, and the block that is tried: its end, the entry there, its copies.
+# What is known of the pipeline of a level: its last layer, the level of the cut there, the last cut
+# at which it may begin, the first that
+# its members can reach, its copies Q, and the block that is tried: its end, the entry there, its
+# copies.
 LAST, AFTER, MUST, LOW, OUTSIDE, AT, POSITION, TRIED = range(8)
 
 SLACK = 1e-6  # of a device: bounds are rounded with it, so that rounding errors leave nothing out
@@ -37,12 +43,14 @@ class Bounds(NamedTuple):
 
     pace: float  # seconds: `partopt.cost.kernels.replicas_to_keep_pace`
     update: float  # seconds for a synchronous schedule's all-reduce and optimizer step
-    needs: NDArray[np.float64]  # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
+    # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
+    needs: NDArray[np.float64]
     least: int  # replicas of a stage
     most: int
     limited: bool  # devices in use matter: memory is limited
     stages: int  # exactly so many, 0 for any number
-    least_behind: NDArray[np.float64]  # devices behind a cut at the least, infinite where there can be no cut, shape (N+1,)
+    # devices behind a cut at the least, infinite where there can be no cut, shape (N+1,)
+    least_behind: NDArray[np.float64]
     floor: NDArray[np.float64]  # the least of them of all cuts up to one
     ceiling: NDArray[np.float64]  # the most of them of all cuts from one on
 
@@ -52,8 +60,10 @@ class Levels(NamedTuple):
 
     size: NDArray[np.int64]  # n_k
     group: NDArray[np.int64]  # devices of a level-k component, shape (L+1,), of a device 1
-    side: NDArray[np.float64]  # bytes/s of one member's side of a cut; on a bus, of all of its members'
-    exchange: NDArray[np.float64]  # bytes/s in which a device waits for an activation and a gradient
+    # bytes/s of one member's side of a cut; on a bus, of all of its members'
+    side: NDArray[np.float64]
+    # bytes/s in which a device waits for an activation and a gradient
+    exchange: NDArray[np.float64]
     ring: NDArray[np.float64]  # s/byte of one member in an all-reduce
     latency: NDArray[np.float64]  # s
     bus: NDArray[np.bool_]
@@ -65,8 +75,10 @@ class Nest(NamedTuple):
     rows: NDArray[np.int64]  # shape (L, N+1, L+1 kinds, entries, COLUMNS)
     counts: NDArray[np.int64]  # shape (L, N+1, L+1)
     frames: NDArray[np.int64]  # shape (L, 8)
-    crossed: NDArray[np.float64]  # the narrowest ring (s/byte) and the largest latency (s) of the levels above, shape (L, 2)
-    work: NDArray[np.int64]  # blocks and ends that may still be tried, and entries for which there was no room, shape (2,)
+    # the narrowest ring (s/byte) and the largest latency (s) of the levels above, shape (L, 2)
+    crossed: NDArray[np.float64]
+    # blocks and ends that may still be tried, and entries for which there was no room, shape (2,)
+    work: NDArray[np.int64]
 
 
 @compiled()
@@ -86,8 +98,12 @@ def keep(bounds, nest, k, i, kind, entry):  # type: ignore[no-untyped-def]
     for position in range(count):
         row = rows[position]
         if not bounds.stages or row[STAGES] == entry[STAGES]:
-            better = row[MEMBERS] <= entry[MEMBERS] and (not bounds.limited or row[USED] <= entry[USED])
-            worse = row[MEMBERS] >= entry[MEMBERS] and (not bounds.limited or row[USED] >= entry[USED])
+            better = row[MEMBERS] <= entry[MEMBERS] and (
+                not bounds.limited or row[USED] <= entry[USED]
+            )
+            worse = row[MEMBERS] >= entry[MEMBERS] and (
+                not bounds.limited or row[USED] >= entry[USED]
+            )
             if better and not (worse and (entry[STAGES], entry[USED]) < (row[STAGES], row[USED])):
                 return
             if worse:

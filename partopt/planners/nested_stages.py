@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import between, exchanged_s, most_in_flight, passed_s, replicas_to_fit, replicas_to_keep_pace
+from partopt.cost.kernels import (
+    between,
+    exchanged_s,
+    most_in_flight,
+    passed_s,
+    replicas_to_fit,
+    replicas_to_keep_pace,
+)
 from partopt.planners.nested_entries import (
     AFTER,
     COLUMNS,
@@ -31,7 +38,9 @@ from partopt.planners.nested_entries import (
 
 @compiled()
 def fill_innermost(layers, bounds, levels, nest):  # type: ignore[no-untyped-def]
-    """The entries of the innermost pipeline, which is made of stages: for each start first the end that the start after it has."""
+    """The entries of the innermost pipeline, which is made of stages: for each start first the end
+    that the start after it has.
+    """
     frame, size = nest.frames[0], levels.size[0]
     last, must, Q = frame[LAST], frame[MUST], frame[OUTSIDE]
     needs, behind = bounds.needs / Q, nest.rows[0, last, 1, 0, USED]
@@ -41,7 +50,11 @@ def fill_innermost(layers, bounds, levels, nest):  # type: ignore[no-untyped-def
         floor = max(needs[last] - needs[i], (bounds.least_behind[i] - behind) / Q, 1.0) - SLACK
         room = float(size)
         if i > must:
-            room -= max(0.0, needs[i] - needs[must] - SLACK, (bounds.floor[must] - bounds.least_behind[i]) / Q - SLACK)
+            room -= max(
+                0.0,
+                needs[i] - needs[must] - SLACK,
+                (bounds.floor[must] - bounds.least_behind[i]) / Q - SLACK,
+            )
         if floor > room or not _bearable(layers, bounds, levels, nest, i, i <= must, bearable):
             continue
         while high > i + 1 and needs[high] - needs[i] > size + SLACK:
@@ -67,14 +80,20 @@ def fill_innermost(layers, bounds, levels, nest):  # type: ignore[no-untyped-def
 
 @compiled()
 def _bearable(layers, bounds, levels, nest, i, begins, bearable):  # type: ignore[no-untyped-def]
-    """Set which kinds of entry cut i may have: those whose stage behind it, with most replicas, bears the cut. Whether there are any."""
+    """Set which kinds of entry cut i may have: those whose stage behind it, with most replicas,
+    bears the cut. Whether there are any.
+    """
     frames, x = nest.frames, layers.cuts[i]
     bearable[:] = False
     bearable[0] = i == 0
     within = _within(layers, bounds, passed_s(layers, 0, len(layers.cuts) - 1, layers.first_mode))
     for kind in range(1, len(bearable) if i > 0 else 1):
         if kind == 1 or begins:
-            spread = frames[kind - 1, OUTSIDE] if levels.bus[kind - 1] else _spread(nest, kind - 1, levels.size[0])
+            spread = (
+                frames[kind - 1, OUTSIDE]
+                if levels.bus[kind - 1]
+                else _spread(nest, kind - 1, levels.size[0])
+            )
             bearable[kind] = x <= within * levels.side[kind - 1] * spread
     return bearable.any()
 
@@ -93,17 +112,23 @@ def _within(layers, bounds, passed):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
-    """Of the kinds of entry that cut i may have, the members of the worst; more than there are where one is missing."""
+    """Of the kinds of entry that cut i may have, the members of the worst; more than there are
+    where one is missing.
+    """
     most = 0
     for kind in range(len(bearable)):
         if bearable[kind]:
-            most = max(most, nest.rows[0, i, kind, 0, MEMBERS] if nest.counts[0, i, kind] else size + 1)
+            most = max(
+                most, nest.rows[0, i, kind, 0, MEMBERS] if nest.counts[0, i, kind] else size + 1
+            )
     return most
 
 
 @compiled()
 def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: ignore[no-untyped-def]
-    """Add the stages [i, c) before every entry of c; with those in front they have `room` members."""
+    """Add the stages [i, c) before every entry of c; with those in front they have `room`
+    members.
+    """
     Q = nest.frames[0, OUTSIDE]
     nest.work[0] -= 1 + nest.counts[0, c, 1] // 4
     W = between(layers.weights, i, c)
@@ -122,8 +147,14 @@ def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: i
             r = -(-need // Q)
             for kind in range(len(bearable)):
                 while bearable[kind] and row[MEMBERS] + r <= room and Q * r <= bounds.most:
-                    if _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, after):
-                        entry[MEMBERS], entry[USED], entry[STAGES] = row[MEMBERS] + r, row[USED] + Q * r, row[STAGES] + 1
+                    if _carries(
+                        layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, after
+                    ):
+                        entry[MEMBERS], entry[USED], entry[STAGES] = (
+                            row[MEMBERS] + r,
+                            row[USED] + Q * r,
+                            row[STAGES] + 1,
+                        )
                         entry[END], entry[ENTRY], entry[COPIES], entry[MODE] = c, position, r, mode
                         if kind != 1 or entry[MEMBERS] < levels.size[0]:
                             keep(bounds, nest, 1, i, kind, entry)
@@ -134,14 +165,20 @@ def _join(layers, bounds, levels, nest, i, c, room, bearable, entry):  # type: i
 
 @compiled()
 def _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, after):  # type: ignore[no-untyped-def]
-    """Whether a stage with r replicas inside its component carries its weights and both of its cuts."""
+    """Whether a stage with r replicas inside its component carries its weights and both of its
+    cuts.
+    """
     replicas = nest.frames[0, OUTSIDE] * r
     slope, latency = nest.crossed[0, 0], nest.crossed[0, 1]
     if r > 1:
         slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))
         latency = max(latency, levels.latency[0])
     ring = 2 * (replicas - 1) * (slope * W / replicas + latency) + tied
-    if (ring > bounds.pace * replicas) if layers.M == 0 else (ring + layers.optimizer_rate * W > bounds.update):
+    if (
+        (ring > bounds.pace * replicas)
+        if layers.M == 0
+        else (ring + layers.optimizer_rate * W > bounds.update)
+    ):
         return False
     within, waiting = _within(layers, bounds, passed), C / replicas
     for cut in range(2):
@@ -155,4 +192,6 @@ def _carries(layers, bounds, levels, nest, i, c, W, tied, C, passed, r, kind, af
     if not layers.serial:
         return True
     turns = 1 if layers.M == 0 else -(-layers.M // replicas) * replicas
-    return turns * waiting <= (bounds.pace if layers.M == 0 else (bounds.pace + passed) * (1 + 1e-15))
+    return turns * waiting <= (
+        bounds.pace if layers.M == 0 else (bounds.pace + passed) * (1 + 1e-15)
+    )

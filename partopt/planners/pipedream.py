@@ -1,11 +1,13 @@
-"""The partitioning recurrence of PipeDream (Narayanan et al., SOSP 2019, section 3.1), over any number of levels, exactly.
+"""The partitioning recurrence of PipeDream (Narayanan et al., SOSP 2019, section 3.1), over any
+number of levels, exactly.
 
     A^0(i..j, 1) = C(i, j)
     T^k(i..j, m) = max( A^{k-1}(i..j, n_{k-1}), 2(m-1) W(i, j) / B_k ) / m
     A^k(i..j, m) = min( T^k(i..j, m), min over i < s < j, m' < m of max( A^k(i..s, m-m'), 2 a_s / B_k, T^k(s..j, m') ) )
 
-The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not looked at; C includes recomputation where
-that is asked for. Ties: fewer stages, then the later cut. Only the rows that are needed are filled: at the outermost level those of i = 0.
+The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not
+looked at; C includes recomputation where that is asked for. Ties: fewer stages, then the later cut.
+Only the rows that are needed are filled: at the outermost level those of i = 0.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ class _Level:
     inner_floor: NDArray[np.float64]  # its minimum over all s' <= s
     inner_stages: NDArray[np.int32]  # stages of that pipeline
     cuts: NDArray[np.float64]  # seconds of each cut at this level, shape (N+1,)
-    jump: NDArray[np.int32]  # the next s in either direction whose cut is not above that of s, shape (2, N+1)
+    # the next s in either direction whose cut is not above that of s, shape (2, N+1)
+    jump: NDArray[np.int32]
     B: float
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A^k(i..j, m) for one i, every m and j, with the choices that gave it; all of shape (n+1, N+1)."""
+    """A^k(i..j, m) for one i, every m and j, with the choices that gave it; all of shape (n+1,
+    N+1).
+    """
 
     A: NDArray[np.float64]
     floor: NDArray[np.float64]  # the minimum of A[m, j'] over j' >= j
@@ -63,17 +68,34 @@ class _Row:
 
     def fill(self, level: _Level, weights: NDArray[np.float64], i: int, m: int) -> None:
         """Fill the entries of m, from those of fewer members."""
-        tables = level.inner, level.inner_floor, level.inner_stages, weights, level.cuts, level.jump, level.B
+        tables = (
+            level.inner,
+            level.inner_floor,
+            level.inner_stages,
+            weights,
+            level.cuts,
+            level.jump,
+            level.B,
+        )
         _fill_members(i, m, *tables, self.A, self.floor, self.stages, self.split, self.last)
 
 
 def plan(problem: Problem) -> Partition:
-    """The partition that minimises the published recurrence. Raises PartoptError where its tables outgrow memory."""
+    """The partition that minimises the published recurrence.
+
+    Raises PartoptError where its tables outgrow memory.
+    """
     chain, topology = problem.chain, problem.topology
     largest = max(level.size for level in topology.levels)
     if chain.layers * max(chain.layers, largest) > LAYER_LIMIT**2:
-        what = f"{chain.layers} layers and a level of {largest}; its tables outgrow memory above {LAYER_LIMIT} x {LAYER_LIMIT}"
-        raise PartoptError(f"pipedream: {what}", "profile coarser layers (--granularity block), or choose another planner")
+        what = (
+            f"{chain.layers} layers and a level of {largest}; its tables outgrow memory "
+            f"above {LAYER_LIMIT} x {LAYER_LIMIT}"
+        )
+        raise PartoptError(
+            f"pipedream: {what}",
+            "profile coarser layers (--granularity block), or choose another planner",
+        )
     weights = np.ascontiguousarray(chain.parameter_bytes.table())
     levels = _fill_levels(problem, weights)
     top = _Row.empty(levels[-1].n, chain.layers)
@@ -82,7 +104,10 @@ def plan(problem: Problem) -> Partition:
         problem.progress("pipedream: plan", m, levels[-1].n)
     blocks = _backtrack(levels, weights, top, len(levels), 0, chain.layers)
     sizes = [topology.group_size(k) for k in range(len(levels) + 1)]
-    status, proof = "the least of the published recurrence, every link a bus", "the recurrence tries every split and all replicas"
+    status, proof = (
+        "the least of the published recurrence, every link a bus",
+        "the recurrence tries every split and all replicas",
+    )
     return Partition(NESTED, stages_of(blocks, sizes), float(top.A[-1, -1]), status, proof=proof)
 
 
@@ -98,11 +123,24 @@ def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]
         if levels:
             inner, stages = _fill_table(levels[-1], weights, problem)
         cuts = np.array([cut_s(size, B) for size in chain.a])
-        levels.append(_Level(level.name, level.size, inner, np.minimum.accumulate(inner, axis=0), stages, cuts, jumps(cuts), B))
+        levels.append(
+            _Level(
+                level.name,
+                level.size,
+                inner,
+                np.minimum.accumulate(inner, axis=0),
+                stages,
+                cuts,
+                jumps(cuts),
+                B,
+            )
+        )
     return levels
 
 
-def _fill_table(level: _Level, weights: NDArray[np.float64], problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+def _fill_table(
+    level: _Level, weights: NDArray[np.float64], problem: Problem
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
     """A^k(i..j, n) and the stages of it for all i and j, both [i, j]."""
     table, count = np.zeros_like(level.inner), np.zeros_like(level.inner_stages)
     layers = len(level.cuts) - 1
@@ -115,20 +153,28 @@ def _fill_table(level: _Level, weights: NDArray[np.float64], problem: Problem) -
     return table, count
 
 
-def _backtrack(levels: list[_Level], weights: NDArray[np.float64], row: _Row, k: int, i: int, j: int) -> list[Block]:
-    """The stages behind A^k(i..j, n_k), of which `row` is the row; the inner ones by filling again the rows that they lie in."""
+def _backtrack(
+    levels: list[_Level], weights: NDArray[np.float64], row: _Row, k: int, i: int, j: int
+) -> list[Block]:
+    """The stages behind A^k(i..j, n_k), of which `row` is the row; the inner ones by filling again
+    the rows that they lie in.
+    """
     blocks: list[Block] = []
     m = levels[k - 1].n
     while True:
         last, split = int(row.last[m, j]), int(row.split[m, j])
         start, members = (split, last) if last else (i, m)
-        blocks.insert(0, Block(start, j, m - members, members, _inside(levels, weights, k - 1, start, j)))
+        blocks.insert(
+            0, Block(start, j, m - members, members, _inside(levels, weights, k - 1, start, j))
+        )
         if not last:
             return blocks
         j, m = split, m - last
 
 
-def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int) -> list[Block]:
+def _inside(
+    levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, j: int
+) -> list[Block]:
     """The pipeline over [i, j) inside one level-k member; a device has none."""
     if k == 0:
         return []
@@ -139,14 +185,32 @@ def _inside(levels: list[_Level], weights: NDArray[np.float64], k: int, i: int, 
 
 
 @compiled()
-def _fill_members(i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last):  # type: ignore[no-untyped-def]
+def _fill_members(
+    i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last
+):  # type: ignore[no-untyped-def]
     """Fill A[m, j] = A^k(i..j, m), its choices, and its floor, for every j."""
     layers = len(cuts) - 1
     for j in range(i + 1, layers + 1):
         A[m, j] = stage_s(inner[i, j], weights[i, j], m, B)
         stages[m, j], split[m, j], last[m, j] = inner_stages[i, j], i, 0
     for members in range(1, m):
-        split_off(members, i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last)
+        split_off(
+            members,
+            i,
+            m,
+            inner,
+            inner_floor,
+            inner_stages,
+            weights,
+            cuts,
+            jump,
+            B,
+            A,
+            floor,
+            stages,
+            split,
+            last,
+        )
     floor[m, layers] = A[m, layers]
     for j in range(layers - 1, i, -1):
         floor[m, j] = min(A[m, j], floor[m, j + 1])

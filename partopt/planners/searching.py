@@ -14,10 +14,23 @@ from partopt.cost.capacity import Shapes, shapes_of, trees_of
 from partopt.cost.kernels import NEVER, ZB_H1, Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
-from partopt.planners.entries import CUT, ENTRY, EXTRA, MODE, REPLICAS, STAGES, START, USED, Caps, Table, empty_table
+from partopt.planners.entries import (
+    CUT,
+    ENTRY,
+    EXTRA,
+    MODE,
+    REPLICAS,
+    STAGES,
+    START,
+    USED,
+    Caps,
+    Table,
+    empty_table,
+)
 from partopt.planners.probe import BLOCK, begin, reaches, sweep, widest
 
-# T   seconds: a bound on the period, or of a synchronous schedule on what its slowest stage adds to one microbatch's pass
+# T   seconds: a bound on the period, or of a synchronous schedule on what its slowest stage adds to
+#     one microbatch's pass
 # U   seconds: a bound on the all-reduce and the optimizer's step of each stage, once an iteration
 
 Counts = tuple[int, int]  # the least and the most replicas of every stage
@@ -33,67 +46,116 @@ _ENTRIES_IN_ALL = 10_000_000  # 80 bytes each
 
 
 class Probe:
-    """Tells whether there is a contiguous plan within given bounds, and which. Its tables are made once.
+    """Tells whether there is a contiguous plan within given bounds, and which.
+
+    Its tables are made once.
 
     `shapes` are what runs of ranks carry, by default as the topology has it.
     """
 
     def __init__(self, problem: Problem, shapes: Shapes | None = None) -> None:
         topology = problem.topology
-        if topology.group_size(len(topology.levels) - 1) * topology.devices * len(topology.levels) > SHAPE_LIMIT:
-            what = f"{topology.devices} devices in components of {topology.group_size(len(topology.levels) - 1)}"
-            raise PartoptError(
-                f"optimal: {what}: its tables outgrow memory", "describe the outermost level in more members, or fewer levels"
+        if (
+            topology.group_size(len(topology.levels) - 1) * topology.devices * len(topology.levels)
+            > SHAPE_LIMIT
+        ):
+            what = (
+                f"{topology.devices} devices in components of "
+                f"{topology.group_size(len(topology.levels) - 1)}"
             )
-        self.problem, self.layers, self.shapes = problem, layers_of(problem), shapes or shapes_of(topology)
+            raise PartoptError(
+                f"optimal: {what}: its tables outgrow memory",
+                "describe the outermost level in more members, or fewer levels",
+            )
+        self.problem, self.layers, self.shapes = (
+            problem,
+            layers_of(problem),
+            shapes or shapes_of(topology),
+        )
         self.reach = reaches(self.layers)
         L, G, width = self.shapes.side.shape
         self.widest = widest(self.layers, self.reach)
         self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
-        self.bounds_extra = problem.recompute_per_stage and problem.microbatches is not None and not self.layers.apart
-        self.heaviest = max(problem.chain.parameter_bytes(layer, layer + 1) for layer in range(problem.chain.layers))
+        self.bounds_extra = (
+            problem.recompute_per_stage
+            and problem.microbatches is not None
+            and not self.layers.apart
+        )
+        self.heaviest = max(
+            problem.chain.parameter_bytes(layer, layer + 1) for layer in range(problem.chain.layers)
+        )
         self.unit_s, self.extra = extra_of(self.layers)
-        self.narrowest = float(self.shapes.side[:, :, 1:].min())  # bytes/s that every stage has for a side, wherever it stands
+        # bytes/s that every stage has for a side, wherever it stands
+        self.narrowest = float(self.shapes.side[:, :, 1:].min())
         self.tables: list[Table] = []
-        self.swept: tuple[object, int] = (None, 0)  # bounds for which tables of ever more stages have been filled, and how many of these
+        # bounds for which tables of ever more stages have been filled, and how many of these
+        self.swept: tuple[object, int] = (None, 0)
         self.complete = True  # no entry was ever left out for want of room
 
     def find(
-        self, T: float, U: float, counts: Counts, stages: int | None, extra_s: float = ENDLESS, behind: NDArray[np.float64] | None = None
+        self,
+        T: float,
+        U: float,
+        counts: Counts,
+        stages: int | None,
+        extra_s: float = ENDLESS,
+        behind: NDArray[np.float64] | None = None,
     ) -> Partition | None:
         """A plan within the bounds, rounding apart; `None` where there is none.
 
-        Each stage has as many replicas as `counts` says, from and to, and there are `stages` stages, `None` for any number. Devices in
-        use are counted where memory is limited. Recomputing adds at most `extra_s` seconds to the pass of a microbatch. `behind` are
-        devices that the layers behind each cut take at the least, infinite where no stage may begin, by default what their compute takes.
+        Each stage has as many replicas as `counts` says, from and to, and there are `stages`
+        stages, `None` for any number. Devices in use are counted where memory is limited.
+        Recomputing adds at most `extra_s` seconds to the pass of a microbatch. `behind` are devices
+        that the layers behind each cut take at the least, infinite where no stage may begin, by
+        default what their compute takes.
         """
         caps = self._caps(T, U, counts, behind)
         found = at_its_depth(self.layers, caps.limited, stages, partial(self._sweep, caps, stages))
         if found is None or extra_s >= ENDLESS or self._extra_s(found) <= extra_s:
             return found
         caps = caps._replace(extra=np.floor(extra_s / self.unit_s) + len(self.reach))
-        return at_its_depth(self.layers._replace(extra=self.extra), caps.limited, stages, partial(self._sweep, caps, stages))
+        return at_its_depth(
+            self.layers._replace(extra=self.extra),
+            caps.limited,
+            stages,
+            partial(self._sweep, caps, stages),
+        )
 
     def floors_s(self, counts: Counts) -> tuple[float, float]:
-        """What X and U of a synchronous plan do not go below, given the least and the most replicas of every stage.
+        """What X and U of a synchronous plan do not go below, given the least and the most replicas
+        of every stage.
 
-        The largest layer and, of as many stages as there are devices for, the largest stage take as much.
+        The largest layer and, of as many stages as there are devices for, the largest stage take as
+        much.
         """
         layers, shapes, (least, most) = self.layers, self.shapes, counts
         passed = layers.compute[0 if layers.apart else layers.first_mode]
         stages = self.problem.topology.devices // least
         largest = max(float(np.diff(passed).max()), float(passed[-1]) / stages)
-        W = max(self.heaviest, self.problem.chain.parameter_bytes(0, self.problem.chain.layers) / stages)
-        update = (shapes.slope[:, least : most + 1] + layers.optimizer_rate) * W + shapes.latency[:, least : most + 1]
+        W = max(
+            self.heaviest, self.problem.chain.parameter_bytes(0, self.problem.chain.layers) / stages
+        )
+        update = (shapes.slope[:, least : most + 1] + layers.optimizer_rate) * W + shapes.latency[
+            :, least : most + 1
+        ]
         return (-(-layers.M // most) - 1) * largest, float(update.min())
 
     def _extra_s(self, found: Partition) -> float:
         """Seconds that recomputing adds to the pass of a microbatch."""
         forward = self.layers.compute[1] - self.layers.compute[0]
-        return float(sum(forward[stage.stop] - forward[stage.start] for stage in found.stages if stage.recompute))
+        return float(
+            sum(
+                forward[stage.stop] - forward[stage.start]
+                for stage in found.stages
+                if stage.recompute
+            )
+        )
 
     def _sweep(self, caps: Caps, stages: int | None, layers: Layers) -> Partition | None:
-        """A plan within the caps. Tables of ever more stages are filled but once for the same caps."""
+        """A plan within the caps.
+
+        Tables of ever more stages are filled but once for the same caps.
+        """
         asked = (caps.pace, caps.update, caps.least, caps.most, caps.extra, layers.depth)
         known, filled = self.swept
         if stages is None or known != asked:
@@ -109,14 +171,23 @@ class Probe:
                 begin(table, 0)
             sweep(layers, caps, self.reach, source, table)
             self.complete = self.complete and table.dropped[0] == 0
-        return self._plan(stages or 0, stages is None) if self.tables[stages or 0].counts[0] > 0 else None
+        return (
+            self._plan(stages or 0, stages is None)
+            if self.tables[stages or 0].counts[0] > 0
+            else None
+        )
 
     def within_memory(self, memory_bytes: int) -> Probe:
         """The probe of the same problem within so much memory a device."""
         other = copy(self)
         other.problem = replace(self.problem, memory_bytes=memory_bytes)
         other.layers = self.layers._replace(memory=float(memory_bytes))
-        other.reach, other.tables, other.swept, other.complete = reaches(other.layers), [], (None, 0), True
+        other.reach, other.tables, other.swept, other.complete = (
+            reaches(other.layers),
+            [],
+            (None, 0),
+            True,
+        )
         other.widest = widest(other.layers, other.reach)
         return other
 
@@ -162,21 +233,29 @@ class Probe:
         )
 
     def _bearing(self, T: float) -> NDArray[np.int64]:
-        """The fewest replicas of any run of ranks that bear each cut at each gap, none counted where the gap does not matter."""
+        """The fewest replicas of any run of ranks that bear each cut at each gap, none counted
+        where the gap does not matter.
+        """
         layers, L = self.layers, len(self.shapes.side)
         longest = float(layers.compute[layers.last_mode, -1])
         within = (T + longest) / layers.M if layers.M else T
         bearing = np.ones((L + 1, len(layers.cuts)), np.int64)
         for gap in range(1, L + 1):
-            best = np.maximum.accumulate(self.shapes.side[gap - 1, :, 1:].max(axis=0)) * (1 + TOLERANCE)
+            best = np.maximum.accumulate(self.shapes.side[gap - 1, :, 1:].max(axis=0)) * (
+                1 + TOLERANCE
+            )
             bearing[gap] += np.searchsorted(best, layers.cuts / within)
         return bearing
 
     def _plan(self, k: int, one_table: bool) -> Partition:
-        """The plan behind the entries of cut 0; of several the one with the fewest stages, then devices."""
+        """The plan behind the entries of cut 0; of several the one with the fewest stages, then
+        devices.
+        """
         rows = self.tables[k].rows
         order = [STAGES, USED] if self.layers.schedule == ZB_H1 else [EXTRA, STAGES, USED]
-        position = min(range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, order].tolist())
+        position = min(
+            range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, order].tolist()
+        )
         stages: list[Assignment] = []
         cut = 0
         while cut < self.problem.chain.layers:
@@ -188,10 +267,16 @@ class Probe:
         return Partition(CONTIGUOUS, stages)
 
 
-def at_its_depth(layers: Layers, limited: bool, stages: int | None, find: Callable[[Layers], Partition | None]) -> Partition | None:
-    """What `find` finds. Where what is in flight depends on the number of all stages, of the plans with the fewest stages there are.
+def at_its_depth(
+    layers: Layers, limited: bool, stages: int | None, find: Callable[[Layers], Partition | None]
+) -> Partition | None:
+    """What `find` finds.
 
-    More stages hold more, so that no plan has fewer of them than the fewest that hold as little as those of fewer stages.
+    Where what is in flight depends on the number of all stages, of the plans with the fewest stages
+    there are.
+
+    More stages hold more, so that no plan has fewer of them than the fewest that hold as little as
+    those of fewer stages.
     """
     if layers.schedule != ZB_H1 or not limited:
         return find(layers)
@@ -203,11 +288,14 @@ def at_its_depth(layers: Layers, limited: bool, stages: int | None, find: Callab
         depth = len(found.stages)
 
 
-def devices_needed(layers: Layers, widest: NDArray[np.float64], T: float, least: int, most: int) -> NDArray[np.float64]:
-    """Devices that the layers before each cut take by their compute within T, at the least; shape (N+1,).
+def devices_needed(
+    layers: Layers, widest: NDArray[np.float64], T: float, least: int, most: int
+) -> NDArray[np.float64]:
+    """Devices that the layers before each cut take by their compute within T, at the least; shape
+    (N+1,).
 
-    A synchronous stage takes `least` or M C / (T + passed) if that is more, where what it passes on in is at most `widest`: each of
-    its layers accounts for its own share of that.
+    A synchronous stage takes `least` or M C / (T + passed) if that is more, where what it passes on
+    in is at most `widest`: each of its layers accounts for its own share of that.
     """
     M = layers.M
     compute = layers.compute[layers.first_mode]
@@ -221,11 +309,14 @@ def devices_needed(layers: Layers, widest: NDArray[np.float64], T: float, least:
     return np.concatenate([[0.0], np.cumsum(np.minimum(np.maximum(counted, paced), NEVER))])
 
 
-def devices_around(needs: NDArray[np.float64], behind: NDArray[np.float64] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Devices that the layers behind each cut take at the least, and those that the layers before it take; of shape (N+1,) each.
+def devices_around(
+    needs: NDArray[np.float64], behind: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Devices that the layers behind each cut take at the least, and those that the layers before
+    it take; of shape (N+1,) each.
 
-    `needs` is what the compute before each cut takes, and `behind` what is known of the layers behind: with more devices behind a cut than
-    need be, the layers before it take no fewer.
+    `needs` is what the compute before each cut takes, and `behind` what is known of the layers
+    behind: with more devices behind a cut than need be, the layers before it take no fewer.
     """
     if behind is None:
         return needs[-1] - needs, needs
@@ -234,18 +325,26 @@ def devices_around(needs: NDArray[np.float64], behind: NDArray[np.float64] | Non
 
 
 def extra_of(layers: Layers) -> tuple[float, NDArray[np.int64]]:
-    """What recomputation adds to the pass of the layers before each cut, shape (N+1,), in whole units of so many seconds."""
+    """What recomputation adds to the pass of the layers before each cut, shape (N+1,), in whole
+    units of so many seconds.
+    """
     forward = layers.compute[1] - layers.compute[0]
     unit_s = max(float(forward[-1]), 1e-300) / _UNITS
     return unit_s, np.rint(forward / unit_s).astype(np.int64)
 
 
 def least(
-    find: Callable[[float], Partition | None], measure: Callable[[Partition], float], lower: float, upper: float, slack: float
+    find: Callable[[float], Partition | None],
+    measure: Callable[[Partition], float],
+    lower: float,
+    upper: float,
+    slack: float,
 ) -> tuple[Partition | None, float, float]:
-    """The plan with the least measure below `upper`, that measure (`upper` where there is no plan), and the largest bound without a plan.
+    """The plan with the least measure below `upper`, that measure (`upper` where there is no plan),
+    and the largest bound without a plan.
 
-    `find` tells for a bound whether there is a plan, which need not be the best; none is below `lower`. The two meet within `slack`.
+    `find` tells for a bound whether there is a plan, which need not be the best; none is below
+    `lower`. The two meet within `slack`.
     """
     best, value = None, upper
     T, growth = (lower + 2 * slack if upper >= ENDLESS else upper - slack), 1.001

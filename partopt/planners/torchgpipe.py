@@ -1,9 +1,11 @@
-"""torchgpipe's automatic balance: block partition by local search (Bárány and Grinberg, "Block partitions of sequences", 2013).
+"""torchgpipe's automatic balance: block partition by local search (Bárány and Grinberg, "Block
+partitions of sequences", 2013).
 
-From any partition into K blocks, as long as the largest block exceeds the smallest by more than the largest layer, the smallest block
-that is nearest to the largest one takes a layer from that side. At the end the two differ by no more than the largest layer. The paper
-lets blocks be empty, and its search can cycle on layers of zero cost; here a block keeps its last layer, its neighbour gives instead,
-and after a number of moves the search ends with the best partition seen.
+From any partition into K blocks, as long as the largest block exceeds the smallest by more than the
+largest layer, the smallest block that is nearest to the largest one takes a layer from that side.
+At the end the two differ by no more than the largest layer. The paper lets blocks be empty, and its
+search can cycle on layers of zero cost; here a block keeps its last layer, its neighbour gives
+instead, and after a number of moves the search ends with the best partition seen.
 """
 
 from __future__ import annotations
@@ -40,12 +42,16 @@ def balance(costs: Sequence[float] | NDArray[np.float64], K: int) -> list[int]:
 
 
 def _move(bounds: NDArray[np.int64], blocks: NDArray[np.float64]) -> bool:
-    """Give the nearest smallest block a layer from the side of the largest, in place; False where no block between can give one."""
+    """Give the nearest smallest block a layer from the side of the largest, in place; False where
+    no block between can give one.
+    """
     p = int(blocks.argmax())
     smallest = np.flatnonzero(blocks == blocks.min())
     q = int(smallest[np.abs(smallest - p).argmin()])
     towards = 1 if p > q else -1
-    giver = next((h for h in range(q + towards, p + towards, towards) if bounds[h + 1] - bounds[h] > 1), None)
+    giver = next(
+        (h for h in range(q + towards, p + towards, towards) if bounds[h + 1] - bounds[h] > 1), None
+    )
     if giver is None:
         return False
     if towards == 1:

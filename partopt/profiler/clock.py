@@ -17,14 +17,21 @@ class Clock(Protocol):
         """A mark of this moment, cheap enough to be taken between layers."""
 
     def intervals_s(self, stamps: Sequence[Any]) -> list[float]:
-        """Seconds between each stamp and the next; waits for the device. The stamps must not be used again."""
+        """Seconds between each stamp and the next; waits for the device.
+
+        The stamps must not be used again.
+        """
 
     def idle_share(self) -> float | None:
-        """How far processor time and wall time have parted, as a share of the wall time; None where it cannot be told."""
+        """How far processor time and wall time have parted, as a share of the wall time; None where
+        it cannot be told.
+        """
 
 
 class CpuClock:
-    """Wall time of the host, with the processor time beside it: they part when something else wants the processor."""
+    """Wall time of the host, with the processor time beside it: they part when something else wants
+    the processor.
+    """
 
     def __init__(self) -> None:
         self._wall_s = 0.0
@@ -46,7 +53,9 @@ class CpuClock:
 
 
 class CudaClock:
-    """Events on the current stream, taken from a pool: recording one costs microseconds and does not wait for the device."""
+    """Events on the current stream, taken from a pool: recording one costs microseconds and does
+    not wait for the device.
+    """
 
     def __init__(self) -> None:
         self._pool: list[torch.cuda.Event] = []
@@ -60,7 +69,9 @@ class CudaClock:
     def intervals_s(self, stamps: Sequence[torch.cuda.Event]) -> list[float]:
         """Device seconds between events, after one wait for all of them."""
         torch.cuda.synchronize()
-        seconds = [earlier.elapsed_time(later) / 1000 for earlier, later in itertools.pairwise(stamps)]
+        seconds = [
+            earlier.elapsed_time(later) / 1000 for earlier, later in itertools.pairwise(stamps)
+        ]
         self._pool.extend(stamps)
         return seconds
 

@@ -1,9 +1,11 @@
 """Which tensors pass from layer to layer, seen in one real forward.
 
-A dispatch mode sees every operation and tags the storage of each result with the layer that made it. A view keeps the tag of its base, a
-write in place renews it, and tags die with their storages, so that a recycled address is never taken for an old tensor. Parameters and
-buffers belong to a module, the model's own inputs to nobody: each stage reads them from the data loader. So does code between units that
-works on nothing but such inputs (an attention mask made from the ids): each stage can do it for itself.
+A dispatch mode sees every operation and tags the storage of each result with the layer that made
+it. A view keeps the tag of its base, a write in place renews it, and tags die with their storages,
+so that a recycled address is never taken for an old tensor. Parameters and buffers belong to a
+module, the model's own inputs to nobody: each stage reads them from the data loader. So does code
+between units that works on nothing but such inputs (an attention mask made from the ids): each
+stage can do it for itself.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt import profile
+from partopt.documents import profile
 from partopt.profiler.flops import count_flops
 from partopt.profiler.step import tensors_in
 from partopt.profiler.tracker import Tracker
@@ -26,7 +28,9 @@ from partopt.profiler.tracker import Tracker
 
 @dataclass
 class Flow:
-    """A storage that one layer wrote, the layers that read it, and the parts of it that they read."""
+    """A storage that one layer wrote, the layers that read it, and the parts of it that they
+    read.
+    """
 
     producer: int
     storage_bytes: int
@@ -36,7 +40,9 @@ class Flow:
     def read(self, layer: int, tensor: Tensor) -> None:
         """Note that `layer` reads `tensor`, which lies in this storage."""
         self.consumers.add(layer)
-        self.parts[int(tensor.storage_offset()), tensor.numel()] = tensor.numel() * tensor.element_size()
+        self.parts[int(tensor.storage_offset()), tensor.numel()] = (
+            tensor.numel() * tensor.element_size()
+        )
 
     @property
     def carried_bytes(self) -> int:
@@ -70,7 +76,8 @@ class StorageMap:
 class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches one forward.
 
-    Afterwards `flows` holds what passed between layers, `users` which layers used each parameter, and `flops` the operations of each layer.
+    Afterwards `flows` holds what passed between layers, `users` which layers used each parameter,
+    and `flops` the operations of each layer.
     """
 
     def __init__(self, model: nn.Module, tracker: Tracker) -> None:
@@ -85,7 +92,9 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._constants.set(tensor, name)
         self._parameters = {name for name, _ in model.named_parameters()}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         """Run the operation, and note what it read and wrote."""
         options = kwargs or {}
         result = func(*args, **options)
@@ -94,11 +103,15 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = [self._note_read(tensor, layer) for tensor in _storages([args, options])]
         written = [args[position] for position in _written(func) if position < len(args)]
         if self.tracker.inside_unit or any(read):
-            self._note_written([*tensors_in(written), *_storages(result)], tensors_in(written), layer)
+            self._note_written(
+                [*tensors_in(written), *_storages(result)], tensors_in(written), layer
+            )
         return result
 
     def _note_read(self, tensor: Tensor, layer: int) -> bool:
-        """Note one input; whether it ties the operation to a layer: something made by one, or a parameter."""
+        """Note one input; whether it ties the operation to a layer: something made by one, or a
+        parameter.
+        """
         constant = self._constants.get(tensor)
         if constant is not None:
             if constant in self._parameters:
@@ -110,24 +123,35 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return flow is not None
 
     def _note_written(self, results: list[Tensor], in_place: list[Tensor], layer: int) -> None:
-        """Tag results that are new, and those written in place by another layer than the one that made them."""
+        """Tag results that are new, and those written in place by another layer than the one that
+        made them.
+        """
         for tensor in results:
             if not _has_storage(tensor) or self._constants.get(tensor) is not None:
                 continue
             flow = self._tags.get(tensor)
-            renewed = flow is not None and flow.producer != layer and any(tensor is written for written in in_place)
+            renewed = (
+                flow is not None
+                and flow.producer != layer
+                and any(tensor is written for written in in_place)
+            )
             if flow is None or renewed:
                 flow = Flow(layer, tensor.untyped_storage().nbytes())
                 self.flows.append(flow)
                 self._tags.set(tensor, flow)
 
     def tensors(self) -> list[profile.Tensor]:
-        """What crosses between layers; tensors with the same producer and consumers are added up."""
+        """What crosses between layers; tensors with the same producer and consumers are added
+        up.
+        """
         merged: defaultdict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
         for flow in self.flows:
             if flow.consumers:
                 merged[flow.producer, tuple(sorted(flow.consumers))] += flow.carried_bytes
-        return [profile.Tensor(producer=made, consumers=list(read), bytes=size) for (made, read), size in sorted(merged.items())]
+        return [
+            profile.Tensor(producer=made, consumers=list(read), bytes=size)
+            for (made, read), size in sorted(merged.items())
+        ]
 
 
 def _storages(value: Any) -> Iterator[Tensor]:
@@ -151,6 +175,8 @@ def output_recorder(outputs: dict[int, int]) -> Callable[[int, Any], None]:
     """A callback that records the bytes of each layer's output tensors in `outputs`."""
 
     def left(layer: int, output: Any) -> None:
-        outputs[layer] = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(output))
+        outputs[layer] = sum(
+            tensor.numel() * tensor.element_size() for tensor in tensors_in(output)
+        )
 
     return left

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from partopt import __version__
+from partopt.documents.profile import Device, Environment
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profile import Device, Environment
 from partopt.profiler.clock import Clock, CpuClock, CudaClock
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # the names and numbers of malloc.h
@@ -22,19 +22,32 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a CUDA device, else the CPU. Raises PartoptError where the device asked for is not there."""
+    """`auto` is CUDA where there is a CUDA device, else the CPU. Raises PartoptError where the
+    device asked for is not there.
+    """
     if name not in DEVICES:
-        raise PartoptError(f"--device {name}: not a device that partopt measures", did_you_mean(name, DEVICES))
+        raise PartoptError(
+            f"--device {name}: not a device that partopt measures", did_you_mean(name, DEVICES)
+        )
     if name == "cuda" and not torch.cuda.is_available():
-        reason = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise PartoptError(f"--device cuda: {reason}", "--device cpu measures on the processor; nvidia-smi lists the GPUs of this machine")
+        reason = (
+            "this torch was built without CUDA"
+            if torch.version.cuda is None
+            else "torch sees no CUDA device"
+        )
+        raise PartoptError(
+            f"--device cuda: {reason}",
+            "--device cpu measures on the processor; nvidia-smi lists the GPUs of this machine",
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def choose_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises PartoptError for one that partopt does not measure."""
     if name not in DTYPES:
-        raise PartoptError(f"--dtype {name}: not a dtype that partopt measures", did_you_mean(name, DTYPES))
+        raise PartoptError(
+            f"--dtype {name}: not a dtype that partopt measures", did_you_mean(name, DTYPES)
+        )
     return DTYPES[name]
 
 
@@ -49,7 +62,12 @@ def describe_device(device: torch.device) -> Device:
 def describe_environment(device: torch.device) -> Environment:
     """Versions of what was measured with."""
     cuda = torch.version.cuda if device.type == "cuda" else None
-    return Environment(torch=str(torch.__version__), cuda=cuda, python=platform.python_version(), partopt=__version__)
+    return Environment(
+        torch=str(torch.__version__),
+        cuda=cuda,
+        python=platform.python_version(),
+        partopt=__version__,
+    )
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -59,10 +77,12 @@ def clock_of(device: torch.device) -> Clock:
 
 @contextlib.contextmanager
 def held_still(device: torch.device) -> Iterator[None]:
-    """Make steps on the CPU repeat themselves in this context: one thread, so that wall and processor time are the same, and memory kept.
+    """Make steps on the CPU repeat themselves in this context: one thread, so that wall and
+    processor time are the same, and memory kept.
 
-    The C library gives large blocks back to the system as soon as they are freed, and the next step pays for every page anew: two fifths of
-    a step of VGG-16. CUDA's allocator keeps what is freed; here the CPU's is told to do so too.
+    The C library gives large blocks back to the system as soon as they are freed, and the next step
+    pays for every page anew: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
+    here the CPU's is told to do so too.
     """
     if device.type != "cpu":
         yield
@@ -78,7 +98,9 @@ def held_still(device: torch.device) -> Iterator[None]:
 
 
 def _set_allocator(mapped_blocks: int, trim_bytes: int) -> None:
-    """How many blocks glibc may map on their own, and how many free bytes make it give memory back (-1: never). Elsewhere, nothing."""
+    """How many blocks glibc may map on their own, and how many free bytes make it give memory back
+    (-1: never). Elsewhere, nothing.
+    """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc: no mallopt
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_MAX, mapped_blocks)

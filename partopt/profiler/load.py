@@ -1,8 +1,10 @@
 """Loading the model to profile: a file or a dotted module that follows the MODEL contract.
 
-The contract: a callable that returns an `nn.Module` (or the module itself), `example_inputs(batch_size)` that returns a tensor, a tuple or
-a dict, and optionally `loss_fn(output, inputs)`. The model is looked up as the named attribute, else `build`, `create_model`, `model`, else
-the sole `nn.Module` of the file: an instance, or else a class that the file defines.
+The contract: a callable that returns an `nn.Module` (or the module itself),
+`example_inputs(batch_size)` that returns a tensor, a tuple or a dict, and optionally
+`loss_fn(output, inputs)`. The model is looked up as the named attribute, else `build`,
+`create_model`, `model`, else the sole `nn.Module` of the file: an instance, or else a class that
+the file defines.
 """
 
 from __future__ import annotations
@@ -47,12 +49,17 @@ class ModelSource:
         return self.entry.rpartition(":")[0]
 
     def build(self) -> nn.Module:
-        """The model, built with the arguments given. Raises PartoptError where the model's own code fails."""
+        """The model, built with the arguments given.
+
+        Raises PartoptError where the model's own code fails.
+        """
         if isinstance(self.found, nn.Module):
             return self.found
         model = self._call(self.found, **self.arguments)
         if not isinstance(model, nn.Module):
-            raise PartoptError(f"{self.entry}: returned {_kind(model)}, not an nn.Module", _CONTRACT)
+            raise PartoptError(
+                f"{self.entry}: returned {_kind(model)}, not an nn.Module", _CONTRACT
+            )
         return model
 
     def example_inputs(self, batch_size: int) -> Any:
@@ -66,9 +73,11 @@ class ModelSource:
 
 
 def find_model(target: str, arguments: Mapping[str, Any] | None = None) -> ModelSource:
-    """The model that `target`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names; `arguments` are for its build function.
+    """The model that `target`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names; `arguments` are
+    for its build function.
 
-    Raises PartoptError where there is no such file, where it fails, or where it does not follow the contract.
+    Raises PartoptError where there is no such file, where it fails, or where it does not follow the
+    contract.
     """
     place, attribute = _split(target)
     folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
@@ -78,7 +87,15 @@ def find_model(target: str, arguments: Mapping[str, Any] | None = None) -> Model
     given = dict(arguments or {})
     _check_arguments(found, given, f"{place}:{name}")
     title = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return ModelSource(title, f"{place}:{name}", folder, found, _example_inputs(module, place), getattr(module, "loss_fn", None), given)
+    return ModelSource(
+        title,
+        f"{place}:{name}",
+        folder,
+        found,
+        _example_inputs(module, place),
+        getattr(module, "loss_fn", None),
+        given,
+    )
 
 
 def _split(target: str) -> tuple[str, str | None]:
@@ -88,7 +105,9 @@ def _split(target: str) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let code import the modules that lie in `folder`, and forget them afterwards: another folder may have others of the same name."""
+    """Let code import the modules that lie in `folder`, and forget them afterwards: another folder
+    may have others of the same name.
+    """
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
@@ -105,8 +124,13 @@ def _importable(folder: Path) -> Iterator[None]:
 def _import_file(place: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
-        near = sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise PartoptError(f"{place}: no such file", did_you_mean(path.name, near) if near else "give the path of a Python file")
+        near = (
+            sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        )
+        raise PartoptError(
+            f"{place}: no such file",
+            did_you_mean(path.name, near) if near else "give the path of a Python file",
+        )
     spec = importlib.util.spec_from_file_location(f"partopt_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -123,7 +147,10 @@ def _import_dotted(place: str) -> ModuleType:
     except (ImportError, ValueError):
         known = False
     if not known:
-        hint = "write FILE.py or dotted.module, with :ATTR after it to name the function that builds the model"
+        hint = (
+            "write FILE.py or dotted.module, with :ATTR after it to name the function that "
+            "builds the model"
+        )
         raise PartoptError(f"{place}: no such file or module", hint)
     with _explained(place):
         return importlib.import_module(place)
@@ -131,7 +158,9 @@ def _import_dotted(place: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Turn what the model's own code raises into a PartoptError that names the line; running out of memory passes through."""
+    """Turn what the model's own code raises into a PartoptError that names the line; running out of
+    memory passes through.
+    """
     try:
         yield
     except PartoptError:
@@ -141,22 +170,34 @@ def _explained(where: str) -> Iterator[None]:
             raise
         if isinstance(error, ModuleNotFoundError) and error.name:
             raise _not_installed(where, error.name.partition(".")[0]) from error
-        raise PartoptError(f"{where}: {describe(error)}", "mend the model file; --debug shows the traceback") from error
+        raise PartoptError(
+            f"{where}: {describe(error)}", "mend the model file; --debug shows the traceback"
+        ) from error
 
 
 def _not_installed(where: str, missing: str) -> PartoptError:
     wanted = f"partopt[{_EXTRAS[missing]}]" if missing in _EXTRAS else missing
-    return PartoptError(f"{where}: needs {missing}, which is not installed", f'pip install "{wanted}"')
+    return PartoptError(
+        f"{where}: needs {missing}, which is not installed", f'pip install "{wanted}"'
+    )
 
 
 def describe(error: BaseException) -> str:
-    """An exception of foreign code in one line, with the innermost line outside of installed packages that led to it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    """An exception of foreign code in one line, with the innermost line outside of installed
+    packages that led to it.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_the_users(frame.filename)
+    ]
     what = str(error).strip().splitlines()
     text = f"raised {type(error).__name__}" + (f": {what[0]}" if what else "")
     if isinstance(error, SyntaxError):
         return f"{text} (line {error.lineno})"
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )
 
 
 def _is_the_users(filename: str) -> bool:
@@ -170,29 +211,48 @@ def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str
     if attribute is not None:
         if attribute not in public:
             candidates = [name for name, value in public.items() if _is_own(value, module)]
-            raise PartoptError(f'{place}: has no "{attribute}"', did_you_mean(attribute, candidates))
+            raise PartoptError(
+                f'{place}: has no "{attribute}"', did_you_mean(attribute, candidates)
+            )
         return attribute, _checked(public[attribute], place, attribute)
     for name in _LOOKED_UP:
         if name in public:
             return name, _checked(public[name], place, name)
-    modules: dict[str, Any] = {name: value for name, value in public.items() if isinstance(value, nn.Module)}
-    classes = {name: value for name, value in public.items() if inspect.isclass(value) and _is_own(value, module)}
-    sole = modules or {name: value for name, value in classes.items() if issubclass(value, nn.Module)}
+    modules: dict[str, Any] = {
+        name: value for name, value in public.items() if isinstance(value, nn.Module)
+    }
+    classes = {
+        name: value
+        for name, value in public.items()
+        if inspect.isclass(value) and _is_own(value, module)
+    }
+    sole = modules or {
+        name: value for name, value in classes.items() if issubclass(value, nn.Module)
+    }
     if len(sole) == 1:
         return next(iter(sole.items()))
     if sole:
-        raise PartoptError(f"{place}: has {len(sole)} modules: {', '.join(sole)}", f"name one: {place}:{next(iter(sole))}")
+        raise PartoptError(
+            f"{place}: has {len(sole)} modules: {', '.join(sole)}",
+            f"name one: {place}:{next(iter(sole))}",
+        )
     raise PartoptError(f"{place}: has no build function and no model", _CONTRACT)
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
-    """Whether `value` could be the model: a module, or something callable that this file defines."""
-    return isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module.__name__)
+    """Whether `value` could be the model: a module, or something callable that this file
+    defines.
+    """
+    return isinstance(value, nn.Module) or (
+        callable(value) and getattr(value, "__module__", None) == module.__name__
+    )
 
 
 def _checked(value: Any, place: str, name: str) -> Any:
     if not callable(value):
-        raise PartoptError(f"{place}:{name}: is {_kind(value)}, neither a function nor an nn.Module", _CONTRACT)
+        raise PartoptError(
+            f"{place}:{name}: is {_kind(value)}, neither a function nor an nn.Module", _CONTRACT
+        )
     return value
 
 
@@ -200,10 +260,17 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
     """Refuse arguments that the build function does not take, and say which ones it still needs."""
     if isinstance(found, nn.Module):
         if given:
-            raise PartoptError(f"{entry}: is a module already built, it takes no arguments", "leave --set out, or offer a build function")
+            raise PartoptError(
+                f"{entry}: is a module already built, it takes no arguments",
+                "leave --set out, or offer a build function",
+            )
         return
     parameters = inspect.signature(found).parameters
-    named = [name for name, parameter in parameters.items() if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)]
+    named = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in given:
         if name not in named and not takes_any:
@@ -217,7 +284,10 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
 def _example_inputs(module: ModuleType, place: str) -> Callable[[int], Any]:
     function = getattr(module, "example_inputs", None)
     if not callable(function):
-        hint = "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: the model's inputs for one microbatch"
+        hint = (
+            "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: "
+            "the model's inputs for one microbatch"
+        )
         raise PartoptError(f"{place}: has no example_inputs", hint)
     return function  # type: ignore[no-any-return]
 

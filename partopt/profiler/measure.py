@@ -1,4 +1,6 @@
-"""The measuring itself: for each microbatch size what each layer takes, what it keeps and what it passes on."""
+"""The measuring itself: for each microbatch size what each layer takes, what it keeps and what it
+passes on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.errors import PartoptError
-from partopt.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.profiler.clock import Clock
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.doubts import warn_if_misattributed
@@ -26,8 +28,10 @@ from partopt.profiler.units import called_modules, choose_units
 
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-RESCALE_ABOVE = 1.05  # instrumented / bare: above it the layers' times are brought back to the bare step
-OVERHEAD_BOUND = 1.20  # above it the hooks cost so much that the shares of the layers themselves are in doubt
+# instrumented / bare: above it the layers' times are brought back to the bare step
+RESCALE_ABOVE = 1.05
+# above it the hooks cost so much that the shares of the layers themselves are in doubt
+OVERHEAD_BOUND = 1.20
 
 Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
 
@@ -60,7 +64,9 @@ class Structure:
 
 
 class Measurer:
-    """Measures one subject size by size, the smallest first; the layers are numbered at the first size that fits."""
+    """Measures one subject size by size, the smallest first; the layers are numbered at the first
+    size that fits.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -71,7 +77,9 @@ class Measurer:
         self._optimizer_tried = False
 
     def measure(self, size: int) -> None:
-        """Add the measurement of one microbatch size; one that runs out of memory, or is larger than one that did, is added as such."""
+        """Add the measurement of one microbatch size; one that runs out of memory, or is larger
+        than one that did, is added as such.
+        """
         if any(smaller.out_of_memory for smaller in self.measurements):
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
             return
@@ -105,11 +113,20 @@ class Measurer:
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
         if not self.layers:
             self.layers, self._tracker = layers, tracker
-        elif [(layer.name, layer.call) for layer in layers] != [(layer.name, layer.call) for layer in self.layers]:
-            first = next(measurement.microbatch_size for measurement in self.measurements if not measurement.out_of_memory)
+        elif [(layer.name, layer.call) for layer in layers] != [
+            (layer.name, layer.call) for layer in self.layers
+        ]:
+            first = next(
+                measurement.microbatch_size
+                for measurement in self.measurements
+                if not measurement.out_of_memory
+            )
             raise PartoptError(
                 f"at microbatch size {size} the model calls other layers than at {first}",
-                "choose larger units, whose calls do not depend on the data: --granularity block, or --unit",
+                (
+                    "choose larger units, whose calls do not depend on the data: "
+                    "--granularity block, or --unit"
+                ),
             )
 
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
@@ -125,7 +142,9 @@ class Measurer:
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None where its state does not fit beside the model."""
         try:
-            return time_optimizer(self.subject.model, inputs, self.subject.loss_fn, self.subject.clock)
+            return time_optimizer(
+                self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -136,7 +155,9 @@ class Measurer:
 
 def _track(subject: Subject, inputs: Inputs) -> Tracker:
     called = called_modules(subject.model, inputs)
-    return Tracker(subject.model, choose_units(subject.model, called, subject.granularity, subject.globs))
+    return Tracker(
+        subject.model, choose_units(subject.model, called, subject.granularity, subject.globs)
+    )
 
 
 def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
@@ -148,16 +169,26 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         loss = run_loss(subject.model, inputs, subject.loss_fn)
     groups = stash.groups()
     del loss  # the graph had to live until the groups were read
-    return Structure(describe_layers(subject.model, tracker, flow.users), output_bytes, flow.flops, flow.tensors(), groups)
+    return Structure(
+        describe_layers(subject.model, tracker, flow.users),
+        output_bytes,
+        flow.flops,
+        flow.tensors(),
+        groups,
+    )
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
-    """Run both kinds of step untimed; the peak of memory in a bare one, where the device tells it."""
+    """Run both kinds of step untimed; the peak of memory in a bare one, where the device tells
+    it.
+    """
     if device.type == "cuda":
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
     began, steps = time.perf_counter(), 0
-    while steps < WARM_UP_STEPS or (device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S):
+    while steps < WARM_UP_STEPS or (
+        device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S
+    ):
         stepper.bare()  # returns when the device has done it
         steps += 1
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
@@ -166,7 +197,12 @@ def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
 
 
 def _summary(
-    size: int, structure: Structure, bare_s: list[float], instrumented: list[LayerTimes], optimizer_s: float | None, peak: int | None
+    size: int,
+    structure: Structure,
+    bare_s: list[float],
+    instrumented: list[LayerTimes],
+    optimizer_s: float | None,
+    peak: int | None,
 ) -> Measurement:
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
@@ -194,7 +230,9 @@ def _summary(
     )
 
 
-def _layer(forward_s: list[float], backward_s: list[float], output_bytes: int, forward_flops: int) -> LayerMeasurement:
+def _layer(
+    forward_s: list[float], backward_s: list[float], output_bytes: int, forward_flops: int
+) -> LayerMeasurement:
     return LayerMeasurement(
         forward_s=statistics.median(forward_s),
         backward_s=statistics.median(backward_s),

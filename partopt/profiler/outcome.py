@@ -1,4 +1,6 @@
-"""What can come of one microbatch size besides a measurement: no memory, or an error in the model's own code."""
+"""What can come of one microbatch size besides a measurement: no memory, or an error in the model's
+own code.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the device, or the host, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(saying.lower() in str(error).lower() for saying in _SAYINGS)
+    return isinstance(error, RuntimeError) and any(
+        saying.lower() in str(error).lower() for saying in _SAYINGS
+    )
 
 
 def release_memory() -> None:

@@ -1,11 +1,14 @@
-"""Which layer each node of the autograd graph belongs to, and hooks where the backward passes from one layer to the next.
+"""Which layer each node of the autograd graph belongs to, and hooks where the backward passes from
+one layer to the next.
 
-Every node carries the number of its creation, so the numbers at which the layers of the forward began tell a node's layer. The engine runs
-the ready node with the highest number first, which on one device is exactly the reverse order of creation: sorted that way, a hook is
-needed only at the first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs as soon as its gradient is
-complete, after the last node that contributes to it, which belongs to the first layer that uses the parameter, its owner.
-Hooks on nodes leave the forward alone: in-place operations, shared modules and several calls of one module all work, where full backward
-hooks on modules do not.
+Every node carries the number of its creation, so the numbers at which the layers of the forward
+began tell a node's layer. The engine runs the ready node with the highest number first, which on
+one device is exactly the reverse order of creation: sorted that way, a hook is needed only at the
+first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs as soon as
+its gradient is complete, after the last node that contributes to it, which belongs to the first
+layer that uses the parameter, its owner. Hooks on nodes leave the forward alone: in-place
+operations, shared modules and several calls of one module all work, where full backward hooks on
+modules do not.
 """
 
 from __future__ import annotations
@@ -26,10 +29,13 @@ def next_node_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
-def hook_layer_changes(loss: Tensor, began: list[tuple[int, int]], entered: Callable[[int], None]) -> None:
+def hook_layer_changes(
+    loss: Tensor, began: list[tuple[int, int]], entered: Callable[[int], None]
+) -> None:
     """Have the backward of `loss` call `entered(layer)` where it comes to another layer.
 
-    `began` holds, in the order of the forward, the node number at which each layer began, and the layer.
+    `began` holds, in the order of the forward, the node number at which each layer began, and the
+    layer.
     """
     starts = [number for number, _ in began]
     numbered = sorted(_numbered_nodes(loss.grad_fn), key=lambda pair: -pair[0])

@@ -1,4 +1,6 @@
-"""Which layer holds which parameter: every distinct parameter is on at least one layer, a shared one on each layer that uses it."""
+"""Which layer holds which parameter: every distinct parameter is on at least one layer, a shared
+one on each layer that uses it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,24 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from partopt.profile import Layer, SharedParameter
+from partopt.documents.profile import Layer, SharedParameter
 from partopt.profiler.tracker import Tracker
 
 
-def describe_layers(model: nn.Module, tracker: Tracker, used_by: Mapping[str, set[int]]) -> list[Layer]:
+def describe_layers(
+    model: nn.Module, tracker: Tracker, used_by: Mapping[str, set[int]]
+) -> list[Layer]:
     """The layers with their parameters.
 
-    A layer holds the parameters of its module and those that it was seen to use (`used_by`: name to layers), such as a positional embedding
-    on the root or a head that multiplies by the embedding's weight. A parameter that nothing uses goes to the first layer, so that no byte
-    is lost.
+    A layer holds the parameters of its module and those that it was seen to use (`used_by`: name to
+    layers), such as a positional embedding on the root or a head that multiplies by the embedding's
+    weight. A parameter that nothing uses goes to the first layer, so that no byte is lost.
     """
     holders = _holders(model, tracker, used_by)
-    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in model.named_parameters()}
+    sizes = {
+        name: parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+    }
     held: defaultdict[int, list[str]] = defaultdict(list)
     for name in sizes:
         for layer in holders[name] or {0}:
@@ -30,13 +37,19 @@ def describe_layers(model: nn.Module, tracker: Tracker, used_by: Mapping[str, se
             call=key.call,
             type=type(tracker.modules[key.name]).__name__,
             parameter_bytes=sum(sizes[name] for name in held[index]),
-            shared_parameters=[SharedParameter(name=name, bytes=sizes[name]) for name in held[index] if len(holders[name]) > 1],
+            shared_parameters=[
+                SharedParameter(name=name, bytes=sizes[name])
+                for name in held[index]
+                if len(holders[name]) > 1
+            ],
         )
         for index, key in enumerate(tracker.layers)
     ]
 
 
-def _holders(model: nn.Module, tracker: Tracker, used_by: Mapping[str, set[int]]) -> dict[str, set[int]]:
+def _holders(
+    model: nn.Module, tracker: Tracker, used_by: Mapping[str, set[int]]
+) -> dict[str, set[int]]:
     """For each distinct parameter the layers that hold it."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     holders = {name: set(used_by.get(name, ())) for name in names.values()}

@@ -1,7 +1,8 @@
 """What autograd keeps from forward to backward, seen in one real forward.
 
-Neighbouring layers keep the same storage (a convolution's result is the ReLU's input), so each storage is counted once, with every layer
-that keeps it. Parameters and buffers are kept anyway and do not count.
+Neighbouring layers keep the same storage (a convolution's result is the ReLU's input), so each
+storage is counted once, with every layer that keeps it. Parameters and buffers are kept anyway and
+do not count.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from partopt import profile
+from partopt.documents import profile
 from partopt.profiler.tracker import Tracker
 
 
 class StashRecorder:
-    """Records which storages each layer keeps; use `hooks()` around one forward whose graph stays alive meanwhile."""
+    """Records which storages each layer keeps; use `hooks()` around one forward whose graph stays
+    alive meanwhile.
+    """
 
     def __init__(self, model: nn.Module, tracker: Tracker) -> None:
         self.tracker = tracker
         self._own = {_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-        self._kept: dict[int, tuple[Any, set[int]]] = {}  # the storage itself is held, so that its key is not given to another
+        # the storage itself is held, so that its key is not given to another
+        self._kept: dict[int, tuple[Any, set[int]]] = {}
 
     def hooks(self) -> saved_tensors_hooks:
         """The context in which a forward is recorded."""
@@ -42,7 +46,11 @@ class StashRecorder:
         merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
         for storage, layers in self._kept.values():
             merged[tuple(sorted(layers))] += storage.nbytes()
-        return [profile.StashGroup(layers=list(layers), bytes=size) for layers, size in sorted(merged.items()) if size]
+        return [
+            profile.StashGroup(layers=list(layers), bytes=size)
+            for layers, size in sorted(merged.items())
+            if size
+        ]
 
 
 def _key(tensor: Tensor) -> int:

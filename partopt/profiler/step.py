@@ -17,7 +17,9 @@ Loss = Callable[[Any, Inputs], Tensor]
 
 
 def run_forward(model: nn.Module, inputs: Inputs) -> Any:
-    """The model's output; a tuple or list of inputs is spread over its arguments, a mapping over its keywords."""
+    """The model's output; a tuple or list of inputs is spread over its arguments, a mapping over
+    its keywords.
+    """
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -26,13 +28,18 @@ def run_forward(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def run_loss(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> Tensor:
-    """Forward and loss: what `loss_fn` says, else the output's `.loss`, else the sum of its floating tensors."""
+    """Forward and loss: what `loss_fn` says, else the output's `.loss`, else the sum of its
+    floating tensors.
+    """
     output = run_forward(model, inputs)
     return default_loss(output) if loss_fn is None else loss_fn(output, inputs)
 
 
 def default_loss(output: Any) -> Tensor:
-    """The `.loss` of an output that has one, else the sum of its floating tensors. Raises PartoptError where it holds none."""
+    """The `.loss` of an output that has one, else the sum of its floating tensors.
+
+    Raises PartoptError where it holds none.
+    """
     loss = getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss
@@ -42,15 +49,28 @@ def default_loss(output: Any) -> Tensor:
             f"the model returned {type(output).__name__}: no .loss and no floating tensor in it",
             "return tensors, or add loss_fn(output, inputs) to the model file",
         )
-    return torch.stack([tensor.sum() for tensor in floating]).sum() if len(floating) > 1 else floating[0].sum()
+    return (
+        torch.stack([tensor.sum() for tensor in floating]).sum()
+        if len(floating) > 1
+        else floating[0].sum()
+    )
 
 
 def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
-    """Run one step and say in plain words what is wrong with it. Raises PartoptError; running out of memory passes through."""
+    """Run one step and say in plain words what is wrong with it.
+
+    Raises PartoptError; running out of memory passes through.
+    """
     if not any(True for _ in model.parameters()):
-        raise PartoptError("the model has no parameters: there is nothing to train", "profile a model with parameters")
+        raise PartoptError(
+            "the model has no parameters: there is nothing to train",
+            "profile a model with parameters",
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise PartoptError("no parameter of the model requires a gradient: there is no backward to measure", "unfreeze some of it")
+        raise PartoptError(
+            "no parameter of the model requires a gradient: there is no backward to measure",
+            "unfreeze some of it",
+        )
     try:
         loss = run_loss(model, inputs, loss_fn)
         _check_loss(loss)
@@ -66,10 +86,20 @@ def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
 
 def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise PartoptError(f"loss_fn returned {found}, not a single number", "return a scalar tensor, such as a mean")
+        found = (
+            f"a tensor of shape {list(loss.shape)}"
+            if isinstance(loss, Tensor)
+            else type(loss).__name__
+        )
+        raise PartoptError(
+            f"loss_fn returned {found}, not a single number",
+            "return a scalar tensor, such as a mean",
+        )
     if not loss.requires_grad:
-        raise PartoptError("the loss depends on no parameter that requires a gradient", "does loss_fn detach it, or the forward?")
+        raise PartoptError(
+            "the loss depends on no parameter that requires a gradient",
+            "does loss_fn detach it, or the forward?",
+        )
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -80,7 +110,11 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [tensor for part in value.values() for tensor in tensors_in(part)]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [tensor for part in value for tensor in tensors_in(part)]
-    return [tensor for part in vars(value).values() for tensor in tensors_in(part)] if hasattr(value, "__dataclass_fields__") else []
+    return (
+        [tensor for part in vars(value).values() for tensor in tensors_in(part)]
+        if hasattr(value, "__dataclass_fields__")
+        else []
+    )
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:

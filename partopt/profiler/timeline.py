@@ -1,6 +1,7 @@
 """Timed steps: the bare one, and the instrumented one that says how long each layer took.
 
-The gradients stay allocated from step to step and the backward adds to them, as it does for every microbatch of a batch but the first.
+The gradients stay allocated from step to step and the backward adds to them, as it does for every
+microbatch of a batch but the first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from partopt.profiler.tracker import Tracker
 
 @dataclass
 class LayerTimes:
-    """Seconds of every layer in one instrumented step. Their sum is the step: the intervals leave no gap."""
+    """Seconds of every layer in one instrumented step.
+
+    Their sum is the step: the intervals leave no gap.
+    """
 
     forward_s: list[float]
     backward_s: list[float]
@@ -44,14 +48,18 @@ class Stepper:
         """Seconds of a step, forward to backward, with nothing attached to the model."""
         with _NoCollection():
             started = self.clock.stamp()
-            loss = run_loss(self.model, self.inputs, self.loss_fn)  # named, so that it is freed after the step is timed, as below
+            # named, so that it is freed after the step is timed, as below
+            loss = run_loss(self.model, self.inputs, self.loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
             [step_s] = self.clock.intervals_s([started, self.clock.stamp()])
         self.model.zero_grad(set_to_none=False)
         return step_s
 
     def instrumented(self) -> LayerTimes:
-        """Seconds of each layer in a step. Hooks are attached between forward and backward, while no time is counted."""
+        """Seconds of each layer in a step.
+
+        Hooks are attached between forward and backward, while no time is counted.
+        """
         forward, backward = _Phase(self.clock), _Phase(self.clock)
         began = [(next_node_number(), 0)]
 
@@ -91,7 +99,9 @@ class _Phase:
     def seconds(self, layers: int) -> list[float]:
         """Seconds of each of the layers in this phase."""
         totals = [0.0] * layers
-        for layer, interval_s in zip(self.entered, self.clock.intervals_s(self.stamps), strict=True):
+        for layer, interval_s in zip(
+            self.entered, self.clock.intervals_s(self.stamps), strict=True
+        ):
             totals[layer] += interval_s
         return totals
 

@@ -1,8 +1,10 @@
 """Which layer runs now: the one rule by which time, memory and tensors are charged to layers.
 
-A layer is a unit and the number of its call. It runs from the moment its module is called until the next unit is called: what runs outside
-of every unit belongs to the unit entered last, what runs before the first to the first, and the loss to the last. A unit called inside of
-another one belongs to the outer one. So the layers tile the forward without gaps, in execution order, and nothing is lost.
+A layer is a unit and the number of its call. It runs from the moment its module is called until the
+next unit is called: what runs outside of every unit belongs to the unit entered last, what runs
+before the first to the first, and the loss to the last. A unit called inside of another one belongs
+to the outer one. So the layers tile the forward without gaps, in execution order, and nothing is
+lost.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Tracker:
     def __init__(self, model: nn.Module, units: list[str]) -> None:
         self.modules = {name: model.get_submodule(name) for name in units}
         self.layers: list[LayerKey] = []
-        self.without_graph: set[int] = set()  # layers that the numbered forward ran with gradients switched off
+        # layers that the numbered forward ran with gradients switched off
+        self.without_graph: set[int] = set()
         self.current = 0
         self._index: dict[LayerKey, int] = {}
         self._calls: Counter[str] = Counter()
@@ -50,8 +53,12 @@ class Tracker:
         return self.watch(left=left, discovering=True)
 
     @contextlib.contextmanager
-    def watch(self, entered: Entered | None = None, left: Left | None = None, discovering: bool = False) -> Iterator[None]:
-        """Follow one forward; `entered(layer)` is told of each change of layer, `left(layer, output)` of each end of a unit."""
+    def watch(
+        self, entered: Entered | None = None, left: Left | None = None, discovering: bool = False
+    ) -> Iterator[None]:
+        """Follow one forward; `entered(layer)` is told of each change of layer, `left(layer,
+        output)` of each end of a unit.
+        """
         self._calls.clear()
         self.current, self._depth, self._discovering = 0, 0, discovering
         handles = []
@@ -88,7 +95,9 @@ class Tracker:
         return hook
 
     def _layer(self, name: str) -> int:
-        """The number of the layer that begins; a call that the numbered forward did not make stays with the layer before it."""
+        """The number of the layer that begins; a call that the numbered forward did not make stays
+        with the layer before it.
+        """
         key = LayerKey(name, self._calls[name])
         self._calls[name] += 1
         if self._discovering and key not in self._index:

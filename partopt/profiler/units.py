@@ -11,8 +11,9 @@ The rule, in plain words, for each granularity:
 GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is left is covered by the largest modules
          that hold none of them. `*` stays within one part of a dotted name: `transformer.h.*` does not match `transformer.h.0.mlp`.
 
-A module that is never called (a ModuleList, or one whose parts are used on their own) is opened whatever the rule says. Units never lie in
-one another. What runs outside of every unit belongs to the unit entered last, see `partopt.profiler.tracker`.
+A module that is never called (a ModuleList, or one whose parts are used on their own) is opened
+whatever the rule says. Units never lie in one another. What runs outside of every unit belongs to
+the unit entered last, see `partopt.profiler.tracker`.
 """
 
 from __future__ import annotations
@@ -31,24 +32,34 @@ GRANULARITIES = ("auto", "block", "leaf")
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def choose_units(model: nn.Module, called: set[str], granularity: str = "auto", globs: Sequence[str] = ()) -> list[str]:
-    """Names of the modules that become layers, in the order of the module tree; `called` names those that the forward calls.
+def choose_units(
+    model: nn.Module, called: set[str], granularity: str = "auto", globs: Sequence[str] = ()
+) -> list[str]:
+    """Names of the modules that become layers, in the order of the module tree; `called` names
+    those that the forward calls.
 
     Raises PartoptError where a glob matches no module that is called.
     """
     if globs:
         return list(_cover(model, "", _matching(called, globs), called))
     if granularity == "leaf":
-        return [name for name, _ in model.named_modules() if name in called and not _inside(name, called)]
+        return [
+            name
+            for name, _ in model.named_modules()
+            if name in called and not _inside(name, called)
+        ]
     rule = _Rule(model, called, open_lists=granularity == "auto")
-    return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [""]
+    return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
+        ""
+    ]
 
 
 def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
     """Names of the modules that one forward calls."""
     called: set[str] = set()
     handles = [
-        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.add(name)) for name, module in model.named_modules()
+        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.add(name))
+        for name, module in model.named_modules()
     ]
     try:
         with torch.no_grad():
@@ -63,7 +74,11 @@ class _Rule:
     """The automatic rule for one model."""
 
     def __init__(self, model: nn.Module, called: set[str], open_lists: bool) -> None:
-        inner = [module for module in model.modules() if module is not model and not _is_leaf(module) and not _is_list(module)]
+        inner = [
+            module
+            for module in model.modules()
+            if module is not model and not _is_leaf(module) and not _is_list(module)
+        ]
         self.occurrences = Counter(type(module) for module in inner)
         self.called = called
         self.open_lists = open_lists
@@ -95,11 +110,15 @@ def _is_stage(module: nn.Module) -> bool:
 
 
 def _blocks_by_class(module: nn.Module) -> Counter[type[nn.Module]]:
-    return Counter(type(child) for child in module.children() if not _is_leaf(child) and not _is_list(child))
+    return Counter(
+        type(child) for child in module.children() if not _is_leaf(child) and not _is_list(child)
+    )
 
 
 def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
-    """The chosen units inside `module`, and between them the largest called modules that hold none."""
+    """The chosen units inside `module`, and between them the largest called modules that hold
+    none.
+    """
     if name in chosen or (name in called and not _inside(name, chosen)):
         yield name
         return
@@ -118,7 +137,10 @@ def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
     for glob in globs:
         found = [name for name in names if re.fullmatch(_as_regex(glob), name)]
         if not found:
-            raise PartoptError(f"--unit {glob}: matches no module that the forward calls", did_you_mean(glob, _near(names, glob)))
+            raise PartoptError(
+                f"--unit {glob}: matches no module that the forward calls",
+                did_you_mean(glob, _near(names, glob)),
+            )
         chosen.update(found)
     return chosen
 

@@ -1,4 +1,6 @@
-"""What every drawing of a timeline needs: words and colours of the kinds of actions, ticks of a time axis, and which ranks to draw."""
+"""What every drawing of a timeline needs: words and colours of the kinds of actions, ticks of a
+time axis, and which ranks to draw.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,33 @@ WORDS = {
     "U": "optimizer step",
 }
 
-# Okabe and Ito's colours or shades of them, told apart by people who see fewer. In grey, too, forwards are lighter than any backward.
-COLOURS = {"F": "#AEDCF7", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#CC79A7", "A": "#4D4D4D", "U": "#F0E442"}
-DARKENED = {"F": "#7CC3EE", "B": "#A84A00", "I": "#C08400", "W": "#006B4E", "R": "#A3527F", "A": "#4D4D4D", "U": "#C9BE1F"}
+# Okabe and Ito's colours or shades of them, told apart by people who see fewer. In grey, too,
+# forwards are lighter than any backward.
+COLOURS = {
+    "F": "#AEDCF7",
+    "B": "#D55E00",
+    "I": "#E69F00",
+    "W": "#009E73",
+    "R": "#CC79A7",
+    "A": "#4D4D4D",
+    "U": "#F0E442",
+}
+DARKENED = {
+    "F": "#7CC3EE",
+    "B": "#A84A00",
+    "I": "#C08400",
+    "W": "#006B4E",
+    "R": "#A3527F",
+    "A": "#4D4D4D",
+    "U": "#C9BE1F",
+}
 
 
 class Slots(NamedTuple):
-    """The actions of one rank, in order, n of them. `chunk` numbers the rank's stages; `pair` is 1 and 2 for two joined ones, else 0."""
+    """The actions of one rank, in order, n of them.
+
+    `chunk` numbers the rank's stages; `pair` is 1 and 2 for two joined ones, else 0.
+    """
 
     kind: NDArray[np.int8]  # shape (n,)
     stage: NDArray[np.int32]
@@ -64,17 +86,20 @@ def working_ranks(order: Order) -> NDArray[np.int64]:
 
 
 def drawn_ranks(order: Order, most: int) -> tuple[list[int], str]:
-    """At most `most` of the ranks with work, and a sentence that says which, empty where that is all of them.
+    """At most `most` of the ranks with work, and a sentence that says which, empty where that is
+    all of them.
 
-    Where they are too many, one stands for all that have the same stages; where that is not enough, they are picked at even distances,
-    the first and the last among them.
+    Where they are too many, one stands for all that have the same stages; where that is not enough,
+    they are picked at even distances, the first and the last among them.
     """
     working = working_ranks(order)
     if len(working) <= most:
         return working.tolist(), ""
     alike: dict[tuple[int, ...], int] = {}
     for rank in working.tolist():
-        alike.setdefault(tuple(np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist()), rank)
+        alike.setdefault(
+            tuple(np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist()), rank
+        )
     firsts = sorted(alike.values())
     replicated = "" if len(firsts) == len(working) else ", a replica of each stage"
     if len(firsts) <= most:
@@ -89,7 +114,9 @@ def ticks(begin: float, end: float, most: int) -> list[tuple[float, str]]:
     if span <= 0 or most < 2:
         return [(begin, tick_label(begin))]
     power = 10.0 ** math.floor(math.log10(span / most))
-    step = next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most - 1)
+    step = next(
+        power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most - 1
+    )
     first = math.ceil(begin / step - 1e-9)
     count = math.floor(end / step + 1e-9) - first + 1
     return [((first + n) * step, tick_label((first + n) * step)) for n in range(count)]

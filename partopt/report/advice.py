@@ -26,6 +26,10 @@ def _finding(finding: Finding) -> str:
 
 
 def _wrapped(text: str, begin: str) -> str:
-    """The text after `begin`, in lines of 80 columns; flags and names are broken only where they are longer than a line."""
+    """The text after `begin`, in lines of 80 columns; flags and names are broken only where they
+    are longer than a line.
+    """
     rest = _INDENT if begin.strip() != "->" else " " * len(begin)
-    return textwrap.fill(text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False
+    )

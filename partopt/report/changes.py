@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from partopt import documents
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.report.table import labelled, shorten, table
 from partopt.schedules import SCHEDULES
 from partopt.simulator.judge import Simulation
@@ -36,22 +36,36 @@ def planned_of(plan: Plan) -> Planned:
 
 
 def changes(before: Plan, after: Plan) -> list[str]:
-    """What differs in the circumstances of two plans of the same stages: `bandwidth of cluster 1.25 GB/s -> 3.13 GB/s`."""
+    """What differs in the circumstances of two plans of the same stages: `bandwidth of cluster 1.25
+    GB/s -> 3.13 GB/s`.
+    """
     return [f"{what} {old} -> {new}" for what, old, new in _pairs(before, after) if old != new]
 
 
 def _pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
     yield "schedule", before.schedule, after.schedule
     if after.microbatches is not None:
-        yield "microbatches", "none" if before.microbatches is None else str(before.microbatches), str(after.microbatches)
+        yield (
+            "microbatches",
+            "none" if before.microbatches is None else str(before.microbatches),
+            str(after.microbatches),
+        )
     if (before.schedule, before.microbatches) == (after.schedule, after.microbatches):
         old, new = ([stage.warmup for stage in plan.stages] for plan in (before, after))
         if old != new:
             yield "warm-up", _listed(old), _listed(new)
     for old_level, new_level in zip(before.topology.levels, after.topology.levels, strict=True):
         old_rate, new_rate = old_level.bandwidth_bytes_per_s, new_level.bandwidth_bytes_per_s
-        yield f"bandwidth of {new_level.name}", format_bandwidth(old_rate), format_bandwidth(new_rate)
-        yield f"latency of {new_level.name}", format_seconds(old_level.latency_s), format_seconds(new_level.latency_s)
+        yield (
+            f"bandwidth of {new_level.name}",
+            format_bandwidth(old_rate),
+            format_bandwidth(new_rate),
+        )
+        yield (
+            f"latency of {new_level.name}",
+            format_seconds(old_level.latency_s),
+            format_seconds(new_level.latency_s),
+        )
         yield f"links of {new_level.name}", str(old_level.links), str(new_level.links)
     yield "memory of a device", _limit(before), _limit(after)
     yield "transfers", before.comm, after.comm
@@ -69,7 +83,9 @@ def _listed(numbers: list[int]) -> str:
 
 
 def compared(before: Plan, simulation: Simulation) -> list[str]:
-    """What was changed, and a table of the prediction before and after; nothing where nothing was."""
+    """What was changed, and a table of the prediction before and after; nothing where nothing
+    was.
+    """
     changed = changes(before, simulation.plan)
     if not changed:
         return []
@@ -78,7 +94,12 @@ def compared(before: Plan, simulation: Simulation) -> list[str]:
     rows = [
         _row("period", format_seconds, said.period_s, simulation.period_s),
         _row("speed", lambda each: format_rate(each, "samples"), said.samples_per_s, rate),
-        ["idle", f"{said.bubble:.1%}", f"{simulation.bubble:.1%}", f"{100 * (simulation.bubble - said.bubble):+.1f} points"],
+        [
+            "idle",
+            f"{said.bubble:.1%}",
+            f"{simulation.bubble:.1%}",
+            f"{100 * (simulation.bubble - said.bubble):+.1f} points",
+        ],
         _row("memory", format_bytes, said.peak_memory_bytes, peak),
     ]
     if said.iteration_s is not None and simulation.steady is None:

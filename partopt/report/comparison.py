@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partopt import documents
 from partopt.cost.period import stage_variance
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.report.table import shorten, table
 from partopt.units import format_bytes, format_seconds
 
@@ -33,8 +33,13 @@ class Comparison(documents.Part, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-def compare(plans: dict[str, Plan], data_parallel: Plan | None, memory_bytes: int | None) -> Comparison:
-    """The comparison of `plans` by name; ties keep their order. `data_parallel` is None where the schedule cannot have it."""
+def compare(
+    plans: dict[str, Plan], data_parallel: Plan | None, memory_bytes: int | None
+) -> Comparison:
+    """The comparison of `plans` by name; ties keep their order.
+
+    `data_parallel` is None where the schedule cannot have it.
+    """
     base_s = data_parallel.predicted.period_s if data_parallel else None
     rows = [
         Row(
@@ -56,7 +61,18 @@ def compare(plans: dict[str, Plan], data_parallel: Plan | None, memory_bytes: in
 
 def render(comparison: Comparison) -> str:
     """The comparison as a table of 80 columns; its variance is in ms^2."""
-    headings = ["PLANNER", "SHAPE", "STAGES", "PERIOD", "SAMPLES/S", "x ONE", "x DP", "MEMORY", "FITS", "VAR"]
+    headings = [
+        "PLANNER",
+        "SHAPE",
+        "STAGES",
+        "PERIOD",
+        "SAMPLES/S",
+        "x ONE",
+        "x DP",
+        "MEMORY",
+        "FITS",
+        "VAR",
+    ]
     return table(headings, [_cells(row) for row in comparison.rows], left=(0, 1, 8), gap=1)
 
 
@@ -77,11 +93,19 @@ def _cells(row: Row) -> list[str]:
 
 def _variance(value: float) -> str:
     """Three digits where that is enough; never more than five characters, up to 1e+99."""
-    return f"{value:.0f}" if 100 <= value < 99999.5 else f"{value:.3g}" if value < 100 else f"{value:.0e}"
+    return (
+        f"{value:.0f}"
+        if 100 <= value < 99999.5
+        else f"{value:.3g}"
+        if value < 100
+        else f"{value:.0e}"
+    )
 
 
 def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) -> str:
-    """A line for each of `others`, plans of the same problem: how it compares with `plan`, and whether it fits."""
+    """A line for each of `others`, plans of the same problem: how it compares with `plan`, and
+    whether it fits.
+    """
     rows = [
         [
             other.planner,

@@ -1,4 +1,6 @@
-"""A timeline in a terminal: a line a rank, its actions as letters and microbatches, or what each moment is mostly spent on."""
+"""A timeline in a terminal: a line a rank, its actions as letters and microbatches, or what each
+moment is mostly spent on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.timeline import Timeline
 from partopt.units import format_seconds
 
-# A cell is one character. What it shows is its look: the kind of the action, with ODD added in the rank's second chunk, fourth, ..
+# A cell is one character. What it shows is its look: the kind of the action, with ODD added in the
+# rank's second chunk, fourth, ..
 ODD = len(KINDS)
 IDLE = -1
 ROWS = 32
@@ -22,14 +25,25 @@ _LEAST = 8  # columns of the picture, however narrow the page
 _PRESENT = 0.05  # share of a column below which something is not shown in it
 
 # of the 256 colours of terminals, those nearest to the figures'; the text on them is black
-_BACKGROUNDS = {"F": (117, 75), "B": (209, 173), "I": (214, 178), "W": (79, 36), "R": (218, 175), "A": (250, 250), "U": (228, 228)}
+_BACKGROUNDS = {
+    "F": (117, 75),
+    "B": (209, 173),
+    "I": (214, 178),
+    "W": (79, 36),
+    "R": (218, 175),
+    "A": (250, 250),
+    "U": (228, 228),
+}
 
 Seconds = NDArray[np.float64]
 Looks = NDArray[np.int64]  # shape (columns,)
 
 
 class _View(NamedTuple):
-    """From `begin` on, `cell` seconds a column. `names`: there is room to name actions one by one."""
+    """From `begin` on, `cell` seconds a column.
+
+    `names`: there is room to name actions one by one.
+    """
 
     begin: float
     cell: float
@@ -59,8 +73,9 @@ def render(
 ) -> str:
     """The timeline, or the seconds of it in `window`, in `width` columns and at most `rows` ranks.
 
-    Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each character stands for what its rank
-    does in that time, kinds in proportion. A rank's second chunk has small letters. The last column is the share of the time at work.
+    Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each
+    character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
+    has small letters. The last column is the share of the time at work.
     """
     ranks, note = drawn_ranks(timeline.order, rows)
     begin, end = window or (0.0, float(timeline.makespan))
@@ -71,30 +86,46 @@ def render(
     lines = [_line(timeline, rank, view, ascii_only, colour) for rank in ranks]
     body = [f"{line.rank:>{label}}  {_painted(line, colour)} {line.busy:>4.0%}" for line in lines]
     heading = click.style(f"{'RANK':>{label}}  {_axis(view, min(end, view.end))} BUSY", bold=True)
-    return "\n".join([heading, *body, *_legend(lines, view, ascii_only, colour, width), *([note] if note else [])])
+    return "\n".join(
+        [
+            heading,
+            *body,
+            *_legend(lines, view, ascii_only, colour, width),
+            *([note] if note else []),
+        ]
+    )
 
 
 def _view(timeline: Timeline, ranks: list[int], begin: float, end: float, columns: int) -> _View:
-    """Whole columns for the shortest kind of action where that costs little of the width, so that equal actions look equal."""
+    """Whole columns for the shortest kind of action where that costs little of the width, so that
+    equal actions look equal.
+    """
     short = min(_typical_s(slots(timeline, rank)) for rank in ranks)
     each = short * columns / (end - begin)
     whole = int(each + 1e-9)
     if whole >= 2 or (whole == 1 and each < 1.25):
         cell = short / whole
-        return _View(begin, cell, min(columns, int(np.ceil((end - begin) / cell - 1e-6))), whole >= 2)
+        return _View(
+            begin, cell, min(columns, int(np.ceil((end - begin) / cell - 1e-6))), whole >= 2
+        )
     return _View(begin, (end - begin) / columns, columns, False)
 
 
 def _typical_s(own: Slots) -> float:
     """Seconds of a forward, or of a backward where that is shorter: medians, joined ones halved."""
     seconds = (own.end - own.start) / np.where(own.pair > 0, 2, 1)
-    medians = [float(np.median(seconds[own.kind == kind])) for kind in (F, B, I) if (own.kind == kind).any()]
+    medians = [
+        float(np.median(seconds[own.kind == kind]))
+        for kind in (F, B, I)
+        if (own.kind == kind).any()
+    ]
     return min((median for median in medians if median > 0), default=float("inf"))
 
 
 def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: bool) -> _Line:
     own = _side_by_side(slots(timeline, rank))
-    inside = (own.end > view.begin) & (own.start < view.end) & (own.kind != A)  # all-reduces are shown while they are exchanged
+    # all-reduces are shown while they are exchanged
+    inside = (own.end > view.begin) & (own.start < view.end) & (own.kind != A)
     own = Slots._make(column[inside] for column in own)
     shares = _shares(own, *exchanges(timeline, rank), view)
     working = float(shares.sum() - shares[A].sum())
@@ -111,11 +142,17 @@ def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: 
 def _side_by_side(own: Slots) -> Slots:
     """Two joined actions as halves of their time: the first, then the second."""
     middle = (own.start + own.end) / 2
-    return own._replace(start=np.where(own.pair == 2, middle, own.start), end=np.where(own.pair == 1, middle, own.end))
+    return own._replace(
+        start=np.where(own.pair == 2, middle, own.start),
+        end=np.where(own.pair == 1, middle, own.end),
+    )
 
 
 def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
-    """Share of each column that each look takes, shape (2 kinds, columns). All-reduces take of what is idle otherwise."""
+    """Share of each column that each look takes, shape (2 kinds, columns).
+
+    All-reduces take of what is idle otherwise.
+    """
     edges = view.begin + view.cell * np.arange(view.columns + 1, dtype=np.float64)
     looks = own.kind + ODD * (own.chunk % 2)
     shares = np.zeros((2 * len(KINDS), view.columns))
@@ -129,7 +166,9 @@ def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
 
 
 def _covered(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
-    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,); they are in order and do not overlap."""
+    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,); they are in
+    order and do not overlap.
+    """
     times = np.stack([starts, ends], axis=1).ravel()
     total = np.cumsum(ends - starts)
     sums = np.stack([total - (ends - starts), total], axis=1).ravel()
@@ -137,7 +176,9 @@ def _covered(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
 
 
 def _diffused(shares: NDArray[np.float64]) -> Looks:
-    """A look for each column, in the long run in proportion to the shares: each column takes the one that is owed most of those in it."""
+    """A look for each column, in the long run in proportion to the shares: each column takes the
+    one that is owed most of those in it.
+    """
     whole = np.vstack([shares, np.maximum(0.0, 1 - shares.sum(axis=0))])
     owed = np.zeros(len(whole))
     looks = np.empty(whole.shape[1], dtype=np.int64)
@@ -148,15 +189,28 @@ def _diffused(shares: NDArray[np.float64]) -> Looks:
     return np.where(looks == len(shares), IDLE, looks)
 
 
-def _named(own: Slots, shares: NDArray[np.float64], view: _View, fill: str, colour: bool) -> tuple[Looks, list[str]]:
+def _named(
+    own: Slots, shares: NDArray[np.float64], view: _View, fill: str, colour: bool
+) -> tuple[Looks, list[str]]:
     """Each action in the columns that it takes, with its letter and its microbatch."""
     looks = np.where(shares[A] > 0.5, A, IDLE).astype(np.int64)
     texts = [KINDS[A]] * view.columns
-    columns = np.rint((np.stack([own.start, own.end]) - view.begin) / view.cell).astype(np.int64).clip(0, view.columns)
-    for kind, microbatch, chunk, first, last in zip(own.kind, own.microbatch, own.chunk, *columns, strict=True):
+    columns = (
+        np.rint((np.stack([own.start, own.end]) - view.begin) / view.cell)
+        .astype(np.int64)
+        .clip(0, view.columns)
+    )
+    for kind, microbatch, chunk, first, last in zip(
+        own.kind, own.microbatch, own.chunk, *columns, strict=True
+    ):
         look = int(kind) + ODD * int(chunk % 2)
         looks[first:last] = look
-        texts[first:last] = _label(_letter(look), "" if KINDS[kind] in "AU" else str(microbatch), last - first, " " if colour else fill)
+        texts[first:last] = _label(
+            _letter(look),
+            "" if KINDS[kind] in "AU" else str(microbatch),
+            last - first,
+            " " if colour else fill,
+        )
     return looks, texts
 
 
@@ -174,7 +228,10 @@ def _painted(line: _Line, colour: bool) -> str:
     if not colour:
         return "".join(line.texts)
     ends = [0, *(np.flatnonzero(np.diff(line.looks)) + 1).tolist(), len(line.looks)]
-    return "".join(_paint("".join(line.texts[a:b]), int(line.looks[a]), colour) for a, b in itertools.pairwise(ends))
+    return "".join(
+        _paint("".join(line.texts[a:b]), int(line.looks[a]), colour)
+        for a, b in itertools.pairwise(ends)
+    )
 
 
 def _paint(text: str, look: int, colour: bool) -> str:
@@ -195,7 +252,9 @@ def _axis(view: _View, end: float) -> str:
     return "".join(text)
 
 
-def _legend(lines: list[_Line], view: _View, ascii_only: bool, colour: bool, width: int) -> list[str]:
+def _legend(
+    lines: list[_Line], view: _View, ascii_only: bool, colour: bool, width: int
+) -> list[str]:
     """What the letters mean, of those that occur, and how long a character is."""
     looks = {int(look) for line in lines for look in np.unique(line.looks)}
     kinds = sorted({look % ODD for look in looks if look != IDLE})

@@ -24,7 +24,9 @@ _SMALLEST, _LARGEST = 4.5, 6.0  # points of a microbatch's number
 
 @dataclass(frozen=True)
 class Page:
-    """Ranks and their actions from `begin` to `end` seconds, on rows that are `width` and together `height` inches."""
+    """Ranks and their actions from `begin` to `end` seconds, on rows that are `width` and together
+    `height` inches.
+    """
 
     ranks: list[int]
     note: str
@@ -42,7 +44,15 @@ class Page:
     @property
     def outlined(self) -> bool:
         """Whether most cells are wide enough for a line between them."""
-        return float(np.quantile(np.concatenate([own.end - own.start for own in self.rows.values()]), 0.2)) * self.points_per_second > 2
+        return (
+            float(
+                np.quantile(
+                    np.concatenate([own.end - own.start for own in self.rows.values()]), 0.2
+                )
+            )
+            * self.points_per_second
+            > 2
+        )
 
     @property
     def cells(self) -> int:
@@ -63,8 +73,8 @@ class Page:
 def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
     """What is to be drawn of the timeline, or of the seconds of it in `window`.
 
-    One column wide where the numbers of the microbatches fit their cells there, otherwise two. Raises PartoptError where there is nothing
-    or too much to draw.
+    One column wide where the numbers of the microbatches fit their cells there, otherwise two.
+    Raises PartoptError where there is nothing or too much to draw.
     """
     begin, end = window or (0.0, float(timeline.makespan))
     ranks, note = drawn_ranks(timeline.order, _ROWS)
@@ -73,7 +83,10 @@ def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
     if not cells or end <= begin:
         raise PartoptError("there is nothing to draw", "choose a window in which something happens")
     if cells > _MOST_DRAWN:
-        raise PartoptError(f"a figure of {cells:,} actions is more than anyone can see", "simulate fewer: --microbatches")
+        raise PartoptError(
+            f"a figure of {cells:,} actions is more than anyone can see",
+            "simulate fewer: --microbatches",
+        )
     paired = any(bool(own.pair.any()) for own in rows.values())
     row = max(0.065, min(0.26 if paired else 0.17, 2.6 / len(ranks)))
     page = Page(ranks, note, rows, begin, end, COLUMN - LEFT - RIGHT, row * len(ranks))
@@ -83,15 +96,24 @@ def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
 
 
 def _within(own: Slots, begin: float, end: float) -> Slots:
-    """The actions that take time in [begin, end]; all-reduces are drawn while they are exchanged, not while a rank waits for them."""
+    """The actions that take time in [begin, end]; all-reduces are drawn while they are exchanged,
+    not while a rank waits for them.
+    """
     inside = (own.end > begin) & (own.start < end) & (own.end > own.start) & (own.kind != A)
     return Slots._make(column[inside] for column in own)
 
 
 def number_size(page: Page) -> float:
-    """Points of the numbers that fit the cells of most microbatches, 0 where they would be too small to read."""
+    """Points of the numbers that fit the cells of most microbatches, 0 where they would be too
+    small to read.
+    """
     numbered = [own.kind != U for own in page.rows.values()]
-    seconds = np.concatenate([(own.end - own.start)[which] for own, which in zip(page.rows.values(), numbered, strict=True)])
+    seconds = np.concatenate(
+        [
+            (own.end - own.start)[which]
+            for own, which in zip(page.rows.values(), numbered, strict=True)
+        ]
+    )
     widest = len(str(max(int(own.microbatch.max(initial=0)) for own in page.rows.values())))
     if not len(seconds) or len(seconds) > _MOST_NUMBERS:
         return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from partopt.cost.flight import noam
-from partopt.plan import Load, Plan, Stage, stages_text
+from partopt.documents.plan import Load, Plan, Stage, stages_text
 from partopt.report.table import bar, labelled, shorten, table
 from partopt.report.topology import describe
 from partopt.units import format_bytes, format_rate, format_seconds
@@ -18,19 +18,35 @@ _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUS
 
 
 def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False) -> str:
-    """The plan as text; `memory_bytes` is the limit of a device, by default what the topology says."""
+    """The plan as text; `memory_bytes` is the limit of a device, by default what the topology
+    says.
+    """
     limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
     rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
-    return "\n\n".join([head(plan), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))])
+    return "\n\n".join(
+        [head(plan), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))]
+    )
 
 
 def head(plan: Plan) -> str:
     """The model, the cluster, and the plan in a line each."""
     layers, weights = plan.stages[-1].stop, plan.profile.parameter_bytes
     lines = [
-        ("model", f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of parameters, microbatch {plan.microbatch_size}"),
+        (
+            "model",
+            (
+                f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of "
+                f"parameters, microbatch {plan.microbatch_size}"
+            ),
+        ),
         ("cluster", describe(plan.topology)),
-        ("plan", f"{plan.planner}: {_count(len(plan.stages), 'stage')}, {shorten(plan.shape, 40)}, schedule {plan.schedule}"),
+        (
+            "plan",
+            (
+                f"{plan.planner}: {_count(len(plan.stages), 'stage')}, "
+                f"{shorten(plan.shape, 40)}, schedule {plan.schedule}"
+            ),
+        ),
     ]
     return labelled(lines)
 
@@ -48,7 +64,8 @@ def format_ranks(ranks: list[int]) -> str:
 
 
 def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
-    exchanged_by = 1 if plan.microbatches else stage.replicas  # one all-reduce an iteration, or one for every round of r microbatches
+    # one all-reduce an iteration, or one for every round of r microbatches
+    exchanged_by = 1 if plan.microbatches else stage.replicas
     busy = [_busy_s(each, plan) for each in plan.stages]
     whole = max(busy) if plan.microbatches else plan.predicted.period_s
     return [
@@ -70,28 +87,65 @@ def ranks_text(ranks: list[int], width: int) -> str:
 
 
 def _busy_s(stage: Stage, plan: Plan) -> float:
-    """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its gradients."""
+    """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its
+    gradients.
+    """
     return max(stage.compute_s, 0.0 if plan.microbatches else stage.gradients_s) / stage.replicas
 
 
 def _layers(stage: Stage, width: int) -> str:
-    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; where that is too wide, without the start that they share."""
+    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; where that is too wide,
+    without the start that they share.
+    """
     first, last = stage.modules[0].split("."), stage.modules[-1].split(".")
-    numbers, more = (f"{stage.start} ", "") if stage.stop - stage.start == 1 else (f"{stage.start}-{stage.stop - 1} ", "..")
-    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False))))
-    names = [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)] if more else []
+    numbers, more = (
+        (f"{stage.start} ", "")
+        if stage.stop - stage.start == 1
+        else (f"{stage.start}-{stage.stop - 1} ", "..")
+    )
+    shared = len(
+        list(
+            itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False)
+            )
+        )
+    )
+    names = (
+        [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)]
+        if more
+        else []
+    )
     names += [".".join(first[skip:]) + more for skip in range(len(first))]
-    return next((numbers + name for name in names if len(numbers + name) <= width), shorten(numbers + names[-1], width))
+    return next(
+        (numbers + name for name in names if len(numbers + name) <= width),
+        shorten(numbers + names[-1], width),
+    )
 
 
 def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     predicted = plan.predicted
     lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch")]
     if predicted.iteration_s is not None:
-        lines.append(("", f"{format_seconds(predicted.iteration_s)} an iteration of {plan.microbatches} microbatches"))
+        lines.append(
+            (
+                "",
+                (
+                    f"{format_seconds(predicted.iteration_s)} an iteration of "
+                    f"{plan.microbatches} microbatches"
+                ),
+            )
+        )
     lines += _loads(plan, limit)
     rate = format_rate(predicted.samples_per_s, "samples")
-    lines.append(("speed", f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices idle {predicted.bubble:.1%}"))
+    lines.append(
+        (
+            "speed",
+            (
+                f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices "
+                f"idle {predicted.bubble:.1%}"
+            ),
+        )
+    )
     if plan.microbatches is None:
         lines.append(("flight", _flight(plan)))
     lines.append(("memory", _memory(plan, limit)))
@@ -100,34 +154,55 @@ def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
         lines.append(("", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"))
     if plan.idle_ranks:
         lines.append(
-            ("idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}")
+            (
+                "idle",
+                (
+                    f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks "
+                    f"{shorten(format_ranks(plan.idle_ranks), 40)}"
+                ),
+            )
         )
     if plan.certificate is not None:
-        lines.append(("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}"))
+        lines.append(
+            ("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}")
+        )
         lines.append(("proof", plan.certificate.proof))
     return lines
 
 
 def _loads(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
-    """What binds the period; and of everything else for how much of the time it is free, of the memory how much of it."""
+    """What binds the period; and of everything else for how much of the time it is free, of the
+    memory how much of it.
+    """
     predicted, free, peak = plan.predicted, [], plan.peak_memory_bytes
     binds = predicted.bound_by
     for load in predicted.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
-            binds = _named(load, plan) + (f", busy {_percent(share)} of the time" if share < _ALL else "")
+            binds = _named(load, plan) + (
+                f", busy {_percent(share)} of the time" if share < _ALL else ""
+            )
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {_percent(share)}"
         else:
             free.append(f"{_named(load, plan)} {_percent(max(0.0, 1 - share))}")
     if limit is not None and peak <= limit:
-        free.append(f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} ({format_bytes(limit - peak)})")
+        free.append(
+            (
+                f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
+                f"({format_bytes(limit - peak)})"
+            )
+        )
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 
 
 def _named(load: Load, plan: Plan) -> str:
     """The load, a cut with the layer that it comes after."""
-    return f"{load} (after layer {plan.stages[load.place].start - 1})" if load.what == "cut" else str(load)
+    return (
+        f"{load} (after layer {plan.stages[load.place].start - 1})"
+        if load.what == "cut"
+        else str(load)
+    )
 
 
 def _percent(share: float) -> str:
@@ -141,7 +216,10 @@ def _flight(plan: Plan) -> str:
     if plan.noam == formula:
         return text
     without = plan.predicted.formula_period_s
-    return f"{text}; the formula's {formula} {'deadlocks' if without is None else f'gives {format_seconds(without)} a microbatch'}"
+    return (
+        f"{text}; the formula's {formula} "
+        f"{'deadlocks' if without is None else f'gives {format_seconds(without)} a microbatch'}"
+    )
 
 
 def _memory(plan: Plan, limit: int | None) -> str:

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from partopt.profile import Measurement, Profile
+from partopt.documents.profile import Measurement, Profile
 from partopt.report.table import bar, labelled, shorten, table
 from partopt.units import format_bytes, format_seconds
 
 Number = TypeVar("Number", int, float)
 
-_SIZE_HEADINGS = ["MICROBATCH", "STEP", "LAYERS", "COVERAGE", "OVERHEAD", "SAMPLES/S", "OPTIMIZER", "PEAK"]
+_SIZE_HEADINGS = [
+    "MICROBATCH",
+    "STEP",
+    "LAYERS",
+    "COVERAGE",
+    "OVERHEAD",
+    "SAMPLES/S",
+    "OPTIMIZER",
+    "PEAK",
+]
 _LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
 
 
 def render(profile: Profile, ascii_only: bool = False) -> str:
-    """The measured microbatch sizes, then every layer at the largest of them, its share of the time drawn."""
+    """The measured microbatch sizes, then every layer at the largest of them, its share of the time
+    drawn.
+    """
     measurement = profile.measured()[-1]
     layers = table(_LAYER_HEADINGS, _layer_rows(profile, measurement, ascii_only), left=(1, 2, 7))
     return f"{render_sizes(profile)}\n\nmicrobatch {measurement.microbatch_size}:\n{layers}"
@@ -28,7 +39,10 @@ def render_sizes(profile: Profile) -> str:
     head = [
         (
             "model",
-            f"{profile.model.name}: {len(profile.layers)} layers, {format_bytes(profile.parameter_bytes())} of parameters, {profile.dtype}",
+            (
+                f"{profile.model.name}: {len(profile.layers)} layers, "
+                f"{format_bytes(profile.parameter_bytes())} of parameters, {profile.dtype}"
+            ),
         ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
     ]
@@ -37,7 +51,11 @@ def render_sizes(profile: Profile) -> str:
 
 def _versions(profile: Profile) -> list[tuple[str, str]]:
     known = profile.environment
-    return [(name, version) for name, version in (("torch", known.torch), ("CUDA", known.cuda)) if version]
+    return [
+        (name, version)
+        for name, version in (("torch", known.torch), ("CUDA", known.cuda))
+        if version
+    ]
 
 
 def _size_row(measurement: Measurement) -> list[str]:
@@ -74,5 +92,7 @@ def _layer_rows(profile: Profile, measurement: Measurement, ascii_only: bool) ->
             format_bytes(layer.parameter_bytes),
             bar((measured.forward_s + measured.backward_s) / slowest, 6, ascii_only),
         ]
-        for index, (layer, measured) in enumerate(zip(profile.layers, measurement.layers, strict=True))
+        for index, (layer, measured) in enumerate(
+            zip(profile.layers, measurement.layers, strict=True)
+        )
     ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt import documents
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.report.table import shorten, table
 
 
 class Row(documents.Part, frozen=True, kw_only=True):
-    """The best plan on a number of devices. `efficiency` is the speed-up over one device, a device."""
+    """The best plan on a number of devices.
+
+    `efficiency` is the speed-up over one device, a device.
+    """
 
     devices: int
     planner: str
@@ -53,11 +56,25 @@ def scaling(plans: Sequence[Plan], memory_bytes: int | None) -> Scaling:
 
 
 def render(found: Scaling) -> str:
-    """The table, 80 columns wide at most; M only where an iteration has a number of microbatches."""
+    """The table, 80 columns wide at most; M only where an iteration has a number of
+    microbatches.
+    """
     synchronous = any(row.microbatches for row in found.rows)
-    headings = ["DEVICES", *(["M"] if synchronous else []), "SAMPLES/S", "x ONE", "EFFICIENCY", "PLANNER", "SHAPE", "BOUND BY", "FITS"]
+    headings = [
+        "DEVICES",
+        *(["M"] if synchronous else []),
+        "SAMPLES/S",
+        "x ONE",
+        "EFFICIENCY",
+        "PLANNER",
+        "SHAPE",
+        "BOUND BY",
+        "FITS",
+    ]
     left = range(len(headings) - 4, len(headings))
-    return table(headings, [_cells(row, synchronous) for row in found.rows], left=tuple(left), gap=1)
+    return table(
+        headings, [_cells(row, synchronous) for row in found.rows], left=tuple(left), gap=1
+    )
 
 
 def _cells(row: Row, synchronous: bool) -> list[str]:

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.report.table import shorten, table
 from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_seconds
 
 _GRID_WIDTH = 10
-_RECOMPUTED = {(True, True): "always", (False, True): "some", (False, False): "never"}  # by all of the stages, any of them
-_HEADINGS = ["SCHEDULE", "GRID", "BATCH", "RECOMP.", "ITERATION", "SAMPLES/S", "BUBBLE", "MEMORY", "FITS"]
+# by all of the stages, any of them
+_RECOMPUTED = {(True, True): "always", (False, True): "some", (False, False): "never"}
+_HEADINGS = [
+    "SCHEDULE",
+    "GRID",
+    "BATCH",
+    "RECOMP.",
+    "ITERATION",
+    "SAMPLES/S",
+    "BUBBLE",
+    "MEMORY",
+    "FITS",
+]
 
 
 def render(plans: Sequence[Plan], memory_bytes: int | None) -> str:
     """A line for the best plan under each schedule.
 
-    GRID: pipelines side by side x devices of each, x stages of a device where it has several, or unequal replicas of the stages; BATCH:
-    samples of a microbatch x M.
+    GRID: pipelines side by side x devices of each, x stages of a device where it has several, or
+    unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
-    return table(_HEADINGS, [_cells(plan, memory_bytes) for plan in plans], left=(0, 1, 2, 3, 8), gap=1)
+    return table(
+        _HEADINGS, [_cells(plan, memory_bytes) for plan in plans], left=(0, 1, 2, 3, 8), gap=1
+    )
 
 
 def _grid(plan: Plan) -> str:
@@ -39,7 +52,10 @@ def _cells(plan: Plan, memory_bytes: int | None) -> list[str]:
         plan.schedule,
         _grid(plan),
         f"{plan.microbatch_size}x{plan.microbatches}",
-        _RECOMPUTED[{stage.recompute for stage in plan.stages} == {True}, any(stage.recompute for stage in plan.stages)],
+        _RECOMPUTED[
+            {stage.recompute for stage in plan.stages} == {True},
+            any(stage.recompute for stage in plan.stages),
+        ],
         format_seconds(predicted.iteration_s or 0.0),
         f"{predicted.samples_per_s:,.4g}",
         f"{predicted.bubble:.1%}",

@@ -17,7 +17,19 @@ _BAR_WIDTH = 14
 _RANKS_WIDTH = 11
 _SOME = 1e-9  # of the time: less is rounding
 _MOST_ROWS = 16
-_HEADINGS = ["#", "RANKS", "TIME", "WORK", "ACTS", "GRAD", "SEND", "SYNC", "END", "FLIGHT", "MEMORY"]
+_HEADINGS = [
+    "#",
+    "RANKS",
+    "TIME",
+    "WORK",
+    "ACTS",
+    "GRAD",
+    "SEND",
+    "SYNC",
+    "END",
+    "FLIGHT",
+    "MEMORY",
+]
 _MEANING = [  # of the columns, those where all devices spend nothing left out
     ("WORK", "computing"),
     ("ACTS", "waiting for activations"),
@@ -34,19 +46,42 @@ Group = tuple[tuple[int, ...], list[int]]  # the stages that devices hold, and t
 
 
 def share_table(simulation: Simulation, ascii_only: bool = False) -> str:
-    """A row for all the devices that hold the same stages: shares of their time, what is in flight and their memory."""
+    """A row for all the devices that hold the same stages: shares of their time, what is in flight
+    and their memory.
+    """
     shares, window = simulation.shares, simulation.end_s - simulation.start_s
-    columns = (shares.compute_s, shares.forward_s, shares.gradient_s, shares.transfer_s, shares.allreduce_s, shares.end_s)
+    columns = (
+        shares.compute_s,
+        shares.forward_s,
+        shares.gradient_s,
+        shares.transfer_s,
+        shares.allreduce_s,
+        shares.end_s,
+    )
     parts = np.stack(columns) / window
     groups = _groups(simulation)
     shown = _shown(groups, parts[0], simulation.peak_memory_bytes)
     rows = [_row(simulation, group, parts[:, group[1]].mean(axis=1), ascii_only) for group in shown]
-    stretch = "the iteration" if simulation.steady is None else "a cycle of the steady state" if simulation.steady.settled else "the time"
+    stretch = (
+        "the iteration"
+        if simulation.steady is None
+        else "a cycle of the steady state"
+        if simulation.steady.settled
+        else "the time"
+    )
     working = parts[:, sorted(simulation.plan.stages_by_rank())]
-    used = [f"{name} {what}" for (name, what), part in zip(_MEANING, working, strict=True) if part.max() >= _SOME]
-    lines = textwrap.wrap(f"Shares of {stretch}, {format_seconds(window)}: {', '.join(used)}.", WIDTH)
+    used = [
+        f"{name} {what}"
+        for (name, what), part in zip(_MEANING, working, strict=True)
+        if part.max() >= _SOME
+    ]
+    lines = textwrap.wrap(
+        f"Shares of {stretch}, {format_seconds(window)}: {', '.join(used)}.", WIDTH
+    )
     if len(shown) < len(groups):
-        lines.append(f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among them.")
+        lines.append(
+            f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among them."
+        )
     return "\n".join([table(_HEADINGS, rows, left=(0, 1, 2), gap=1), *lines])
 
 
@@ -58,7 +93,9 @@ def _groups(simulation: Simulation) -> list[Group]:
 
 
 def _shown(groups: list[Group], work: Floats, memory: NDArray[np.int64]) -> list[Group]:
-    """All groups or, where they are too many, some at even distances, the busiest and the fullest."""
+    """All groups or, where they are too many, some at even distances, the busiest and the
+    fullest.
+    """
     if len(groups) <= _MOST_ROWS:
         return groups
     even = _MOST_ROWS - 2
@@ -86,7 +123,10 @@ def _bar(parts: Floats, ascii_only: bool) -> str:
     whole = np.floor(cells + 1e-9).astype(np.int64)
     for place in np.argsort(whole - cells, kind="stable")[: _BAR_WIDTH - int(whole.sum())]:
         whole[place] += 1
-    return "".join(letter * int(count) for letter, count in zip(_ASCII if ascii_only else _BLOCKS, whole, strict=True))
+    return "".join(
+        letter * int(count)
+        for letter, count in zip(_ASCII if ascii_only else _BLOCKS, whole, strict=True)
+    )
 
 
 def _percent(share: float) -> str:
@@ -95,11 +135,21 @@ def _percent(share: float) -> str:
 
 
 def level_table(simulation: Simulation) -> str:
-    """A row a level: for what share of the time its busiest port is in use, and the bytes of all messages over it."""
+    """A row a level: for what share of the time its busiest port is in use, and the bytes of all
+    messages over it.
+    """
     levels = simulation.work.topology.levels
     rows = [
-        [level.name, link_text(level), f"{use.transfer_share:.1%}", f"{use.allreduce_share:.1%}", format_bytes(use.bytes)]
+        [
+            level.name,
+            link_text(level),
+            f"{use.transfer_share:.1%}",
+            f"{use.allreduce_share:.1%}",
+            format_bytes(use.bytes),
+        ]
         for level, use in zip(levels, simulation.level_use, strict=True)
     ]
     note = "How long the busiest port of a level is in use; SENT is all messages over it."
-    return f"{table(['LEVEL', 'LINK', 'TRANSFERS', 'ALL-REDUCES', 'SENT'], rows, left=(0, 1))}\n{note}"
+    return (
+        f"{table(['LEVEL', 'LINK', 'TRANSFERS', 'ALL-REDUCES', 'SENT'], rows, left=(0, 1))}\n{note}"
+    )

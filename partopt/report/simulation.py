@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partopt import documents
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.report import advice, gantt
 from partopt.report.changes import Planned, changes, compared, planned_of
 from partopt.report.plan import head
@@ -18,7 +18,9 @@ _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the p
 
 
 class RankTime(documents.Part, frozen=True, kw_only=True):
-    """Where the time of a rank goes between `window_start_s` and `window_end_s`; `idle_s` is the sum of the last three."""
+    """Where the time of a rank goes between `window_start_s` and `window_end_s`; `idle_s` is the
+    sum of the last three.
+    """
 
     rank: int
     stages: list[int]
@@ -34,7 +36,9 @@ class RankTime(documents.Part, frozen=True, kw_only=True):
 
 
 class LevelTime(documents.Part, frozen=True, kw_only=True):
-    """How busy the busiest port of a level is between `window_start_s` and `window_end_s`, and what was sent over the level."""
+    """How busy the busiest port of a level is between `window_start_s` and `window_end_s`, and what
+    was sent over the level.
+    """
 
     level: str
     transfer_share: float
@@ -43,7 +47,10 @@ class LevelTime(documents.Part, frozen=True, kw_only=True):
 
 
 class SimulationDocument(documents.Part, frozen=True, kw_only=True):
-    """A plan executed. The window is the iteration or, asynchronous, one cycle of the steady state."""
+    """A plan executed.
+
+    The window is the iteration or, asynchronous, one cycle of the steady state.
+    """
 
     schema: str = "partopt.simulation/1"
     model: str
@@ -92,16 +99,29 @@ def document(simulation: Simulation, before: Plan, found: list[Finding]) -> Simu
         planned=planned_of(before),
         levels=[_level_time(*each) for each in _levels(simulation)],
         advice=found,
-        ranks=[_rank_time(simulation, rank, stages) for rank, stages in sorted(plan.stages_by_rank().items())],
+        ranks=[
+            _rank_time(simulation, rank, stages)
+            for rank, stages in sorted(plan.stages_by_rank().items())
+        ],
     )
 
 
 def _levels(simulation: Simulation) -> list[tuple[str, float, float, float]]:
-    return [(use.level, use.transfer_share, use.allreduce_share, use.bytes) for use in simulation.level_use]
+    return [
+        (use.level, use.transfer_share, use.allreduce_share, use.bytes)
+        for use in simulation.level_use
+    ]
 
 
-def _level_time(level: str, transfer_share: float, allreduce_share: float, sent_bytes: float) -> LevelTime:
-    return LevelTime(level=level, transfer_share=transfer_share, allreduce_share=allreduce_share, sent_bytes=sent_bytes)
+def _level_time(
+    level: str, transfer_share: float, allreduce_share: float, sent_bytes: float
+) -> LevelTime:
+    return LevelTime(
+        level=level,
+        transfer_share=transfer_share,
+        allreduce_share=allreduce_share,
+        sent_bytes=sent_bytes,
+    )
 
 
 def _rank_time(simulation: Simulation, rank: int, stages: list[int]) -> RankTime:
@@ -122,9 +142,16 @@ def _rank_time(simulation: Simulation, rank: int, stages: list[int]) -> RankTime
 
 
 def render(
-    simulation: Simulation, before: Plan, found: list[Finding], width: int = 80, ascii_only: bool = False, colour: bool = False
+    simulation: Simulation,
+    before: Plan,
+    found: list[Finding],
+    width: int = 80,
+    ascii_only: bool = False,
+    colour: bool = False,
 ) -> str:
-    """The timeline in `width` columns, and in 80 where the time goes, how busy the links are, what comes of it, and advice."""
+    """The timeline in `width` columns, and in 80 where the time goes, how busy the links are, what
+    comes of it, and advice.
+    """
     parts = [
         head(simulation.plan),
         _drawing(simulation, width, ascii_only, colour),
@@ -148,24 +175,50 @@ def _drawing(simulation: Simulation, width: int, ascii_only: bool, colour: bool)
 
 
 def drawn(simulation: Simulation) -> tuple[float, float] | None:
-    """The seconds to draw: the whole iteration; asynchronous, until the pipeline is full, and as long again or two cycles."""
+    """The seconds to draw: the whole iteration; asynchronous, until the pipeline is full, and as
+    long again or two cycles.
+    """
     if simulation.steady is None:
         return None
     order, timeline = simulation.order, simulation.timeline
     first_back = (order.stage == 0) & ((order.kind == B) | (order.kind == I))
     full = float(timeline.start[first_back].min())
-    return 0.0, min(simulation.makespan_s, full + max(full, 2 * (simulation.end_s - simulation.start_s)))
+    return 0.0, min(
+        simulation.makespan_s, full + max(full, 2 * (simulation.end_s - simulation.start_s))
+    )
 
 
 def _outcome(simulation: Simulation, before: Plan) -> list[tuple[str, str]]:
     plan, period = simulation.plan, simulation.period_s
     rate = format_rate(plan.microbatch_size / period, "samples")
     devices = len(plan.stages_by_rank())
-    span = "" if simulation.steady else f"; the longest span of a rank is {format_seconds(simulation.longest_span_s)}"
+    span = (
+        ""
+        if simulation.steady
+        else f"; the longest span of a rank is {format_seconds(simulation.longest_span_s)}"
+    )
     return [
-        ("ran", f"{simulation.microbatches} microbatches in {format_seconds(simulation.makespan_s)}{span}"),
-        ("period", f"{format_seconds(period)} a microbatch{_pace(simulation)}{_promised(simulation, before)}"),
-        ("speed", f"{rate}; {'device' if devices == 1 else f'{devices} devices'} idle {simulation.bubble:.1%} of the time"),
+        (
+            "ran",
+            (
+                f"{simulation.microbatches} microbatches in "
+                f"{format_seconds(simulation.makespan_s)}{span}"
+            ),
+        ),
+        (
+            "period",
+            (
+                f"{format_seconds(period)} a "
+                f"microbatch{_pace(simulation)}{_promised(simulation, before)}"
+            ),
+        ),
+        (
+            "speed",
+            (
+                f"{rate}; {'device' if devices == 1 else f'{devices} devices'} idle "
+                f"{simulation.bubble:.1%} of the time"
+            ),
+        ),
         ("memory", _memory(simulation)),
     ]
 
@@ -177,7 +230,10 @@ def _pace(simulation: Simulation) -> str:
     if not steady.settled:
         return ", the mean pace: NOT SETTLED"
     every = "" if steady.microbatches == 1 else f" {steady.microbatches}"
-    return f" in steady state, which repeats with every{every} microbatch{'' if steady.microbatches == 1 else 'es'}"
+    return (
+        f" in steady state, which repeats with every{every} "
+        f"microbatch{'' if steady.microbatches == 1 else 'es'}"
+    )
 
 
 def _promised(simulation: Simulation, before: Plan) -> str:

@@ -13,14 +13,19 @@ _NARROW = 8  # columns of text are not shortened below this
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,), gap: int = 2) -> str:
-    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the others, numbers, to the right.
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,), gap: int = 2
+) -> str:
+    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the
+    others, numbers, to the right.
 
     Where the table is wider than the page, its widest texts are shortened; numbers never are.
     """
     cells = [list(headings), *map(list, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    while sum(widths) + gap * (len(widths) - 1) > WIDTH and any(widths[column] > _NARROW for column in left):
+    while sum(widths) + gap * (len(widths) - 1) > WIDTH and any(
+        widths[column] > _NARROW for column in left
+    ):
         widths[max(left, key=lambda column: widths[column])] -= 1
     lines = [
         (" " * gap).join(
@@ -29,7 +34,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence
         )
         for row in cells
     ]
-    return "\n".join([click.style(lines[0].rstrip(), bold=True), *(line.rstrip() for line in lines[1:])])
+    return "\n".join(
+        [click.style(lines[0].rstrip(), bold=True), *(line.rstrip() for line in lines[1:])]
+    )
 
 
 def bar(share: float, cells: int, ascii_only: bool = False) -> str:
@@ -49,5 +56,10 @@ def shorten(text: str, width: int) -> str:
 
 
 def labelled(lines: Iterable[tuple[str, str]]) -> str:
-    """A label and a text a line; the texts stand one under the other, and so do the lines of one that is wider than the page."""
-    return "\n".join(textwrap.fill(text, WIDTH, initial_indent=f"{label:9}", subsequent_indent=" " * 9) for label, text in lines)
+    """A label and a text a line; the texts stand one under the other, and so do the lines of one
+    that is wider than the page.
+    """
+    return "\n".join(
+        textwrap.fill(text, WIDTH, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
+        for label, text in lines
+    )

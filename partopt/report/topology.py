@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import textwrap
 
+from partopt.documents.topology import Level, Topology
 from partopt.report.table import WIDTH, table
-from partopt.topology import Level, Topology
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 
 def describe(topology: Topology) -> str:
     """`v100-pcie, 16 x V100-16GB: server (4, pcie 12 GB/s), cluster (4, ethernet 10 Gb/s)`."""
-    levels = ", ".join(f"{level.name} ({level.size}, {link_text(level)})" for level in topology.levels)
+    levels = ", ".join(
+        f"{level.name} ({level.size}, {link_text(level)})" for level in topology.levels
+    )
     return f"{topology.name}, {topology.devices} x {topology.device.name}: {levels}"
 
 
@@ -19,7 +21,13 @@ def summary(name: str, topology: Topology) -> list[str]:
     """Name, devices, their kind, their memory, and the levels, as the row of a list."""
     memory = topology.device.memory_bytes
     levels = " > ".join(f"{level.size} {level.link or level.name}" for level in topology.levels)
-    return [name, str(topology.devices), topology.device.name, "-" if memory is None else format_bytes(memory), levels]
+    return [
+        name,
+        str(topology.devices),
+        topology.device.name,
+        "-" if memory is None else format_bytes(memory),
+        levels,
+    ]
 
 
 def render(topology: Topology) -> str:
@@ -29,7 +37,10 @@ def render(topology: Topology) -> str:
     headings = ["LEVEL", "LINK", "SIZE", "BANDWIDTH", "LINKS", "LATENCY", "KIND"]
     rows = table(headings, [_row(level) for level in topology.levels], left=(0, 1, 6))
     head = f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
-    return f"{textwrap.fill(head, WIDTH)}\n\n{rows}\n\nBandwidth is of one link of one member, in one direction."
+    return (
+        f"{textwrap.fill(head, WIDTH)}\n\n{rows}\n\nBandwidth is of one link of one member, "
+        "in one direction."
+    )
 
 
 def _row(level: Level) -> list[str]:

@@ -1,7 +1,9 @@
-"""A timeline for Perfetto (ui.perfetto.dev) and Chrome (chrome://tracing): the trace-event format, written in pieces.
+"""A timeline for Perfetto (ui.perfetto.dev) and Chrome (chrome://tracing): the trace-event format,
+written in pieces.
 
-A process a rank: a track of what it computes, one of what it sends, one of its all-reduces, and counters of what it holds. Flows lead
-from the action that makes a message through its transfer to the action that takes it.
+A process a rank: a track of what it computes, one of what it sends, one of its all-reduces, and
+counters of what it holds. Flows lead from the action that makes a message through its transfer to
+the action that takes it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.plan import Plan
 from partopt.report.actions import WORDS, Slots, slots, working_ranks
 from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.memory import Series, in_flight_over_time, memory_over_time
@@ -23,14 +25,17 @@ from partopt.simulator.timeline import Timeline
 MOST_ACTIONS = 1_000_000  # about 700 MB, which is what viewers load
 
 # Rank k is process k + 1, for viewers take process 0 and thread 0 for the idle ones of a kernel.
-# Tracks of a rank, by tid. Transfers that overlap, as over several links, stand on further ones, and so do all-reduces.
+# Tracks of a rank, by tid. Transfers that overlap, as over several links, stand on further ones,
+# and so do all-reduces.
 _COMPUTE, _JOINED, _TRANSFERS, _ALLREDUCES = 1, 2, 100, 10_000
 
 Integers = NDArray[np.int64]
 
 
 class _Flows(NamedTuple):
-    """Where the flow of each transfer begins and ends: tracks, and times in nanoseconds. n transfers."""
+    """Where the flow of each transfer begins and ends: tracks, and times in nanoseconds. n
+    transfers.
+    """
 
     made_tid: Integers  # shape (n,)
     made_at: Integers
@@ -39,14 +44,17 @@ class _Flows(NamedTuple):
 
 
 def write(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
-    """The trace as JSON, in pieces to be written one after the other; the same timeline gives the same bytes.
+    """The trace as JSON, in pieces to be written one after the other; the same timeline gives the
+    same bytes.
 
-    Times are in microseconds, with three digits after the point. Raises PartoptError above MOST_ACTIONS.
+    Times are in microseconds, with three digits after the point. Raises PartoptError above
+    MOST_ACTIONS.
     """
     actions = len(timeline.order.kind)
     if actions > MOST_ACTIONS:
         raise PartoptError(
-            f"a trace of {actions:,} actions is more than a viewer can load; {MOST_ACTIONS:,} are", "simulate fewer: --microbatches"
+            f"a trace of {actions:,} actions is more than a viewer can load; {MOST_ACTIONS:,} are",
+            "simulate fewer: --microbatches",
         )
     return _pieces(timeline, plan)
 
@@ -56,7 +64,12 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
     flows = _flows(timeline)
     sent = np.argsort(timeline.transfers.source, kind="stable")
     first = np.searchsorted(timeline.transfers.source[sent], np.arange(order.ranks + 1))
-    about = {"model": plan.profile.name, "schedule": plan.schedule, "planner": plan.planner, "topology": plan.topology.name}
+    about = {
+        "model": plan.profile.name,
+        "schedule": plan.schedule,
+        "planner": plan.planner,
+        "topology": plan.topology.name,
+    }
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'.encode()
     comma = ""
     for rank in working_ranks(order).tolist():
@@ -74,10 +87,17 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
 
 
 def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
-    """The tracks of what a rank computes; of two joined actions the second has a track of its own."""
+    """The tracks of what a rank computes; of two joined actions the second has a track of its
+    own.
+    """
     own = slots(timeline, rank)
     stages = np.unique(own.stage).tolist()
-    held = [f"{s}" if plan.stages[s].replicas == 1 else f"{s} (replica {plan.stages[s].ranks.index(rank)})" for s in stages]
+    held = [
+        f"{s}"
+        if plan.stages[s].replicas == 1
+        else f"{s} (replica {plan.stages[s].ranks.index(rank)})"
+        for s in stages
+    ]
     yield _named(rank, _COMPUTE, "process_name", f"rank {rank}, stage {' and '.join(held)}")
     yield f'{{"ph":"M","name":"process_sort_index","pid":{rank + 1},"tid":{_COMPUTE},"args":{{"sort_index":{rank}}}}}'
     yield from _track(rank, _COMPUTE, "compute")
@@ -91,12 +111,16 @@ def _action_slices(own: Slots, plan: Plan, rank: int, stages: list[int]) -> Iter
     replica = {s: plan.stages[s].ranks.index(rank) for s in stages}
     begin, seconds = _clock(own.start, own.end)
     columns = (own.kind, own.stage, own.microbatch, own.pair, begin, seconds)
-    for kind, s, number, pair, ts, dur in zip(*(column.tolist() for column in columns), strict=True):
+    for kind, s, number, pair, ts, dur in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
         if kind == A and dur == 0:
             continue  # the rank does not wait; the all-reduce has its own track
         letter = KINDS[kind]
         name = f"{s}{letter}" if kind == U else f"{s}{letter}{number}"
-        which = "" if kind == U else f',"round":{number}' if kind == A else f',"microbatch":{number}'
+        which = (
+            "" if kind == U else f',"round":{number}' if kind == A else f',"microbatch":{number}'
+        )
         args = f'{{"stage":{s}{which},"replica":{replica[s]},"layers":{layers[s]}}}'
         yield _slice(rank, _JOINED if pair == 2 else _COMPUTE, name, WORDS[letter], ts, dur, args)
 
@@ -105,14 +129,29 @@ def _layers(modules: list[str]) -> str:
     return modules[0] if len(modules) == 1 else f"{modules[0]} .. {modules[-1]}"
 
 
-def _transfers(timeline: Timeline, plan: Plan, rank: int, own: Integers, flows: _Flows) -> Iterator[str]:
-    """What a rank sends: slices with their bytes, and the flows from action to action through them."""
+def _transfers(
+    timeline: Timeline, plan: Plan, rank: int, own: Integers, flows: _Flows
+) -> Iterator[str]:
+    """What a rank sends: slices with their bytes, and the flows from action to action through
+    them.
+    """
     sent = timeline.transfers
     begin, seconds = _clock(sent.start[own], sent.end[own])
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _TRANSFERS, "sends", lanes)
-    columns = (own, sent.kind[own], sent.stage[own], sent.microbatch[own], sent.destination[own], begin, seconds, lanes)
-    for number, kind, s, microbatch, to, ts, dur, lane in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (
+        own,
+        sent.kind[own],
+        sent.stage[own],
+        sent.microbatch[own],
+        sent.destination[own],
+        begin,
+        seconds,
+        lanes,
+    )
+    for number, kind, s, microbatch, to, ts, dur, lane in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
         size = plan.stages[s + 1 if kind == F else s].input_bytes
         what, tid = ("activations" if kind == F else "gradients"), _TRANSFERS + lane
         args = f'{{"bytes":{size},"source":{rank},"destination":{to},"microbatch":{microbatch}}}'
@@ -123,7 +162,9 @@ def _transfers(timeline: Timeline, plan: Plan, rank: int, own: Integers, flows: 
 
 
 def _flows(timeline: Timeline) -> _Flows:
-    """Each flow leaves in the last moment of the action that makes the message, and arrives at the start of the one that takes it."""
+    """Each flow leaves in the last moment of the action that makes the message, and arrives at the
+    start of the one that takes it.
+    """
     order, sent = timeline.order, timeline.transfers
     G, S = int(order.microbatch.max(initial=0)) + 1, int(order.stage.max(initial=0)) + 1
     place = np.zeros((2, S, G), dtype=np.int64)
@@ -131,11 +172,16 @@ def _flows(timeline: Timeline) -> _Flows:
         chosen = np.flatnonzero(np.isin(order.kind, kinds))
         place[direction, order.stage[chosen], order.microbatch[chosen]] = chosen
     back = (sent.kind != F).astype(np.int64)
-    made, taken = place[back, sent.stage, sent.microbatch], place[back, sent.stage + 1 - 2 * back, sent.microbatch]
+    made, taken = (
+        place[back, sent.stage, sent.microbatch],
+        place[back, sent.stage + 1 - 2 * back, sent.microbatch],
+    )
     begin, seconds = _clock(timeline.start, timeline.end)
     tid = np.full(len(order.kind), _COMPUTE, dtype=np.int64)
     tid[1:][order.joined[:-1]] = _JOINED
-    return _Flows(tid[made], begin[made] + np.maximum(0, seconds[made] - 1), tid[taken], begin[taken])
+    return _Flows(
+        tid[made], begin[made] + np.maximum(0, seconds[made] - 1), tid[taken], begin[taken]
+    )
 
 
 def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
@@ -147,7 +193,10 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
     lanes = _lanes(begin, seconds)
     yield from _tracks(rank, _ALLREDUCES, "all-reduces", lanes)
     columns = (done.stage[own], done.round[own], begin, seconds, lanes)
-    tied = {s: sum(flow.bytes for flow in plan.communication if flow.kind == "tied" and flow.stage == s) for s in stages.tolist()}
+    tied = {
+        s: sum(flow.bytes for flow in plan.communication if flow.kind == "tied" and flow.stage == s)
+        for s in stages.tolist()
+    }
     for s, number, ts, dur, lane in zip(*(column.tolist() for column in columns), strict=True):
         stage = plan.stages[s]
         size = stage.parameter_bytes if stage.replicas > 1 else 0
@@ -164,7 +213,9 @@ def _counter(rank: int, name: str, unit: str, series: Series) -> Iterator[str]:
 
 
 def _clock(start: NDArray[np.float64], end: NDArray[np.float64]) -> tuple[Integers, Integers]:
-    """Starts and durations in nanoseconds, so rounded that what follows without a gap still does."""
+    """Starts and durations in nanoseconds, so rounded that what follows without a gap still
+    does.
+    """
     begin = np.rint(start.astype(np.float64) * 1e9).astype(np.int64)
     return begin, np.rint(end.astype(np.float64) * 1e9).astype(np.int64) - begin
 

@@ -1,4 +1,6 @@
-"""From the rows of single devices to an order: microbatches numbered, all-reduces and optimizer steps put in."""
+"""From the rows of single devices to an order: microbatches numbered, all-reduces and optimizer
+steps put in.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,31 @@ from numpy.typing import NDArray
 from partopt.schedules.layout import Chunk, Layout
 from partopt.schedules.order import A, B, Order, Row, U, W, counted
 
-Actions = NDArray[np.int32]  # kind, stage, microbatch and joined of every action of a rank, shape (4, actions)
+# kind, stage, microbatch and joined of every action of a rank, shape (4, actions)
+Actions = NDArray[np.int32]
 
 
 def numbered(row: Row, chunks: Sequence[Chunk], layout: Layout) -> Actions:
-    """The actions of a row: the n-th of a kind and chunk is for the n-th microbatch that the chunk gets."""
+    """The actions of a row: the n-th of a kind and chunk is for the n-th microbatch that the chunk
+    gets.
+    """
     stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
     first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
     step = np.array([len(layout.ranks[chunk.stage]) for chunk in chunks], dtype=np.int32)
     microbatch = counted(row) * step[row.chunk] + first[row.chunk]
-    return np.stack([row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)])
+    return np.stack(
+        [row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)]
+    )
 
 
-def updated(actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchronous: bool) -> Actions:
+def updated(
+    actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchronous: bool
+) -> Actions:
     """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
 
-    A stage exchanges after its last backward, a replica without microbatches at once; or asynchronous after every round of one microbatch
-    on each replica, and what a last, partial round leaves over is not exchanged. One that has nobody to exchange with does not.
+    A stage exchanges after its last backward, a replica without microbatches at once; or
+    asynchronous after every round of one microbatch on each replica, and what a last, partial round
+    leaves over is not exchanged. One that has nobody to exchange with does not.
     """
     kind, stage, microbatch, _ = actions
     after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
@@ -43,12 +53,16 @@ def updated(actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchron
             after.append(ended[-1:] + 1 if len(ended) else np.zeros(1, dtype=np.int64))
             exchanges.append(_actions(A, s, np.zeros(1, dtype=np.int32)))
     exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)
-    updates = [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
+    updates = (
+        [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
+    )
     return np.concatenate([exchanged, *updates], axis=1)
 
 
 def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> Actions:
-    return np.stack([np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)])
+    return np.stack(
+        [np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)]
+    )
 
 
 def assembled(rows: Sequence[Actions | None]) -> Order:

@@ -1,4 +1,5 @@
-"""Orders that no pipeline could execute, or that would leave work out, refused with the rank and the action.
+"""Orders that no pipeline could execute, or that would leave work out, refused with the rank and
+the action.
 
 That devices wait for each other for ever is found by executing the order.
 """
@@ -21,10 +22,11 @@ NOWHERE = -1
 
 
 def check(order: Order, layout: Layout) -> None:
-    """PartoptError unless every stage does each microbatch once: a forward, then a backward, whole or an I and then a W.
+    """PartoptError unless every stage does each microbatch once: a forward, then a backward, whole
+    or an I and then a W.
 
-    All on the rank that holds the stage's replica for that microbatch; a recomputation between the two; joined, one forward and the one
-    backward after it.
+    All on the rank that holds the stage's replica for that microbatch; a recomputation between the
+    two; joined, one forward and the one backward after it.
     """
     _check_numbers(order, layout)
     _check_ranks(order, layout)
@@ -37,14 +39,21 @@ def check(order: Order, layout: Layout) -> None:
 
 def _check_numbers(order: Order, layout: Layout) -> None:
     stages, M = len(layout.ranks), layout.microbatches
-    _refuse(order, (order.stage < 0) | (order.stage >= stages), "of no stage", f"stages are numbered 0 to {stages - 1}")
+    _refuse(
+        order,
+        (order.stage < 0) | (order.stage >= stages),
+        "of no stage",
+        f"stages are numbered 0 to {stages - 1}",
+    )
     acting = (order.kind != A) & (order.kind != U)
     wrong = acting & ((order.microbatch < 0) | (order.microbatch >= M))
     _refuse(order, wrong, "of no microbatch", f"microbatches are numbered 0 to {M - 1}")
 
 
 def _check_ranks(order: Order, layout: Layout) -> None:
-    """Every action is on a rank that holds its stage, and every microbatch's on the replica that gets it."""
+    """Every action is on a rank that holds its stage, and every microbatch's on the replica that
+    gets it.
+    """
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     replicas = np.array(layout.replicas)
     held = np.zeros((len(replicas), replicas.max()), dtype=np.int64)
@@ -56,14 +65,26 @@ def _check_ranks(order: Order, layout: Layout) -> None:
     if wrong.any():
         first = int(wrong.argmax())
         right = f"rank {held[order.stage[first], k[first]]}"
-        _refuse(order, wrong, "on another rank than its own", f"microbatch {order.microbatch[first]} of that stage belongs on {right}")
+        _refuse(
+            order,
+            wrong,
+            "on another rank than its own",
+            f"microbatch {order.microbatch[first]} of that stage belongs on {right}",
+        )
     stages = len(replicas)
     holders = np.array([r * stages + s for s, ranks in enumerate(layout.ranks) for r in ranks])
-    _refuse(order, ~acting & ~np.isin(rank * stages + order.stage, holders), "on a rank without that stage", "leave it out there")
+    _refuse(
+        order,
+        ~acting & ~np.isin(rank * stages + order.stage, holders),
+        "on a rank without that stage",
+        "leave it out there",
+    )
 
 
 def _places(order: Order, layout: Layout, task: Places, kind: int) -> Places:
-    """Where the action of a kind is for each task; NOWHERE where there is none, PartoptError where there are two."""
+    """Where the action of a kind is for each task; NOWHERE where there is none, PartoptError where
+    there are two.
+    """
     own = np.flatnonzero(order.kind == kind)
     found = np.full(len(layout.ranks) * layout.microbatches, NOWHERE, dtype=np.int64)
     found[task[own[::-1]]] = own[::-1]
@@ -82,7 +103,12 @@ def _check_backwards(order: Order, layout: Layout, place: dict[int, Places]) -> 
     twice[both] = True
     _refuse(order, twice, "beside a whole backward", hint)
     split = there[I] | there[W]
-    for kind, missing in ((F, ~there[F]), (B, ~there[B] & ~split), (I, split & ~there[I]), (W, split & ~there[W])):
+    for kind, missing in (
+        (F, ~there[F]),
+        (B, ~there[B] & ~split),
+        (I, split & ~there[I]),
+        (W, split & ~there[W]),
+    ):
         if missing.any():
             s, microbatch = divmod(int(missing.argmax()), layout.microbatches)
             rank = layout.ranks[s][microbatch % len(layout.ranks[s])]
@@ -90,7 +116,9 @@ def _check_backwards(order: Order, layout: Layout, place: dict[int, Places]) -> 
 
 
 def _check_sequence(order: Order, place: dict[int, Places]) -> None:
-    """F before B or I, I before W, and R between F and B or I; they are on one rank, so that places in the order compare."""
+    """F before B or I, I before W, and R between F and B or I; they are on one rank, so that places
+    in the order compare.
+    """
     backward = np.maximum(place[B], place[I])
     recomputed = place[R] != NOWHERE
     pairs = (
@@ -102,17 +130,31 @@ def _check_sequence(order: Order, place: dict[int, Places]) -> None:
     for earlier, later, asked, what in pairs:
         wrong = np.zeros(len(order.kind), dtype=np.bool_)
         wrong[later[asked & (later < earlier)]] = True
-        _refuse(order, wrong, what, "F comes first, then R where there is one, then B, or I and after it W")
+        _refuse(
+            order,
+            wrong,
+            what,
+            "F comes first, then R where there is one, then B, or I and after it W",
+        )
 
 
 def _check_joined(order: Order, task: Places) -> None:
     first = np.flatnonzero(order.joined)
     last_of_row = np.isin(first, order.rows[1:] - 1)
     second = np.minimum(first + 1, len(order.kind) - 1)
-    pair = (order.kind[first] == F) & np.isin(order.kind[second], (B, I)) & (task[first] != task[second])
+    pair = (
+        (order.kind[first] == F)
+        & np.isin(order.kind[second], (B, I))
+        & (task[first] != task[second])
+    )
     wrong = np.zeros(len(order.kind), dtype=np.bool_)
     wrong[first[last_of_row | ~pair]] = True
-    _refuse(order, wrong, "joined with something else than the backward of another microbatch", "join a forward and the backward after it")
+    _refuse(
+        order,
+        wrong,
+        "joined with something else than the backward of another microbatch",
+        "join a forward and the backward after it",
+    )
 
 
 def _refuse(order: Order, wrong: NDArray[np.bool_], what: str, hint: str) -> None:

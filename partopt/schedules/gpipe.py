@@ -1,6 +1,7 @@
 """GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all backwards.
 
-With re-materialisation a device computes a forward once more before its backward, and begins while it waits for the gradient.
+With re-materialisation a device computes a forward once more before its backward, and begins while
+it waits for the gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How many microbatches an order keeps in flight: the exact count, with which the formulas of `partopt.cost.flight` must agree."""
+"""How many microbatches an order keeps in flight: the exact count, with which the formulas of
+`partopt.cost.flight` must agree.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Integers = NDArray[np.int64]
 
 
 class Held(NamedTuple):
-    """The most microbatches that a rank holds at once of each stage that it works on, ordered by rank and stage; n of them."""
+    """The most microbatches that a rank holds at once of each stage that it works on, ordered by
+    rank and stage; n of them.
+    """
 
     rank: Integers  # shape (n,)
     stage: Integers
@@ -23,8 +27,9 @@ class Held(NamedTuple):
 def in_flight(order: Order) -> Integers:
     """The most microbatches that each rank holds at once, shape (ranks,).
 
-    From the start of a forward to the end of its backward, where that is split of W. One that is in flight in several of a rank's
-    chunks counts in each. Of two joined actions, the forward first, both hold theirs until the slot ends.
+    From the start of a forward to the end of its backward, where that is split of W. One that is in
+    flight in several of a rank's chunks counts in each. Of two joined actions, the forward first,
+    both hold theirs until the slot ends.
     """
     most = np.zeros(order.ranks, dtype=np.int64)
     busy = np.flatnonzero(np.diff(order.rows))
@@ -33,7 +38,9 @@ def in_flight(order: Order) -> Integers:
 
 
 def in_flight_by_stage(order: Order) -> Held:
-    """The most microbatches that each rank holds at once of each of its stages, counted as `in_flight` does."""
+    """The most microbatches that each rank holds at once of each of its stages, counted as
+    `in_flight` does.
+    """
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     key = rank * (int(order.stage.max(initial=0)) + 1) + order.stage
     places = np.argsort(key, kind="stable")
@@ -49,9 +56,13 @@ def _change(order: Order) -> Integers:
 
 
 def _peaks(change: Integers, first: Integers) -> Integers:
-    """The largest sum of changes since the beginning of each section; sections begin at `first`, and none is empty."""
+    """The largest sum of changes since the beginning of each section; sections begin at `first`,
+    and none is empty.
+    """
     if not len(first):
         return np.zeros(0, dtype=np.int64)
     level = np.cumsum(change)
-    peaks: Integers = np.maximum(np.maximum.reduceat(level, first) - (level[first] - change[first]), 0)
+    peaks: Integers = np.maximum(
+        np.maximum.reduceat(level, first) - (level[first] - change[first]), 0
+    )
     return peaks

@@ -1,7 +1,9 @@
-"""Interleaved 1F1B (Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC 2021, section 2.2).
+"""Interleaved 1F1B (Narayanan et al., "Efficient large-scale language model training on GPU
+clusters", SC 2021, section 2.2).
 
-A device holds v chunks. Microbatches go through them in groups: G through chunk 0, the same G through chunk 1, and so on; backwards
-likewise from the last chunk. The paper has G = P; as torch does, M need not be a multiple of P: the groups are as many as fit, and equal.
+A device holds v chunks. Microbatches go through them in groups: G through chunk 0, the same G
+through chunk 1, and so on; backwards likewise from the last chunk. The paper has G = P; as torch
+does, M need not be a multiple of P: the groups are as many as fit, and equal.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ def group(place: Place) -> int:
     rounds = max(1, place.M // place.P)
     if place.M % rounds:
         raise PartoptError(
-            f"{place.M} microbatches do not divide into {rounds} equal groups, one for each time that they fill {place.P} devices",
+            (
+                f"{place.M} microbatches do not divide into {rounds} equal groups, one for "
+                f"each time that they fill {place.P} devices"
+            ),
             f"choose a multiple of {place.P}, for example {place.M // place.P * place.P}",
         )
     return place.M // rounds
 
 
 def grouped(row: Row, place: Place) -> Row:
-    """The row with each action given to its chunk: forwards go up through the chunks, group by group, and the others down."""
+    """The row with each action given to its chunk: forwards go up through the chunks, group by
+    group, and the others down.
+    """
     turn = counted(row) // group(place) % place.v
     chunk: NDArray[np.int32] = np.where(row.kind == F, turn, place.v - 1 - turn).astype(np.int32)
     return row._replace(chunk=chunk)

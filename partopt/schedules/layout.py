@@ -16,7 +16,8 @@ from partopt.errors import PartoptError
 STRAIGHT = "straight"  # stage s on device s, replicated as the plan says
 LOOPED = "looped"  # stages s, s + P, s + 2P, .. on device s
 VEE = "vee"  # stages s and 2P-1-s on device s
-MIRRORED = "mirrored"  # two copies of P stages, one from each end: device p holds stages p and P-1-p
+# two copies of P stages, one from each end: device p holds stages p and P-1-p
+MIRRORED = "mirrored"
 CHUNKS = {STRAIGHT: 1, VEE: 2, MIRRORED: 2}  # v, where the shape says
 
 
@@ -24,8 +25,9 @@ CHUNKS = {STRAIGHT: 1, VEE: 2, MIRRORED: 2}  # v, where the shape says
 class Layout:
     """A plan as a schedule sees it.
 
-    `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all; `recompute[s]` tells whether stage s keeps its
-    input alone, `tied[s]` whether it exchanges gradients with other stages; `warmup[s]` are the forwards that each replica of stage s does
+    `ranks[s][k]` is the rank of replica k of stage s; `microbatches` pass through in all;
+    `recompute[s]` tells whether stage s keeps its input alone, `tied[s]` whether it exchanges
+    gradients with other stages; `warmup[s]` are the forwards that each replica of stage s does
     before its first backward, for schedules that take it.
     """
 
@@ -49,7 +51,8 @@ class Layout:
 class Place(NamedTuple):
     """One device in its pipeline: what a schedule needs to know to write its row.
 
-    `M` microbatches pass through each of its chunks; `warmup` forwards come before its first backward, in schedules that take it.
+    `M` microbatches pass through each of its chunks; `warmup` forwards come before its first
+    backward, in schedules that take it.
     """
 
     p: int
@@ -73,10 +76,15 @@ def own_microbatches(microbatches: int, replicas: int, k: int) -> int:
 
 
 def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
-    """The ranks of every stage of d pipelines of P devices side by side, on P d consecutive ranks, replicas next to each other."""
+    """The ranks of every stage of d pipelines of P devices side by side, on P d consecutive ranks,
+    replicas next to each other.
+    """
     devices = [list(range(p * d, (p + 1) * d)) for p in range(P)]
     if shape == MIRRORED:
-        return [[rank for pair in zip(devices[p], devices[P - 1 - p], strict=True) for rank in pair] for p in range(P)]
+        return [
+            [rank for pair in zip(devices[p], devices[P - 1 - p], strict=True) for rank in pair]
+            for p in range(P)
+        ]
     if shape == VEE:
         return [*devices, *reversed(devices)]
     return devices * v
@@ -85,10 +93,14 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
 def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, list[Chunk]]:
     """For every rank with work the stages that it holds, chunk 0 first.
 
-    PartoptError where they do not lie as `shape` says, or, but for `uneven`, are not all replicated alike.
+    PartoptError where they do not lie as `shape` says, or, but for `uneven`, are not all replicated
+    alike.
     """
     if not uneven and len(set(layout.replicas)) > 1:
-        raise PartoptError("the schedule needs equally many replicas of every stage", "partopt plan --replication uniform, or none")
+        raise PartoptError(
+            "the schedule needs equally many replicas of every stage",
+            "partopt plan --replication uniform, or none",
+        )
     held: dict[int, list[Chunk]] = {}
     for s, ranks in enumerate(layout.ranks):
         for k, rank in enumerate(ranks):
@@ -98,7 +110,10 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
             chunks.sort(key=lambda chunk: chunk.k % 2)
     right, wanted = _judged(layout, shape, held)
     if not right:
-        raise PartoptError(f"the schedule needs {wanted}; the plan has them otherwise", "plan for this schedule: partopt plan --schedule")
+        raise PartoptError(
+            f"the schedule needs {wanted}; the plan has them otherwise",
+            "plan for this schedule: partopt plan --schedule",
+        )
     return held
 
 
@@ -106,15 +121,31 @@ def _judged(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[b
     """Whether the stages lie as `shape` says, and how that is."""
     S, v = len(layout.ranks), len(held[layout.ranks[0][0]])
     if shape == STRAIGHT:
-        return v == 1 and all(len(chunks) == 1 for chunks in held.values()), "one stage on each device"
+        return v == 1 and all(
+            len(chunks) == 1 for chunks in held.values()
+        ), "one stage on each device"
     if shape == LOOPED:
-        right = S % v == 0 and all(list(ranks) == list(layout.ranks[s % (S // v)]) for s, ranks in enumerate(layout.ranks))
-        return right and len(held) * v == sum(layout.replicas), "stages s, s + P, s + 2P, .. on the devices of stage s"
+        right = S % v == 0 and all(
+            list(ranks) == list(layout.ranks[s % (S // v)]) for s, ranks in enumerate(layout.ranks)
+        )
+        return right and len(held) * v == sum(
+            layout.replicas
+        ), "stages s, s + P, s + 2P, .. on the devices of stage s"
     if shape == VEE:
-        right = S % 2 == 0 and v == 2 and all(list(ranks) == list(layout.ranks[S - 1 - s]) for s, ranks in enumerate(layout.ranks))
-        return right and len(held) * v == sum(layout.replicas), "stages s and 2P-1-s on the same devices"
+        right = (
+            S % 2 == 0
+            and v == 2
+            and all(
+                list(ranks) == list(layout.ranks[S - 1 - s]) for s, ranks in enumerate(layout.ranks)
+            )
+        )
+        return right and len(held) * v == sum(
+            layout.replicas
+        ), "stages s and 2P-1-s on the same devices"
     right = all(
-        len(chunks) == 2 and chunks[0].stage + chunks[1].stage == S - 1 and [chunk.k % 2 for chunk in chunks] == [0, 1]
+        len(chunks) == 2
+        and chunks[0].stage + chunks[1].stage == S - 1
+        and [chunk.k % 2 for chunk in chunks] == [0, 1]
         for chunks in held.values()
     )
     return right, "two copies of every stage, stages s and P-1-s on each device"

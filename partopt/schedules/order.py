@@ -1,4 +1,6 @@
-"""What every rank does, in order: actions as arrays, written as `torch.distributed.pipelining` writes them (`2F0`, `1B3`)."""
+"""What every rank does, in order: actions as arrays, written as `torch.distributed.pipelining`
+writes them (`2F0`, `1B3`).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _COUNTED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))],
 
 
 class Row(NamedTuple):
-    """The actions of one device, as its schedule sees them: kinds, which of its chunks each is for, and which run with the next at once."""
+    """The actions of one device, as its schedule sees them: kinds, which of its chunks each is for,
+    and which run with the next at once.
+    """
 
     kind: NDArray[np.int8]
     chunk: NDArray[np.int32]
@@ -33,7 +37,8 @@ class Row(NamedTuple):
 
 
 def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
-    """The row that `text` spells: a letter an action, capital for the device's chunk 0 and small for its chunk 1, or as `chunks` say.
+    """The row that `text` spells: a letter an action, capital for the device's chunk 0 and small
+    for its chunk 1, or as `chunks` say.
 
     `&` joins the two actions after it: a forward and a backward that run at once, in one slot.
     """
@@ -49,7 +54,8 @@ def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
 def counted(row: Row) -> NDArray[np.int32]:
     """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
 
-    Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs to the n-th I.
+    Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs
+    to the n-th I.
     """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
     key = row.chunk * len(KINDS) + _COUNTED_AS[row.kind]
@@ -64,7 +70,11 @@ def counted(row: Row) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The actions of all ranks. Those of rank k are the entries [rows[k], rows[k+1]) of the arrays, in the order in which it does them."""
+    """The actions of all ranks.
+
+    Those of rank k are the entries [rows[k], rows[k+1]) of the arrays, in the order in which it
+    does them.
+    """
 
     kind: NDArray[np.int8]  # shape (actions,)
     stage: NDArray[np.int32]

@@ -1,7 +1,9 @@
-"""Orders as the compute-only CSV that `torch.distributed.pipelining` executes: a row a rank, cells `0F0`, `(0F3;3B1)OVERLAP_F_B`.
+"""Orders as the compute-only CSV that `torch.distributed.pipelining` executes: a row a rank, cells
+`0F0`, `(0F3;3B1)OVERLAP_F_B`.
 
-torch runs one pipeline of its process group and adds transfers, all-reduces and updates itself. Of pipelines side by side, equal
-replicas of every stage, one is written, with its own numbers of ranks and microbatches: every group gets the same file.
+torch runs one pipeline of its process group and adds transfers, all-reduces and updates itself. Of
+pipelines side by side, equal replicas of every stage, one is written, with its own numbers of ranks
+and microbatches: every group gets the same file.
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ from partopt.schedules.order import KINDS, A, Order, R, U
 _ACTION = r"([0-9]{1,7})([FBIW])([0-9]{1,7})"
 _SINGLE = re.compile(_ACTION)
 _JOINED = re.compile(rf"\({_ACTION};{_ACTION}\)OVERLAP_F_B")
-_HINT = "a cell is empty, or a stage, one of F B I W and a microbatch, like 2F0, or (2F1;5B0)OVERLAP_F_B"
+_HINT = (
+    "a cell is empty, or a stage, one of F B I W and a microbatch, like 2F0, or "
+    "(2F1;5B0)OVERLAP_F_B"
+)
 
 
 def to_csv(order: Order, layout: Layout) -> str:
-    """The CSV of one of the layout's pipelines; recomputation, all-reduces and updates are left out.
+    """The CSV of one of the layout's pipelines; recomputation, all-reduces and updates are left
+    out.
 
-    PartoptError where torch could not execute it: unequal replicas, stages on two ranks of one pipeline, or unlike pipelines.
+    PartoptError where torch could not execute it: unequal replicas, stages on two ranks of one
+    pipeline, or unlike pipelines.
     """
     side_by_side = _pipelines(layout)
     d = len(side_by_side)
@@ -42,9 +49,11 @@ def to_csv(order: Order, layout: Layout) -> str:
 
 
 def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
-    """The order that a CSV spells, done by each of the layout's pipelines, with the all-reduces and updates that follow from it.
+    """The order that a CSV spells, done by each of the layout's pipelines, with the all-reduces and
+    updates that follow from it.
 
-    Raises PartoptError that names row and cell, counted from 1, or the rank and the action that does not fit the layout.
+    Raises PartoptError that names row and cell, counted from 1, or the rank and the action that
+    does not fit the layout.
     """
     side_by_side = _pipelines(layout)
     lines = text.splitlines()
@@ -52,7 +61,10 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
     while len(lines) > P and not lines[-1].strip():
         lines.pop()
     if len(lines) != P:
-        raise PartoptError(f"{len(lines)} rows for the {P} ranks of a pipeline", "write one row a rank, an empty one too")
+        raise PartoptError(
+            f"{len(lines)} rows for the {P} ranks of a pipeline",
+            "write one row a rank, an empty one too",
+        )
     local = [_parsed(line, number) for number, line in enumerate(lines, start=1)]
     rows: list[Actions | None] = [None] * layout.devices
     for k, ranks in enumerate(side_by_side):
@@ -71,16 +83,23 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
 
 
 def _pipelines(layout: Layout) -> list[list[int]]:
-    """The ranks of each pipeline, those of its first stages first. PartoptError where the layout is not of pipelines side by side."""
+    """The ranks of each pipeline, those of its first stages first.
+
+    PartoptError where the layout is not of pipelines side by side.
+    """
     if len(set(layout.replicas)) > 1:
         raise PartoptError(
-            f"torch cannot execute unequal replicas: {'-'.join(map(str, layout.replicas))}", "partopt plan --replication uniform, or none"
+            f"torch cannot execute unequal replicas: {'-'.join(map(str, layout.replicas))}",
+            "partopt plan --replication uniform, or none",
         )
-    found = [list(dict.fromkeys(ranks[k] for ranks in layout.ranks)) for k in range(layout.replicas[0])]
+    found = [
+        list(dict.fromkeys(ranks[k] for ranks in layout.ranks)) for k in range(layout.replicas[0])
+    ]
     every = [rank for ranks in found for rank in ranks]
     if len(set(every)) < len(every):
         raise PartoptError(
-            "torch has each stage on one rank of a pipeline; this plan has two copies of it", "choose the schedule dualpipev"
+            "torch has each stage on one rank of a pipeline; this plan has two copies of it",
+            "choose the schedule dualpipev",
         )
     return found
 
@@ -89,14 +108,25 @@ def _line(order: Order, rank: int, d: int) -> str:
     """The row of a rank."""
     own = np.arange(order.rows[rank], order.rows[rank + 1])
     own = own[~np.isin(order.kind[own], (R, A, U))]
-    columns = (order.kind[own].tolist(), order.stage[own].tolist(), (order.microbatch[own] // d).tolist())
-    names = [f"{stage}{KINDS[kind]}{microbatch}" for kind, stage, microbatch in zip(*columns, strict=True)]
+    columns = (
+        order.kind[own].tolist(),
+        order.stage[own].tolist(),
+        (order.microbatch[own] // d).tolist(),
+    )
+    names = [
+        f"{stage}{KINDS[kind]}{microbatch}"
+        for kind, stage, microbatch in zip(*columns, strict=True)
+    ]
     pairs = iter(zip(names, order.joined[own].tolist(), strict=True))
-    return ",".join(f"({name};{next(pairs)[0]})OVERLAP_F_B" if joined else name for name, joined in pairs)
+    return ",".join(
+        f"({name};{next(pairs)[0]})OVERLAP_F_B" if joined else name for name, joined in pairs
+    )
 
 
 def _parsed(line: str, number: int) -> Actions:
-    """The actions of a row, which is row `number` of its file; their microbatches as they are written."""
+    """The actions of a row, which is row `number` of its file; their microbatches as they are
+    written.
+    """
     actions: list[tuple[int, int, int, bool]] = []
     for place, cell in enumerate(line.split(","), start=1):
         written = cell.strip()

@@ -1,7 +1,8 @@
-"""ZB-H1 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1): 1F1B with the backward in two parts.
+"""ZB-H1 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1): 1F1B with the
+backward in two parts.
 
-The gradient of the inputs goes upstream at once; that of the weights waits, longer on later devices, and fills the drain. Every device
-then holds as much as 1F1B's first: P microbatches.
+The gradient of the inputs goes upstream at once; that of the weights waits, longer on later
+devices, and fills the drain. Every device then holds as much as 1F1B's first: P microbatches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ def row(place: Place) -> Row:
 
 
 def delayed(warmup: str, forwards: int, lag: int) -> str:
-    """1F1B of `forwards` forwards after the forwards of `warmup`, each W `lag` backwards after its I."""
+    """1F1B of `forwards` forwards after the forwards of `warmup`, each W `lag` backwards after its
+    I.
+    """
     first = len(warmup)
     steps = ["FI"] * (forwards - first) + ["I"] * first
-    return warmup + "".join(steps[:lag]) + "".join(step + "W" for step in steps[lag:]) + "W" * min(lag, forwards)
+    return (
+        warmup
+        + "".join(steps[:lag])
+        + "".join(step + "W" for step in steps[lag:])
+        + "W" * min(lag, forwards)
+    )

@@ -1,7 +1,8 @@
 """Plans of several planners for one problem, all judged by the simulator.
 
-The optimal planner minimises a formula, and the simulator, which knows of contention and of how replicas take turns, need not order plans
-alike: so its best plan, its best with equal replicas, and the plans of the other planners are candidates, and the fastest is its plan.
+The optimal planner minimises a formula, and the simulator, which knows of contention and of how
+replicas take turns, need not order plans alike: so its best plan, its best with equal replicas, and
+the plans of the other planners are candidates, and the fastest is its plan.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from partopt import planners
 from partopt.cost.period import objective_s
 from partopt.cost.price import certificate_of
 from partopt.cost.problem import FREE, Problem, partition_of
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, PartoptWarning
-from partopt.plan import Plan
 from partopt.planners import PLANNERS, asked_of, optimal
 from partopt.search.warmup import judged_at_best
 
@@ -59,40 +60,64 @@ def decided(name: str, problem: Problem) -> Plan:
 
 
 def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
-    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan: with its lower bound, and the gap to it."""
+    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan:
+    with its lower bound, and the gap to it.
+    """
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
-    plans = {"optimal": own} | {name: plan for name, plan in asked.items() if not list(plan.disregarded())}
-    if problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT and len({stage.replicas for stage in own.stages}) > 1:
+    plans = {"optimal": own} | {
+        name: plan for name, plan in asked.items() if not list(plan.disregarded())
+    }
+    if (
+        problem.replication == FREE
+        and problem.topology.devices <= UNIFORM_LIMIT
+        and len({stage.replicas for stage in own.stages}) > 1
+    ):
         with suppress(PartoptError):
-            plans["uniform"] = replace(decided("optimal", dataclasses.replace(problem, replication="uniform")), request=own.request)
+            plans["uniform"] = replace(
+                decided("optimal", dataclasses.replace(problem, replication="uniform")),
+                request=own.request,
+            )
     best = plans[best_of(plans, problem.memory_bytes)]
     if best is own or own.certificate is None:
         return own
     stages, lower = partition_of(best, problem.recompute_per_stage), own.certificate.lower_bound_s
     seconds = objective_s(stages, problem)
     proved = dataclasses.replace(
-        stages, objective_s=seconds, status=optimal.status(seconds, lower), lower_bound_s=lower, proof=own.certificate.proof
+        stages,
+        objective_s=seconds,
+        status=optimal.status(seconds, lower),
+        lower_bound_s=lower,
+        proof=own.certificate.proof,
     )
     return replace(best, planner="optimal", certificate=certificate_of(proved))
 
 
 def _able(uses: set[str], schedule: str) -> list[str]:
     """The planners that look at all of `uses` and can plan for the schedule, in their order."""
-    return [name for name, entry in PLANNERS.items() if uses <= entry.uses and entry.plans_for(schedule)]
+    return [
+        name for name, entry in PLANNERS.items() if uses <= entry.uses and entry.plans_for(schedule)
+    ]
 
 
 def contestants(problem: Problem) -> list[str]:
-    """The planners that can plan for the schedule of `problem` and look at the options that it states, in their order."""
+    """The planners that can plan for the schedule of `problem` and look at the options that it
+    states, in their order.
+    """
     needed = asked_of(problem)
     able = _able(needed, problem.schedule)
     if not able:
         flags = sorted(_FLAGS[use] for use in needed)
-        raise PartoptError(f"--schedule {problem.schedule}: no planner has {' and '.join(flags)} with it", "drop one of these options")
+        raise PartoptError(
+            f"--schedule {problem.schedule}: no planner has {' and '.join(flags)} with it",
+            "drop one of these options",
+        )
     return [name for name in able if name != "manual"]
 
 
 def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
-    """The judged plans of `names`, but for those that refuse the problem, which say why in a warning. PartoptError where all do."""
+    """The judged plans of `names`, but for those that refuse the problem, which say why in a
+    warning. PartoptError where all do.
+    """
     plans, refusals = {}, []
     for name in names:
         try:
@@ -104,26 +129,38 @@ def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
         raise PartoptError.together({error.message: error for error in refusals}.values())
     if "optimal" in plans:
         everything = problem.replication == FREE and not problem.recompute_per_stage
-        others = {name: plan for name, plan in plans.items() if name != "optimal"} if everything else _rivals(problem)
+        others = (
+            {name: plan for name, plan in plans.items() if name != "optimal"}
+            if everything
+            else _rivals(problem)
+        )
         plans["optimal"] = _fastest(plans["optimal"], others, problem)
     return plans
 
 
 def _rivals(problem: Problem) -> dict[str, Plan]:
-    """Judged plans of the planners that look at what is asked, or may keep to it without: all the same replicas, what is recomputed."""
+    """Judged plans of the planners that look at what is asked, or may keep to it without: all the
+    same replicas, what is recomputed.
+    """
     needed = asked_of(problem) - {"uniform", "none", "auto"}
     names = _able(needed, problem.schedule)
     modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
     plans = {}
     with quiet():
-        for name, recompute in product([name for name in names if name not in ("manual", "optimal")], modes):
+        for name, recompute in product(
+            [name for name in names if name not in ("manual", "optimal")], modes
+        ):
             with suppress(PartoptError):
-                stated = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
+                stated = dataclasses.replace(
+                    problem, recompute_per_stage=False, recompute=recompute
+                )
                 plans[f"{name} {recompute}"] = decided(name, stated)
     return plans
 
 
 def best_of(plans: dict[str, Plan], memory_bytes: int | None) -> str:
-    """The name of the fastest plan that fits, or of all where none does; of equal ones the first."""
+    """The name of the fastest plan that fits, or of all where none does; of equal ones the
+    first.
+    """
     fitting = {name: plan for name, plan in plans.items() if plan.fits(memory_bytes)} or plans
     return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)

@@ -1,7 +1,8 @@
-"""Grids of equal pipelines side by side: what closed forms say of an iteration on one, and the time that it cannot go below.
+"""Grids of equal pipelines side by side: what closed forms say of an iteration on one, and the time
+that it cannot go below.
 
-A grid costs the same of every model that is laid on it, and a partition the same on every grid: both are worked out once, and put
-together for each schedule.
+A grid costs the same of every model that is laid on it, and a partition the same on every grid:
+both are worked out once, and put together for each schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """What the stages of a partition compute and hold, each of shape (S,) but for `cut_bytes`, of the cuts between them."""
+    """What the stages of a partition compute and hold, each of shape (S,) but for `cut_bytes`, of
+    the cuts between them.
+    """
 
     bounds: Sequence[int]
     forward_s: Floats
@@ -50,7 +53,9 @@ def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
         forward_s=forward,
         backward_s=backward,
         compute_s=forward + backward + (forward if problem.recompute else 0.0),
-        parameter_bytes=np.array([chain.parameter_bytes(stage.start, stage.stop) for stage in pairs]),
+        parameter_bytes=np.array(
+            [chain.parameter_bytes(stage.start, stage.stop) for stage in pairs]
+        ),
         step_s=np.array([optimizer_step_s(stage, problem) for stage in pairs]),
         cut_bytes=chain.a[starts[1:]],
     )
@@ -58,7 +63,9 @@ def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Which ranks hold each stage, `ranks[s][k]` replica k of stage s: every stage has equally many."""
+    """Which ranks hold each stage, `ranks[s][k]` replica k of stage s: every stage has equally
+    many.
+    """
 
     ranks: Sequence[Sequence[int]]
     ports: Ports
@@ -70,15 +77,22 @@ class Grid:
 
     @cached_property
     def levels(self) -> Integers:
-        """The level that the messages over each cut cross, for every replica; 0 where a device passes to itself. Shape (S - 1, r)."""
+        """The level that the messages over each cut cross, for every replica; 0 where a device
+        passes to itself. Shape (S - 1, r).
+        """
         return self.ports.levels_between(self.places[:-1], self.places[1:])
 
     @cached_property
     def rings(self) -> tuple[Floats, Floats]:
-        """Seconds that an all-reduce of each stage takes for a byte, and for none, shape (S,) each."""
+        """Seconds that an all-reduce of each stage takes for a byte, and for none, shape (S,)
+        each.
+        """
         topology = self.ports.topology
         distinct = {tuple(ranks): ranks for ranks in self.ranks}
-        slopes = {key: max(ring_loads(1.0, own, topology).values(), default=0.0) for key, own in distinct.items()}
+        slopes = {
+            key: max(ring_loads(1.0, own, topology).values(), default=0.0)
+            for key, own in distinct.items()
+        }
         latencies = {key: ring_latency_s(own, topology) for key, own in distinct.items()}
         keys = [tuple(ranks) for ranks in self.ranks]
         return np.array([slopes[key] for key in keys]), np.array([latencies[key] for key in keys])
@@ -89,13 +103,17 @@ class Grid:
         return slopes * stages.parameter_bytes + latencies
 
     def busy_s(self, stages: Stages, M: int, serial: bool) -> Floats:
-        """Seconds that each device computes in an iteration and, with serial transfers, sends and receives; shape (P,)."""
+        """Seconds that each device computes in an iteration and, with serial transfers, sends and
+        receives; shape (P,).
+        """
         seconds = stages.compute_s[:, None] * self.shares(M)
         if serial:
             exchanged = 2 * self.message_s(stages) * self.shares(M)
             seconds[1:] += exchanged
             seconds[:-1] += exchanged
-        return np.bincount(self.places.ravel(), seconds.ravel(), minlength=self.ports.topology.devices).astype(np.float64)
+        return np.bincount(
+            self.places.ravel(), seconds.ravel(), minlength=self.ports.topology.devices
+        ).astype(np.float64)
 
     def least_on_devices(self, of_stage: Floats) -> Floats:
         """The least of the stages on each device, shape (P,); of a device without any, 0."""
@@ -119,24 +137,34 @@ class Grid:
         """Seconds for which an iteration's messages keep the busiest port busy."""
         ports, sent = self.ports, self.levels > 0
         k = self.levels[sent]
-        seconds = (stages.cut_bytes[:, None] * self.shares(M))[sent] / (ports.bandwidth * ports.lanes)[k - 1]
+        seconds = (stages.cut_bytes[:, None] * self.shares(M))[sent] / (
+            ports.bandwidth * ports.lanes
+        )[k - 1]
         busy = np.zeros(ports.count)
-        for source, destination in ((self.places[:-1], self.places[1:]), (self.places[1:], self.places[:-1])):
+        for source, destination in (
+            (self.places[:-1], self.places[1:]),
+            (self.places[1:], self.places[:-1]),
+        ):
             np.add.at(busy, ports.of_each(source[sent], k, 0), seconds)
-            np.add.at(busy, ports.of_each(destination[sent], k, 1), np.where(ports.bus[k - 1], 0.0, seconds))
+            np.add.at(
+                busy,
+                ports.of_each(destination[sent], k, 1),
+                np.where(ports.bus[k - 1], 0.0, seconds),
+            )
         return float(busy.max(initial=0.0))
 
 
 def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
     """Seconds that no iteration on the grid goes below, whatever waits for whatever.
 
-    A device begins when its first microbatch has come through the stages before, works through all, and exchanges gradients, for
-    `tied_s` seconds of each stage with other stages; where backwards are whole, its last one goes back through the stages before. Ports
-    carry all messages.
+    A device begins when its first microbatch has come through the stages before, works through all,
+    and exchanges gradients, for `tied_s` seconds of each stage with other stages; where backwards
+    are whole, its last one goes back through the stages before. Ports carry all messages.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
-    hops = grid.message_s(stages).min(axis=1) * (not problem.serial_transfers)  # serial ones are in what devices are busy with
+    # serial ones are in what devices are busy with
+    hops = grid.message_s(stages).min(axis=1) * (not problem.serial_transfers)
     update = grid.allreduce_s(stages) + tied_s + stages.step_s
     busy = grid.busy_s(stages, M, problem.serial_transfers)
     before = grid.least_on_devices(np.concatenate([[0.0], np.cumsum(stages.forward_s[:-1] + hops)]))
@@ -149,9 +177,11 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
 
 
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
-    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`, its cuts as the ports see them.
+    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`, its cuts as
+    the ports see them.
 
-    With v stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a third of the bubble is left.
+    With v stages on a device the pipeline fills in a v-th of the time, and where backwards are
+    split, a third of the bubble is left.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None

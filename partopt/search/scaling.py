@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partopt.cost.problem import Problem
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Topology, resized
 from partopt.search import contest
-from partopt.topology import Topology, resized
 
 Stated = Callable[[Topology], Problem]  # the problem on a topology
 
 
-def scaling(topology: Topology, devices: Sequence[int], planner: str | None, stated: Stated) -> list[Plan]:
+def scaling(
+    topology: Topology, devices: Sequence[int], planner: str | None, stated: Stated
+) -> list[Plan]:
     """The judged plan on each number of `devices`, of `planner` or the best of all.
 
-    Raises PartoptError for numbers that the topology cannot be cut down or grown to, before anything is planned.
+    Raises PartoptError for numbers that the topology cannot be cut down or grown to, before
+    anything is planned.
     """
     plans: list[Plan] = []
     for problem in [stated(resized(topology, count)) for count in devices]:

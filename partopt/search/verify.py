@@ -1,4 +1,6 @@
-"""A plan checked again, from the plan and its profile alone: its numbers, what was requested, and the bound of its certificate."""
+"""A plan checked again, from the plan and its profile alone: its numbers, what was requested, and
+the bound of its certificate.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,19 @@ import msgspec
 from partopt import planners
 from partopt.cost.period import objective_s
 from partopt.cost.price import price
-from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem, Progress, partition_of, problem_behind
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    NESTED,
+    Partition,
+    Problem,
+    Progress,
+    partition_of,
+    problem_behind,
+)
+from partopt.documents.plan import Certificate, Plan
+from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.plan import Certificate, Plan
 from partopt.planners import PLANNERS, optimal
-from partopt.profile import Profile
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import quiet
@@ -29,11 +39,14 @@ from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
-_UNPROVED = ("manual", "grid")  # a person's own split; the grids of --schedule auto, which are not decided by one planner
+# a person's own split; the grids of --schedule auto, which are not decided by one planner
+_UNPROVED = ("manual", "grid")
 
 
 class Check(NamedTuple):
-    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields that differ, with both values."""
+    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields
+    that differ, with both values.
+    """
 
     check: str
     passed: bool
@@ -44,7 +57,9 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Again:
-    """What a plan was made from, and the plan made again; each is worked out when it is first asked for, or PartoptError says why not."""
+    """What a plan was made from, and the plan made again; each is worked out when it is first asked
+    for, or PartoptError says why not.
+    """
 
     plan: Plan
     profile: Profile
@@ -62,7 +77,9 @@ class _Again:
     @cached_property
     def judged(self) -> Plan:
         """The plan's own stages, priced and simulated."""
-        return judged_at_best(price(self.partition, self.problem, self.plan.planner), self.problem.memory_bytes)
+        return judged_at_best(
+            price(self.partition, self.problem, self.plan.planner), self.problem.memory_bytes
+        )
 
     @cached_property
     def decided(self) -> Partition:
@@ -80,8 +97,12 @@ class _Again:
         return objective_s(self.partition, self.problem)
 
 
-def verify(plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None) -> list[Check]:
-    """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory, request and certificate are right."""
+def verify(
+    plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None
+) -> list[Check]:
+    """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory,
+    request and certificate are right.
+    """
     again, checks = _Again(plan, profile, progress), []
     for name, check in _CHECKS.items():
         began = time.perf_counter()
@@ -99,8 +120,14 @@ def claim(plan: Plan) -> str:
         return f"the plan is as it says; {plan.planner} proves no bound"
     if plan.planner != "optimal":
         return plan.certificate.status
-    families = f"{' and '.join(optimal.FAMILIES)} {'family' if len(optimal.FAMILIES) == 1 else 'families'}"
-    best = "optimal" if plan.certificate.status == "optimal" else f"at most {100 * plan.certificate.gap:.3g} % above the optimum"
+    families = (
+        f"{' and '.join(optimal.FAMILIES)} {'family' if len(optimal.FAMILIES) == 1 else 'families'}"
+    )
+    best = (
+        "optimal"
+        if plan.certificate.status == "optimal"
+        else f"at most {100 * plan.certificate.gap:.3g} % above the optimum"
+    )
     return f"{best} within the {families} and the model of docs/how-it-works.md"
 
 
@@ -108,7 +135,9 @@ _Found = tuple[bool, str, list[str]]
 
 
 def _check_layout(plan: Plan) -> None:
-    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or not be simulated."""
+    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or
+    not be simulated.
+    """
     entry = schedule(plan.schedule)
     if entry.asynchronous != (plan.microbatches is None):
         raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
@@ -122,16 +151,30 @@ def _profile(again: _Again) -> _Found:
     recorded, found = again.plan.profile.sha256, again.profile.sha256()
     if recorded == found:
         return True, f"{again.plan.profile.name}, sha256 {found[:12]}..", []
-    return False, "the plan was made from another profile", [_differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")]
+    return (
+        False,
+        "the plan was made from another profile",
+        [_differs("sha256", f"{recorded[:12]}..", f"{found[:12]}..")],
+    )
 
 
 def _numbers(again: _Again) -> _Found:
-    recorded, found = (dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.judged))
+    recorded, found = (
+        dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.judged)
+    )
     given = (".schema", ".certificate")
     paths = [path for path in recorded | found if not path.startswith(given)]
-    differences = [_differs(path[1:], *pair) for path in paths if not _same(*(pair := (recorded.get(path), found.get(path))))]
+    differences = [
+        _differs(path[1:], *pair)
+        for path in paths
+        if not _same(*(pair := (recorded.get(path), found.get(path))))
+    ]
     if differences:
-        return False, f"{len(differences)} of {len(paths)} fields differ, priced and simulated again", differences
+        return (
+            False,
+            f"{len(differences)} of {len(paths)} fields differ, priced and simulated again",
+            differences,
+        )
     return True, f"{len(paths)} fields, priced and simulated again", []
 
 
@@ -144,7 +187,9 @@ def _memory(again: _Again) -> _Found:
 
 def _request(again: _Again) -> _Found:
     plan, request = again.plan, again.plan.request
-    broken = list(plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses))
+    broken = list(
+        plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses)
+    )
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
     cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"
     kept = f"{stages}{cuts}, replication {request.replication}, recompute {request.recompute}"
@@ -157,18 +202,28 @@ def _sought(again: _Again) -> _Found:
         return _nothing(certificate, found, again.plan.planner)
     if _same(certificate.objective_s, found):
         return True, f"{format_seconds(found)}, worked out again", []
-    return False, "another objective is found", [_differs("certificate.objective_s", certificate.objective_s, found)]
+    return (
+        False,
+        "another objective is found",
+        [_differs("certificate.objective_s", certificate.objective_s, found)],
+    )
 
 
 def _nothing(certificate: Certificate | None, objective_s: float | None, planner: str) -> _Found:
     """Where there is no certificate, or the planner gives none."""
     if certificate is not None:
         return False, f"the planner {planner} proves nothing, and the plan has a certificate", []
-    return objective_s is None, "nothing to prove" if objective_s is None else "the certificate is missing", []
+    return (
+        objective_s is None,
+        "nothing to prove" if objective_s is None else "the certificate is missing",
+        [],
+    )
 
 
 def _bound(again: _Again) -> _Found:
-    """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the decision is the same again."""
+    """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the
+    decision is the same again.
+    """
     plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:
         return _nothing_below(again, certificate.lower_bound_s)
@@ -179,7 +234,11 @@ def _bound(again: _Again) -> _Found:
         return False, f"{plan.planner} decides otherwise", [_differs("stages", own, found)]
     lower = again.decided.lower_bound_s or again.decided.objective_s
     if certificate is not None and not _same(certificate.lower_bound_s, lower):
-        return False, "another bound is found", [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)]
+        return (
+            False,
+            "another bound is found",
+            [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)],
+        )
     return True, f"{plan.planner} decides the same again", []
 
 
@@ -192,10 +251,20 @@ def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
     if proved_s < seconds * (1 - SAME):
         return (
             False,
-            f"no plan is found below {format_seconds(lower_bound_s)}, but only below {format_seconds(proved_s)} is that proved",
+            (
+                f"no plan is found below {format_seconds(lower_bound_s)}, but only below "
+                f"{format_seconds(proved_s)} is that proved"
+            ),
             [],
         )
-    return True, f"no {' or '.join(optimal.FAMILIES)} plan is below {format_seconds(lower_bound_s)}, searched again", []
+    return (
+        True,
+        (
+            f"no {' or '.join(optimal.FAMILIES)} plan is below "
+            f"{format_seconds(lower_bound_s)}, searched again"
+        ),
+        [],
+    )
 
 
 def _status(again: _Again) -> _Found:
@@ -212,9 +281,13 @@ def _status(again: _Again) -> _Found:
     proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
     found = {"gap": gap, "status": status, "proof": proof}
     pairs = {name: (getattr(certificate, name), value) for name, value in found.items()}
-    differences = [_differs(f"certificate.{name}", *pair) for name, pair in pairs.items() if not _same(*pair)]
+    differences = [
+        _differs(f"certificate.{name}", *pair) for name, pair in pairs.items() if not _same(*pair)
+    ]
     if lower > objective:
-        differences.append(f"certificate.lower_bound_s: {lower!r} is above the objective, {objective!r}")
+        differences.append(
+            f"certificate.lower_bound_s: {lower!r} is above the objective, {objective!r}"
+        )
     return not differences, certificate.status, differences
 
 
@@ -230,7 +303,9 @@ _CHECKS: dict[str, Callable[[_Again], _Found]] = {
 
 
 def _stages_of(partition: Partition) -> tuple[str, list[tuple[int, int, list[int]]]]:
-    return partition.family, [(stage.start, stage.stop, list(stage.ranks)) for stage in partition.stages]
+    return partition.family, [
+        (stage.start, stage.stop, list(stage.ranks)) for stage in partition.stages
+    ]
 
 
 def _leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """How many forwards come before the first backward, searched by simulation.
 
-The formula fills an asynchronous pipeline whose messages take no time. Latency, links that are shared and all-reduces that are waited for
-ask for more microbatches in flight; each costs memory.
+The formula fills an asynchronous pipeline whose messages take no time. Latency, links that are
+shared and all-reduces that are waited for ask for more microbatches in flight; each costs memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from partopt.cost.flight import blocking_warmups
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.plan import Plan
 from partopt.schedules import schedule
 from partopt.simulator.judge import judged
 from partopt.simulator.restate import restated
@@ -20,9 +20,23 @@ from partopt.simulator.restate import restated
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
 
-SEARCH_LIMIT = 100_000  # stages times microbatches in flight: above, one simulation takes too long to try several
+# stages times microbatches in flight: above, one simulation takes too long to try several
+SEARCH_LIMIT = 100_000
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
-_DEEPER = ((1, 1), (1, 2), (1, 3), (1.5, 0), (1.5, 1), (2, 0), (2, 1), (3, 0), (4, 0), (6, 0), (8, 0))  # see `warmups`
+# see `warmups`
+_DEEPER = (
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (1.5, 0),
+    (1.5, 1),
+    (2, 0),
+    (2, 1),
+    (3, 0),
+    (4, 0),
+    (6, 0),
+    (8, 0),
+)
 _PATIENCE = 4  # depths in a row that gain nothing, after which no deeper ones are tried
 
 
@@ -31,22 +45,32 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
 
     PipeDream's with factor 1 and nothing more.
     """
-    return [*(int((factor * sum(replicas[s + 1 :]) + r - 1 + more) // r) for s, r in enumerate(replicas[:-1])), 0]
+    return [
+        *(
+            int((factor * sum(replicas[s + 1 :]) + r - 1 + more) // r)
+            for s, r in enumerate(replicas[:-1])
+        ),
+        0,
+    ]
 
 
 def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
-    """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit `memory_bytes` of a device.
+    """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
+    `memory_bytes` of a device.
 
-    Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or does not fit. Where another is better, the
-    plan says in `predicted.formula_period_s` what the formula's would have given. Raises PartoptError where the schedule cannot run the
-    plan, whatever the warm-up.
+    Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or
+    does not fit. Where another is better, the plan says in `predicted.formula_period_s` what the
+    formula's would have given. Raises PartoptError where the schedule cannot run the plan, whatever
+    the warm-up.
     """
     if not schedule(plan.schedule).asynchronous:
         return judged(plan)
     allowed_s = plan.predicted.period_s * (1 + WORTHWHILE)
     usual = _tried(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
-    if usual is not None and (usual.predicted.period_s <= allowed_s or too_long or not usual.fits(memory_bytes)):
+    if usual is not None and (
+        usual.predicted.period_s <= allowed_s or too_long or not usual.fits(memory_bytes)
+    ):
         return usual
     best = _deepened(plan, usual, allowed_s, memory_bytes)
     if best is None:
@@ -54,11 +78,20 @@ def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
     if best is usual:
         return best
     best = _leaner(plan, best)
-    return replace(best, predicted=replace(best.predicted, formula_period_s=usual.predicted.period_s if usual else None))
+    return replace(
+        best,
+        predicted=replace(
+            best.predicted, formula_period_s=usual.predicted.period_s if usual else None
+        ),
+    )
 
 
-def _tried(plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = None) -> Plan | None:
-    """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting for all-reduces, it can."""
+def _tried(
+    plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = None
+) -> Plan | None:
+    """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
+    for all-reduces, it can.
+    """
     changed = plan if warmup is None else restated(plan, warmups=warmup)
     if not changed.fits(memory_bytes):
         return None
@@ -69,8 +102,11 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = 
     return found if found.fits(memory_bytes) else None
 
 
-def _deepened(plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: int | None) -> Plan | None:
-    """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the loads of the plan allow.
+def _deepened(
+    plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: int | None
+) -> Plan | None:
+    """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the
+    loads of the plan allow.
 
     Where the formula's deadlocks, the first tried is one that cannot, whether it fits or not.
     """
@@ -82,19 +118,28 @@ def _deepened(plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: in
             break
         found = _tried(plan, depth, memory_bytes)
         in_vain += 1
-        if found is not None and (best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)):
+        if found is not None and (
+            best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)
+        ):
             best, in_vain = found, 0
     return best
 
 
 def _leaner(plan: Plan, best: Plan) -> Plan:
-    """`best`, or the same period to WORTHWHILE with fewer microbatches in flight, between those of `plan` and its own: by bisection."""
+    """`best`, or the same period to WORTHWHILE with fewer microbatches in flight, between those of
+    `plan` and its own: by bisection.
+    """
     low, high = ([stage.warmup for stage in each.stages] for each in (plan, best))
-    allowed_s, steps = best.predicted.period_s * (1 + WORTHWHILE), max(b - a for a, b in zip(low, high, strict=True))
+    allowed_s, steps = (
+        best.predicted.period_s * (1 + WORTHWHILE),
+        max(b - a for a, b in zip(low, high, strict=True)),
+    )
     enough, short = steps, 0
     while enough - short > 1:
         middle = (enough + short) // 2
-        found = _tried(plan, [a + -(-max(0, b - a) * middle // steps) for a, b in zip(low, high, strict=True)])
+        found = _tried(
+            plan, [a + -(-max(0, b - a) * middle // steps) for a, b in zip(low, high, strict=True)]
+        )
         if found is not None and found.predicted.period_s <= allowed_s:
             best, enough = found, middle
         else:

@@ -1,4 +1,6 @@
-"""What a simulation points at: where its time or memory goes, in numbers, and one change that would help."""
+"""What a simulation points at: where its time or memory goes, in numbers, and one change that would
+help.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from partopt.documents.topology import Level
 from partopt.schedules import SCHEDULES
 from partopt.simulator.alternatives import alternatives
 from partopt.simulator.balance import imbalance
@@ -15,13 +18,17 @@ from partopt.simulator.closed_forms import idle_share, pipeline_of
 from partopt.simulator.finding import Finding
 from partopt.simulator.judge import ACTION_LIMIT, Simulation
 from partopt.simulator.ports import ports_of
-from partopt.topology import Level
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 NOTICED = 0.05  # of the time: less than that is within what measured times are off
-ENOUGH_MICROBATCHES = 4  # for each device of a pipeline: 1F1B then idles for at most a fifth of the time
-SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the host
-FULL = 0.9  # of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a tenth
+# for each device of a pipeline: 1F1B then idles for at most a fifth of the time
+ENOUGH_MICROBATCHES = 4
+# a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the
+# host
+SHORT_FORWARD_S = 2e-3
+# of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a
+# tenth
+FULL = 0.9
 BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
 
 
@@ -40,12 +47,16 @@ class _Case:
 
     @cached_property
     def stretch(self) -> float:
-        """Seconds per microbatch over those that the slowest device computes: as much faster everything goes that waits for a port."""
+        """Seconds per microbatch over those that the slowest device computes: as much faster
+        everything goes that waits for a port.
+        """
         return max(1.0, self.simulation.period_s / self.simulation.plan.slowest_device_s)
 
     @cached_property
     def rank(self) -> int:
-        """The working rank that waits least for others to compute: what holds it up holds up all."""
+        """The working rank that waits least for others to compute: what holds it up holds up
+        all.
+        """
         ranks = sorted(self.simulation.plan.stages_by_rank())
         return ranks[int(np.argmin(self.simulation.shares.idle_s[ranks]))]
 
@@ -66,13 +77,29 @@ class _Case:
         """The level on which messages spend most of the time."""
         sent, topology = self.simulation.timeline.transfers, self.simulation.work.topology
         crossed = ports_of(topology).levels_between(sent.source, sent.destination)
-        return int(np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels)).argmax())
+        return int(
+            np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels)).argmax()
+        )
 
 
 def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:
-    """All that there is to point at, faults first, then losses, then risks; `memory_bytes` is the limit of a device."""
+    """All that there is to point at, faults first, then losses, then risks; `memory_bytes` is the
+    limit of a device.
+    """
     case = _Case(simulation, memory_bytes)
-    looks = (_memory, _unsettled, _imbalance, _few_microbatches, _transfers, _allreduce, _in_flight, _ports, _schedule, _idle, _launches)
+    looks = (
+        _memory,
+        _unsettled,
+        _imbalance,
+        _few_microbatches,
+        _transfers,
+        _allreduce,
+        _in_flight,
+        _ports,
+        _schedule,
+        _idle,
+        _launches,
+    )
     found = [finding for look in looks for finding in look(case)]
     return sorted(found, key=lambda finding: ("fault", "loss", "risk").index(finding.severity))
 
@@ -92,7 +119,10 @@ def _memory(case: _Case) -> Iterator[Finding]:
         severity="fault" if peak > limit else "risk",
         value=peak / limit,
         unit="of the limit",
-        text=f"rank {rank} needs {format_bytes(peak)}, {peak / limit:.0%} of {format_bytes(limit)}{over}",
+        text=(
+            f"rank {rank} needs {format_bytes(peak)}, {peak / limit:.0%} of "
+            f"{format_bytes(limit)}{over}"
+        ),
         change=fewer if recomputed else "partopt plan --recompute always",
     )
 
@@ -106,15 +136,27 @@ def _unsettled(case: _Case) -> Iterator[Finding]:
             severity="risk",
             value=passed,
             unit="microbatches",
-            text=f"{passed} microbatches do not settle into a steady state: the period is their mean pace",
-            change=f"--microbatches {more}" if more > passed else "fewer stages: so many take longer to settle than partopt simulates",
+            text=(
+                f"{passed} microbatches do not settle into a steady state: the period is "
+                "their mean pace"
+            ),
+            change=f"--microbatches {more}"
+            if more > passed
+            else "fewer stages: so many take longer to settle than partopt simulates",
         )
 
 
 def _imbalance(case: _Case) -> Iterator[Finding]:
     ratio, text, change = imbalance(case.simulation.plan)
     if ratio > 1 + NOTICED:
-        yield Finding(kind="imbalance", severity="loss", value=ratio, unit="of the mean", text=text, change=change)
+        yield Finding(
+            kind="imbalance",
+            severity="loss",
+            value=ratio,
+            unit="of the mean",
+            text=text,
+            change=change,
+        )
 
 
 def _few_microbatches(case: _Case) -> Iterator[Finding]:
@@ -132,7 +174,10 @@ def _few_microbatches(case: _Case) -> Iterator[Finding]:
         severity="loss",
         value=plan.microbatches / d,
         unit="microbatches a device",
-        text=f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of the time, with {M} for {then:.1%}",
+        text=(
+            f"{plan.microbatches} microbatches for {d} devices: equal stages wait for "
+            f"{now:.1%} of the time, with {M} for {then:.1%}"
+        ),
         change=f"--microbatches {M}, a batch of {M * plan.microbatch_size} samples",
     )
 
@@ -142,8 +187,18 @@ def _transfers(case: _Case) -> Iterator[Finding]:
     if share <= NOTICED:
         return
     level = case.simulation.work.topology.levels[case.slowest_level]
-    text = f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of the time, most of them on level {level.name}"
-    yield Finding(kind="transfers", severity="loss", value=share, unit="of the time", text=text, change=_faster(case, level, share))
+    text = (
+        f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
+        f"the time, most of them on level {level.name}"
+    )
+    yield Finding(
+        kind="transfers",
+        severity="loss",
+        value=share,
+        unit="of the time",
+        text=text,
+        change=_faster(case, level, share),
+    )
 
 
 def _faster(case: _Case, level: Level, share: float) -> str:
@@ -153,14 +208,19 @@ def _faster(case: _Case, level: Level, share: float) -> str:
         return "--comm overlap, where the trainer sends while it computes"
     for full, busy in case.overloaded:
         if full is level:
-            return _bandwidth(level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max())))
+            return _bandwidth(
+                level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max()))
+            )
     sent = case.simulation.timeline.transfers
     if plan.schedule == "1f1b":
         return "--schedule 1f1b-eager, which has more microbatches in flight and hides the latency"
     if case.asynchronous:
         return _deeper(case)
     if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
-        return f'--latency {level.name}="{format_seconds(level.latency_s * NOTICED / share)}": it is latency, not bandwidth'
+        return (
+            f'--latency {level.name}="{format_seconds(level.latency_s * NOTICED / share)}": '
+            "it is latency, not bandwidth"
+        )
     return _bandwidth(level, share / NOTICED)
 
 
@@ -168,12 +228,18 @@ def _bandwidth(level: Level, factor: float) -> str:
     """The flag that makes a level `factor` times as fast, rounded up to two digits."""
     rate = level.bandwidth_bytes_per_s * factor
     digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
-    return f'--bandwidth {level.name}="{format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))}"'
+    return (
+        "--bandwidth "
+        f'{level.name}="{format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))}"'
+    )
 
 
 def _deeper(case: _Case) -> str:
     held = case.simulation.plan.stages[0].in_flight
-    return f"--warmup +1: one microbatch more in flight on each device, {held + 1} instead of {held} on the first"
+    return (
+        f"--warmup +1: one microbatch more in flight on each device, {held + 1} instead of "
+        f"{held} on the first"
+    )
 
 
 def _allreduce(case: _Case) -> Iterator[Finding]:
@@ -189,12 +255,24 @@ def _allreduce(case: _Case) -> Iterator[Finding]:
     elif plan.allreduce == "blocking":
         change = "--allreduce overlap, where the trainer can use gradients that are a round older"
     elif stage.tied_exchange_s > stage.allreduce_s:
-        change = "partopt plan --tied together, which leaves nothing to exchange with other stages, or a faster network: --bandwidth"
+        change = (
+            "partopt plan --tied together, which leaves nothing to exchange with other "
+            "stages, or a faster network: --bandwidth"
+        )
     else:
-        change = "partopt plan with fewer --replicas of that stage, or a faster network: --bandwidth"
+        change = (
+            "partopt plan with fewer --replicas of that stage, or a faster network: --bandwidth"
+        )
     held = f"with {stage.replicas} replicas" if stage.replicas > 1 else "with tied parameters"
     text = f"rank {case.rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
-    yield Finding(kind="all-reduce", severity="loss", value=share, unit="of the time", text=text, change=change)
+    yield Finding(
+        kind="all-reduce",
+        severity="loss",
+        value=share,
+        unit="of the time",
+        text=text,
+        change=change,
+    )
 
 
 def _in_flight(case: _Case) -> Iterator[Finding]:
@@ -203,17 +281,44 @@ def _in_flight(case: _Case) -> Iterator[Finding]:
         return
     share = float(case.simulation.shares.idle_s[case.rank]) / case.window_s
     if share > NOTICED:
-        text = f"every device waits for others for {share:.1%} of the time or more: too few microbatches are in flight"
-        yield Finding(kind="in-flight", severity="loss", value=share, unit="of the time", text=text, change=_deeper(case))
+        text = (
+            f"every device waits for others for {share:.1%} of the time or more: too few "
+            "microbatches are in flight"
+        )
+        yield Finding(
+            kind="in-flight",
+            severity="loss",
+            value=share,
+            unit="of the time",
+            text=text,
+            change=_deeper(case),
+        )
 
 
 def _ports(case: _Case) -> Iterator[Finding]:
-    waiting = case.simulation.work.topology.levels[case.slowest_level] if case.transfer_share > NOTICED else None
+    waiting = (
+        case.simulation.work.topology.levels[case.slowest_level]
+        if case.transfer_share > NOTICED
+        else None
+    )
     for level, share in case.overloaded:
         if level is not waiting:
-            text = f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and all-reduces"
-            change = f"--links {level.name}={level.links + 1}, or {_bandwidth(level, share / BUSY * case.stretch)}"
-            yield Finding(kind="port", severity="risk", value=share, unit="of the time", text=text, change=change)
+            text = (
+                f"a port of level {level.name} is busy for {share:.1%} of the time with "
+                "transfers and all-reduces"
+            )
+            change = (
+                f"--links {level.name}={level.links + 1}, or "
+                f"{_bandwidth(level, share / BUSY * case.stretch)}"
+            )
+            yield Finding(
+                kind="port",
+                severity="risk",
+                value=share,
+                unit="of the time",
+                text=text,
+                change=change,
+            )
 
 
 def _schedule(case: _Case) -> Iterator[Finding]:
@@ -231,7 +336,9 @@ def _idle(case: _Case) -> Iterator[Finding]:
             value=len(idle),
             unit="ranks",
             text=f"{len(idle)} of {devices} devices have no work",
-            change="partopt plan --planner pipedream, which replicates stages" if replicates else "partopt plan with more --stages",
+            change="partopt plan --planner pipedream, which replicates stages"
+            if replicates
+            else "partopt plan with more --stages",
         )
 
 
@@ -240,12 +347,18 @@ def _launches(case: _Case) -> Iterator[Finding]:
     plan = case.simulation.plan
     pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
     if 0 < pace.forward_s < SHORT_FORWARD_S:
-        forward = f"the forward of stage {plan.stages.index(pace)}, the slowest, takes {format_seconds(pace.forward_s)} a microbatch"
+        forward = (
+            f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
+            f"{format_seconds(pace.forward_s)} a microbatch"
+        )
         yield Finding(
             kind="launches",
             severity="risk",
             value=pace.forward_s,
             unit="s",
-            text=f"{forward}, less than {format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer",
+            text=(
+                f"{forward}, less than {format_seconds(SHORT_FORWARD_S)}: launching its "
+                "kernels may take longer"
+            ),
             change=f"partopt plan --microbatch-size {2 * plan.microbatch_size}",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import LOOPED, STRAIGHT
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
@@ -18,14 +18,19 @@ BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be wor
 
 
 def alternatives(simulation: Simulation) -> Iterator[Finding]:
-    """Of the schedules that these stages could run as they lie, what they would really take; of the others, the closed forms."""
+    """Of the schedules that these stages could run as they lie, what they would really take; of the
+    others, the closed forms.
+    """
     plan = simulation.plan
     if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
         return
     yield from _executed(simulation, _same_layout(plan))
     of = pipeline_of(plan)
     now = idle_share(plan.schedule, of)
-    others = {name: (idle_share(name, of._replace(v=2)), f"partopt plan --schedule {name} --chunks 2") for name in _other_layout(plan, of)}
+    others = {
+        name: (idle_share(name, of._replace(v=2)), f"partopt plan --schedule {name} --chunks 2")
+        for name in _other_layout(plan, of)
+    }
     others = {name: found for name, found in others.items() if found[0] < now - BETTER_SCHEDULE}
     if others:
         waits = ", ".join(f"under {name} for {share:.1%}" for name, (share, _) in others.items())
@@ -44,10 +49,15 @@ def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
         return
     now = simulation.period_s
     tried = {name: simulation_of(restated(simulation.plan, name)) for name in names}
-    better = {name: each for name, each in tried.items() if each.period_s < now * (1 - BETTER_SCHEDULE)}
+    better = {
+        name: each for name, each in tried.items() if each.period_s < now * (1 - BETTER_SCHEDULE)
+    }
     if better:
         would = ", ".join(
-            f"{name} {format_seconds(each.period_s)} and {format_bytes(float(each.peak_memory_bytes.max()))}"
+            (
+                f"{name} {format_seconds(each.period_s)} and "
+                f"{format_bytes(float(each.peak_memory_bytes.max()))}"
+            )
             for name, each in better.items()
         )
         yield Finding(
@@ -55,7 +65,10 @@ def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
             severity="loss",
             value=1 - min(each.period_s for each in better.values()) / now,
             unit="of the time",
-            text=f"{simulation.plan.schedule} takes {format_seconds(now)} a microbatch; the same stages take under {would} a device",
+            text=(
+                f"{simulation.plan.schedule} takes {format_seconds(now)} a microbatch; the "
+                f"same stages take under {would} a device"
+            ),
             change=", or ".join(f"--schedule {name}" for name in better),
         )
 
@@ -74,5 +87,10 @@ def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
     """The schedule that would give a device two stages, where it could run this model."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
     looped = "interleaved-zb" if entry.split else "interleaved"
-    able = even and plan.schedule != "naive" and entry.shape == STRAIGHT and plan.stages[-1].stop >= 2 * of.P
+    able = (
+        even
+        and plan.schedule != "naive"
+        and entry.shape == STRAIGHT
+        and plan.stages[-1].stop >= 2 * of.P
+    )
     return [looped] if able and refusal(looped, of.P, 2, of.M) is None else []

@@ -1,10 +1,12 @@
-"""Which device holds back the rest, and which cut to move, or which device to add, so that it holds them back less."""
+"""Which device holds back the rest, and which cut to move, or which device to add, so that it holds
+them back less.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from partopt.plan import Plan, stages_text
+from partopt.documents.plan import Plan, stages_text
 from partopt.schedules import SCHEDULES
 from partopt.units import format_seconds
 
@@ -15,7 +17,9 @@ _MOST_LISTED = 12  # stages whose cuts or replicas are spelled out
 
 
 class _Group(NamedTuple):
-    """Devices that hold the same stages; `seconds` a microbatch are what the stages take, over the devices."""
+    """Devices that hold the same stages; `seconds` a microbatch are what the stages take, over the
+    devices.
+    """
 
     stages: tuple[int, ...]
     devices: int
@@ -23,10 +27,14 @@ class _Group(NamedTuple):
 
 
 def imbalance(plan: Plan) -> tuple[float, str, str]:
-    """The time a microbatch of the slowest devices over the mean of all that work, what that is, and what would help."""
+    """The time a microbatch of the slowest devices over the mean of all that work, what that is,
+    and what would help.
+    """
     groups = _groups(plan)
     slowest = max(groups, key=lambda group: group.seconds)
-    mean = sum(group.seconds * group.devices for group in groups) / sum(group.devices for group in groups)
+    mean = sum(group.seconds * group.devices for group in groups) / sum(
+        group.devices for group in groups
+    )
     if mean == 0:
         return 1.0, "", ""
     ratio = slowest.seconds / mean
@@ -35,7 +43,11 @@ def imbalance(plan: Plan) -> tuple[float, str, str]:
         f"{_named(slowest.stages)} {_takes(slowest)} {format_seconds(slowest.seconds)} a microbatch, "
         f"{ratio:.2f} times the mean of all devices, {format_seconds(mean)}"
     )
-    change = _moved_cut(plan, s, slowest, groups) or _another_replica(plan, s, slowest, groups) or _other_planner(plan, s)
+    change = (
+        _moved_cut(plan, s, slowest, groups)
+        or _another_replica(plan, s, slowest, groups)
+        or _other_planner(plan, s)
+    )
     return ratio, text, change
 
 
@@ -43,7 +55,10 @@ def _groups(plan: Plan) -> list[_Group]:
     counts: dict[tuple[int, ...], int] = {}
     for stages in plan.stages_by_rank().values():
         counts[tuple(stages)] = counts.get(tuple(stages), 0) + 1
-    return [_Group(stages, n, sum(plan.stages[s].compute_s for s in stages) / n) for stages, n in counts.items()]
+    return [
+        _Group(stages, n, sum(plan.stages[s].compute_s for s in stages) / n)
+        for stages, n in counts.items()
+    ]
 
 
 def _named(stages: tuple[int, ...]) -> str:
@@ -55,7 +70,9 @@ def _takes(group: _Group) -> str:
 
 
 def _moved_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str:
-    """Which layer of stage s to give to its lighter neighbour; empty where it has one layer or that, by their mean, would not help."""
+    """Which layer of stage s to give to its lighter neighbour; empty where it has one layer or
+    that, by their mean, would not help.
+    """
     stage = plan.stages[s]
     if len(stage.modules) == 1:
         return ""
@@ -70,36 +87,65 @@ def _moved_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str
     given = stage.start if first else stage.stop - 1
     cuts = [other.start for other in plan.stages[1:]]
     cuts[(s if first else n) - 1] += 1 if first else -1
-    lighter = f"{_named(of[n].stages)} {_takes(of[n])} {format_seconds(of[n].seconds)}: try layer {given}, "
-    how = _flags(plan, cuts, [other.replicas for other in plan.stages]) or f"the cut one layer {'later' if first else 'earlier'}"
+    lighter = (
+        f"{_named(of[n].stages)} {_takes(of[n])} {format_seconds(of[n].seconds)}: try layer "
+        f"{given}, "
+    )
+    how = (
+        _flags(plan, cuts, [other.replicas for other in plan.stages])
+        or f"the cut one layer {'later' if first else 'earlier'}"
+    )
     return f"{lighter}{stage.modules[given - stage.start]}, on stage {n}: {how}"
 
 
 def _another_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str:
-    """One device more for stage s, an idle one or one of a lighter stage; empty where none is or replicas must be equal."""
+    """One device more for stage s, an idle one or one of a lighter stage; empty where none is or
+    replicas must be equal.
+    """
     if plan.schedule not in SCHEDULES or not SCHEDULES[plan.schedule].uneven:
         return ""
-    cuts, replicas = [stage.start for stage in plan.stages[1:]], [stage.replicas for stage in plan.stages]
+    cuts, replicas = (
+        [stage.start for stage in plan.stages[1:]],
+        [stage.replicas for stage in plan.stages],
+    )
     replicas[s] += 1
     if plan.idle_ranks:
-        return f"a replica more of stage {s}, of the idle ranks: {_flags(plan, cuts, replicas) or 'see partopt compare'}"
-    able = [each for each in groups if each.devices > 1 and each.seconds * each.devices / (each.devices - 1) < slowest.seconds]
+        return (
+            f"a replica more of stage {s}, of the idle ranks: "
+            f"{_flags(plan, cuts, replicas) or 'see partopt compare'}"
+        )
+    able = [
+        each
+        for each in groups
+        if each.devices > 1 and each.seconds * each.devices / (each.devices - 1) < slowest.seconds
+    ]
     if not able:
         return ""
     giver = min(able, key=lambda each: each.seconds * each.devices / (each.devices - 1)).stages[0]
     replicas[giver] -= 1
-    return f"a replica more of stage {s} and one less of stage {giver}: {_flags(plan, cuts, replicas) or 'see partopt compare'}"
+    return (
+        f"a replica more of stage {s} and one less of stage {giver}: "
+        f"{_flags(plan, cuts, replicas) or 'see partopt compare'}"
+    )
 
 
 def _other_planner(plan: Plan, s: int) -> str:
     if len(plan.stages[s].modules) == 1:
-        return f"stage {s} is one layer, {plan.stages[s].modules[0]}: profile smaller ones, partopt profile --granularity leaf"
+        return (
+            f"stage {s} is one layer, {plan.stages[s].modules[0]}: profile smaller ones, "
+            "partopt profile --granularity leaf"
+        )
     return "no neighbour is light enough: see what other planners make of it, partopt compare"
 
 
 def _flags(plan: Plan, cuts: list[int], replicas: list[int]) -> str:
-    """The command that plans so, for plans of one stage a device that are not too long to be spelled out."""
-    if any(len(stages) > 1 for stages in plan.stages_by_rank().values()) or len(plan.stages) > _MOST_LISTED:
+    """The command that plans so, for plans of one stage a device that are not too long to be
+    spelled out.
+    """
+    if (
+        any(len(stages) > 1 for stages in plan.stages_by_rank().values())
+        or len(plan.stages) > _MOST_LISTED
+    ):
         return ""
     each = f" --replicas {','.join(map(str, replicas))}" if max(replicas) > 1 else ""
     return f"partopt plan --cuts {','.join(map(str, cuts))}{each}"

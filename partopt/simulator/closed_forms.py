@@ -1,10 +1,12 @@
-"""Idle shares of the synchronous schedules in closed form: equal stages, F = I = W = 1, B = 2, messages that take no time."""
+"""Idle shares of the synchronous schedules in closed form: equal stages, F = I = W = 1, B = 2,
+messages that take no time.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import MIRRORED
 
@@ -14,7 +16,9 @@ from partopt.schedules.layout import MIRRORED
 
 
 class Pipeline(NamedTuple):
-    """One of the equal pipelines of a plan, or all of a plan with unequal replicas as if its devices stood one behind the other."""
+    """One of the equal pipelines of a plan, or all of a plan with unequal replicas as if its
+    devices stood one behind the other.
+    """
 
     P: int
     v: int
@@ -24,8 +28,8 @@ class Pipeline(NamedTuple):
 def pipeline_of(plan: Plan) -> Pipeline:
     """The pipeline of a synchronous plan.
 
-    Balanced stages with unequal replicas fill as one pipeline of all devices does: 15-1 passes its first 15 microbatches on at once, and
-    the last stage works through them alone.
+    Balanced stages with unequal replicas fill as one pipeline of all devices does: 15-1 passes its
+    first 15 microbatches on at once, and the last stage works through them alone.
     """
     assert plan.microbatches is not None
     held = plan.stages_by_rank()
@@ -38,7 +42,9 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 
 def idle_share(name: str, of: Pipeline) -> float:
-    """Share of an iteration for which the devices wait, under the schedule `name`, the optimizer's step left out."""
+    """Share of an iteration for which the devices wait, under the schedule `name`, the optimizer's
+    step left out.
+    """
     P, v, M = of
     if name == "naive":
         return 1 - 1 / P

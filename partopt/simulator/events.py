@@ -1,7 +1,8 @@
 """The simulator in compiled code: `partopt.simulator.reference`, event for event, over arrays.
 
-Arrays are grouped by what they are about, and functions are given the groups that they need: compiled code is three times slower where all
-pass through every call. `run` is long for the same reason, and what it calls for every action is put into it, which saves a quarter.
+Arrays are grouped by what they are about, and functions are given the groups that they need:
+compiled code is three times slower where all pass through every call. `run` is long for the same
+reason, and what it calls for every action is put into it, which saves a quarter.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Devices(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Ports and their lanes, as in `partopt.simulator.ports`, and the messages that went over them."""
+    """Ports and their lanes, as in `partopt.simulator.ports`, and the messages that went over
+    them.
+    """
 
     sizes: Integers
     first: Integers
@@ -58,7 +61,9 @@ class Network(NamedTuple):
     lane_free: Floats
     carried: Floats  # seconds for which transfers held each port
     cut_bytes: Floats
-    arrived: Floats  # activations and gradients by the stage that they go to, shape (2, S, G); not known yet: infinite
+    # activations and gradients by the stage that they go to, shape (2, S, G); not known yet:
+    # infinite
+    arrived: Floats
     sent: Floats  # when they went on the wire; not on any: nan
 
 
@@ -68,8 +73,10 @@ class Rings(NamedTuple):
     first: Integers
     port: Integers
     load: Floats  # seconds for which an all-reduce keeps the port busy
-    before: Floats  # what the port had carried when the all-reduce began, less what was booked and yet to pass
-    counted: Floats  # of a port: how much of what it has carried has delayed an all-reduce, or passed before one
+    # what the port had carried when the all-reduce began, less what was booked and yet to pass
+    before: Floats
+    # of a port: how much of what it has carried has delayed an all-reduce, or passed before one
+    counted: Floats
     latency: Floats  # of a stage, and what its exchange with other stages takes
     due: NDArray[np.bool_]  # of a stage: there are all-reduces of it
     came: Integers  # of a stage: replicas that have come to the round
@@ -82,7 +89,9 @@ class Rings(NamedTuple):
 
 
 class Heap(NamedTuple):
-    """Events by time, then by number: rank b has ended its action, b; look at rank b, R + b; the all-reduce of stage s, 2R + s."""
+    """Events by time, then by number: rank b has ended its action, b; look at rank b, R + b; the
+    all-reduce of stage s, 2R + s.
+    """
 
     time: Floats
     number: Integers
@@ -95,7 +104,14 @@ WAITING, DONE, SEARCHES = range(3)
 @compiled(nogil=True)
 def run(actions, devices, network, rings, heap, serial, blocking):  # type: ignore[no-untyped-def]
     """Execute an order: what its actions and messages begin and end with is filled in."""
-    kind, stage, joined, rows, start, end = actions.kind, actions.stage, actions.joined, actions.rows, actions.start, actions.end
+    kind, stage, joined, rows, start, end = (
+        actions.kind,
+        actions.stage,
+        actions.joined,
+        actions.rows,
+        actions.start,
+        actions.end,
+    )
     next_, free, running, woken, look, looks = devices[2:]
     arrived, S, R = network.arrived, len(rings.rounds), len(free)
     now, looks[0] = 0.0, R
@@ -112,7 +128,8 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
                     seconds += actions.seconds[kind[each], stage[each]]
                 if begin == np.inf:
                     break
-                if begin > now and (serial or kind[place] == A):  # a transfer may yet come before it
+                # a transfer may yet come before it
+                if begin > now and (serial or kind[place] == A):
                     if not woken[rank]:
                         woken[rank] = True
                         _push(heap, begin, R + rank)
@@ -139,7 +156,9 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
                     rank = devices.rank_of[replica]
                     if blocking:
                         _leave(actions, devices, rank, now)
-                        _send_result(actions, devices, network, next_[rank] - 2, rank, now, serial, S)
+                        _send_result(
+                            actions, devices, network, next_[rank] - 2, rank, now, serial, S
+                        )
                     _look(devices, rank)
             continue
         rank = number % R
@@ -148,12 +167,14 @@ def run(actions, devices, network, rings, heap, serial, blocking):  # type: igno
         else:
             place = next_[rank]
             next_[rank] += 1 + joined[place]
-            running[rank] = False  # it is free now, or when serial messages that were booked meanwhile have passed
+            # it is free now, or when serial messages that were booked meanwhile have passed
+            running[rank] = False
             after = next_[rank]
             exchanges = blocking and after < rows[rank + 1] and kind[after] == A
             for each in range(place, after):
                 end[each] = now
-                if not (exchanges and stage[after] == stage[each]):  # else the backward is sent on when the gradients are exchanged
+                # else the backward is sent on when the gradients are exchanged
+                if not (exchanges and stage[after] == stage[each]):
                     _send_result(actions, devices, network, each, rank, now, serial, S)
         _look(devices, rank)
 
@@ -205,7 +226,9 @@ def _send_result(actions, devices, network, place, rank, now, serial, S):  # typ
 
 @compiled(inline="always")
 def _transfer(network, size_bytes, source, destination, earliest):  # type: ignore[no-untyped-def]
-    """When a message is on the wire and when it has arrived: a lane of each of its two ports, as soon as both are free."""
+    """When a message is on the wire and when it has arrived: a lane of each of its two ports, as
+    soon as both are free.
+    """
     k = 1
     while source // network.sizes[k] != destination // network.sizes[k]:
         k += 1
@@ -254,7 +277,9 @@ def _leave(actions, devices, rank, now):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _join(rings, network, heap, devices, stage, now):  # type: ignore[no-untyped-def]
-    """A replica has come to the exchange of its stage's gradients; the last one to come asks for the ports."""
+    """A replica has come to the exchange of its stage's gradients; the last one to come asks for
+    the ports.
+    """
     rings.came[stage] += 1
     if rings.came[stage] == devices.replica_first[stage + 1] - devices.replica_first[stage]:
         rings.came[stage] = 0
@@ -282,7 +307,9 @@ def _exchange_waiting(rings, network, heap, R, now):  # type: ignore[no-untyped-
             rings.start[stage] = now
             for entry in range(rings.first[stage], rings.first[stage + 1]):
                 port = rings.port[entry]
-                rings.before[entry] = max(rings.counted[port], network.carried[port] - _booked_s(network, port, now))
+                rings.before[entry] = max(
+                    rings.counted[port], network.carried[port] - _booked_s(network, port, now)
+                )
             _push(heap, _exchange_end(rings, network.carried, stage), 2 * R + stage)
     rings.counts[WAITING] = left
 
@@ -300,16 +327,22 @@ def _claim(rings, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _exchange_end(rings, carried, stage):  # type: ignore[no-untyped-def]
-    """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there and those that came since."""
+    """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there
+    and those that came since.
+    """
     longest = 0.0
     for entry in range(rings.first[stage], rings.first[stage + 1]):
-        longest = max(longest, rings.load[entry] + (carried[rings.port[entry]] - rings.before[entry]))
+        longest = max(
+            longest, rings.load[entry] + (carried[rings.port[entry]] - rings.before[entry])
+        )
     return rings.start[stage] + longest + rings.latency[stage]
 
 
 @compiled()
 def _exchanged(rings, network, heap, stage, R, now):  # type: ignore[no-untyped-def]
-    """Whether the all-reduce of a stage is done and not delayed by transfers: then the next one may begin."""
+    """Whether the all-reduce of a stage is done and not delayed by transfers: then the next one may
+    begin.
+    """
     end = _exchange_end(rings, network.carried, stage)
     if end > now:
         _push(heap, end, 2 * R + stage)

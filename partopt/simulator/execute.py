@@ -21,10 +21,24 @@ def simulate(order: Order, work: Work) -> Timeline:
     ports, R, S = ports_of(work.topology), order.ranks, len(work.ranks)
     times = np.zeros(len(order.kind)), np.zeros(len(order.kind))
     actions = events.Actions(
-        order.kind, order.stage, order.microbatch, order.joined, order.rows, np.ascontiguousarray(work.seconds), *times
+        order.kind,
+        order.stage,
+        order.microbatch,
+        order.joined,
+        order.rows,
+        np.ascontiguousarray(work.seconds),
+        *times,
     )
-    devices, network, rings = _devices(order, work), _network(order, work, ports), _rings(order, work, ports)
-    heap = events.Heap(np.zeros(2 * R + S + 2), np.zeros(2 * R + S + 2, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    devices, network, rings = (
+        _devices(order, work),
+        _network(order, work, ports),
+        _rings(order, work, ports),
+    )
+    heap = events.Heap(
+        np.zeros(2 * R + S + 2),
+        np.zeros(2 * R + S + 2, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+    )
     events.run(actions, devices, network, rings, heap, work.serial, work.blocking)
     if (devices.next < order.rows[1:]).any():
         raise deadlocked(order, [int(place) for place in devices.next])
@@ -65,12 +79,20 @@ def _network(order: Order, work: Work, ports: Ports) -> events.Network:
 
 def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
     S = len(work.ranks)
-    rings = [ports.of_ring(ranks) if size else [] for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)]
-    loads = [ring_loads(float(size), ranks, work.topology) for size, ranks in zip(work.gradient_bytes, work.ranks, strict=True)]
+    rings = [
+        ports.of_ring(ranks) if size else []
+        for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
+    ]
+    loads = [
+        ring_loads(float(size), ranks, work.topology)
+        for size, ranks in zip(work.gradient_bytes, work.ranks, strict=True)
+    ]
     return events.Rings(
         first=np.cumsum([0, *(len(ring) for ring in rings)]),
         port=np.array([port for ring in rings for port, _ in ring], dtype=np.int64),
-        load=np.array([loads[s][k] for s, ring in enumerate(rings) for _, k in ring], dtype=np.float64),
+        load=np.array(
+            [loads[s][k] for s, ring in enumerate(rings) for _, k in ring], dtype=np.float64
+        ),
         before=np.zeros(sum(len(ring) for ring in rings)),
         counted=np.zeros(ports.count),
         latency=work.tied_s + [ring_latency_s(ranks, work.topology) for ranks in work.ranks],
@@ -86,7 +108,8 @@ def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
 
 
 def _transfers(devices: events.Devices, network: events.Network) -> Transfers:
-    direction, to, microbatch = np.nonzero(~np.isnan(network.sent))  # ordered by the sender's stage too
+    # ordered by the sender's stage too
+    direction, to, microbatch = np.nonzero(~np.isnan(network.sent))
     stage = np.where(direction == 0, to - 1, to + 1)
     return Transfers(
         kind=np.where(direction == 0, F, B).astype(np.int8),
@@ -99,14 +122,20 @@ def _transfers(devices: events.Devices, network: events.Network) -> Transfers:
     )
 
 
-def _ranks(devices: events.Devices, stage: NDArray[Any], microbatch: NDArray[Any]) -> NDArray[np.int32]:
+def _ranks(
+    devices: events.Devices, stage: NDArray[Any], microbatch: NDArray[Any]
+) -> NDArray[np.int32]:
     """The rank of the replica of each stage that works on each microbatch."""
     replicas = np.diff(devices.replica_first)
-    ranks: NDArray[np.int32] = devices.rank_of[devices.replica_first[stage] + microbatch % replicas[stage]].astype(np.int32)
+    ranks: NDArray[np.int32] = devices.rank_of[
+        devices.replica_first[stage] + microbatch % replicas[stage]
+    ].astype(np.int32)
     return ranks
 
 
 def _collectives(rings: events.Rings) -> Collectives:
     done = rings.done[: rings.counts[events.DONE]]
     done = done[np.lexsort((done[:, 1], done[:, 0]))]
-    return Collectives(done[:, 0].astype(np.int32), done[:, 1].astype(np.int32), done[:, 2], done[:, 3])
+    return Collectives(
+        done[:, 0].astype(np.int32), done[:, 1].astype(np.int32), done[:, 2], done[:, 3]
+    )

@@ -8,9 +8,12 @@ from partopt import documents
 
 
 class Finding(documents.Part, frozen=True, kw_only=True):
-    """Something to point at. `value`, in `unit`, is the number on which it rests; `change` is what to do about it.
+    """Something to point at.
 
-    With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not simulated.
+    `value`, in `unit`, is the number on which it rests; `change` is what to do about it.
+
+    With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not
+    simulated.
     """
 
     kind: str

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from partopt.cost.period import utilisation
+from partopt.documents.plan import Plan, Stage
 from partopt.errors import PartoptError
-from partopt.plan import Plan, Stage
 from partopt.schedules import order, schedule
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import STRAIGHT
@@ -26,14 +26,18 @@ from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 
 ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
-SETTLE_LIMIT = 300_000  # actions after which an asynchronous plan that has not settled is taken at its mean pace
+# actions after which an asynchronous plan that has not settled is taken at its mean pace
+SETTLE_LIMIT = 300_000
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A plan and what became of it. `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state."""
+    """A plan and what became of it.
+
+    `start_s` to `end_s` is one iteration or, asynchronous, one cycle of its steady state.
+    """
 
     plan: Plan
     order: Order
@@ -81,7 +85,9 @@ class Simulation:
 
     @cached_property
     def peak_in_flight(self) -> NDArray[np.int64]:
-        """Microbatches that each rank holds at most, those of all of its chunks together; shape (ranks,)."""
+        """Microbatches that each rank holds at most, those of all of its chunks together; shape
+        (ranks,).
+        """
         return in_flight(self.order)
 
     @cached_property
@@ -91,7 +97,8 @@ class Simulation:
 
 
 def simulation_of(plan: Plan, microbatches: int | None = None) -> Simulation:
-    """Execute `plan` under its schedule: an iteration or, asynchronous, `microbatches` or as many as it takes to settle.
+    """Execute `plan` under its schedule: an iteration or, asynchronous, `microbatches` or as many
+    as it takes to settle.
 
     Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
@@ -123,11 +130,15 @@ def _run(plan: Plan, microbatches: int | None) -> Simulation:
 def check_actions(plan: Plan) -> None:
     """PartoptError where an iteration is too long to simulate."""
     if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
-        raise PartoptError(f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate", "give fewer")
+        raise PartoptError(
+            f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
+            "give fewer",
+        )
 
 
 def judged(plan: Plan) -> Plan:
-    """The plan with what it predicts taken from its simulation: period, iteration, speed and bubble; and what binds it.
+    """The plan with what it predicts taken from its simulation: period, iteration, speed and
+    bubble; and what binds it.
 
     Where devices hold several stages, what they keep in flight is counted too.
     """
@@ -140,12 +151,13 @@ def judged(plan: Plan) -> Plan:
 def with_prediction(simulation: Simulation) -> Plan:
     """The simulated plan, predicting what the simulation found.
 
-    Where an asynchronous plan is slower than every load on it allows, either a port carries several of them, or nothing is always busy and
-    it is bound by the microbatches in flight.
+    Where an asynchronous plan is slower than every load on it allows, either a port carries several
+    of them, or nothing is always busy and it is bound by the microbatches in flight.
     """
     plan, before, period = simulation.plan, simulation.plan.predicted, simulation.period_s
     if abs(period - before.period_s) < _ROUNDING * period:
-        period = before.period_s  # the simulation confirms it; adding in another order changed the last digits
+        # the simulation confirms it; adding in another order changed the last digits
+        period = before.period_s
     limited = simulation.steady is not None and period > before.period_s * (1 + 1e-3)
     predicted = replace(
         before,
@@ -160,31 +172,56 @@ def with_prediction(simulation: Simulation) -> Plan:
 
 
 def _paced_by(simulation: Simulation) -> str:
-    """What the formulas say, unless an iteration is filled and drained for longer than its slowest device works."""
+    """What the formulas say, unless an iteration is filled and drained for longer than its slowest
+    device works.
+    """
     before, plan = simulation.plan.predicted, simulation.plan
-    filling = plan.microbatches is not None and plan.schedule != "naive" and plan.slowest_device_s < simulation.period_s / 2
-    return "fill and drain of the pipeline" if filling and "compute" in before.bound_by else before.bound_by
+    filling = (
+        plan.microbatches is not None
+        and plan.schedule != "naive"
+        and plan.slowest_device_s < simulation.period_s / 2
+    )
+    return (
+        "fill and drain of the pipeline"
+        if filling and "compute" in before.bound_by
+        else before.bound_by
+    )
 
 
 def _bound_by(simulation: Simulation) -> str:
-    busy = [use.level for use in simulation.level_use if use.transfer_share + use.allreduce_share > _ALWAYS]
+    busy = [
+        use.level
+        for use in simulation.level_use
+        if use.transfer_share + use.allreduce_share > _ALWAYS
+    ]
     return f"ports of {busy[0]}" if busy else "microbatches in flight"
 
 
 def with_memory(simulation: Simulation) -> Plan:
-    """The simulated plan with the memory that its order takes, where the formulas only come near: what is recomputed ahead of a late W.
+    """The simulated plan with the memory that its order takes, where the formulas only come near:
+    what is recomputed ahead of a late W.
 
-    What a device needs beside or below the sum of its stages is put to the activations of the first of them.
+    What a device needs beside or below the sum of its stages is put to the activations of the first
+    of them.
     """
     plan, peaks = simulation.plan, simulation.peak_memory_bytes
-    missing: dict[int, int] = {}  # by the first stage of a device; of its replicas the one that needs most
+    # by the first stage of a device; of its replicas the one that needs most
+    missing: dict[int, int] = {}
     for rank, stages in plan.stages_by_rank().items():
         more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)
         missing[stages[0]] = max(missing.get(stages[0], more), more)
-    return replace(plan, stages=[_with_activations(stage, missing.get(s, 0)) for s, stage in enumerate(plan.stages)])
+    return replace(
+        plan,
+        stages=[_with_activations(stage, missing.get(s, 0)) for s, stage in enumerate(plan.stages)],
+    )
 
 
 def _with_activations(stage: Stage, more: int) -> Stage:
     own = stage.memory
     more = max(more, -own.activations_bytes)
-    return replace(stage, memory=replace(own, activations_bytes=own.activations_bytes + more, total_bytes=own.total_bytes + more))
+    return replace(
+        stage,
+        memory=replace(
+            own, activations_bytes=own.activations_bytes + more, total_bytes=own.total_bytes + more
+        ),
+    )

@@ -1,4 +1,6 @@
-"""What the microbatches between their forward and their backward keep of a device, over time and at most."""
+"""What the microbatches between their forward and their backward keep of a device, over time and at
+most.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.schedules.order import KINDS, B, F, I, Order, R, W
 from partopt.simulator.timeline import Timeline
 
@@ -17,21 +19,26 @@ Integers = NDArray[np.int64]
 
 
 class Series(NamedTuple):
-    """A quantity that changes in steps: `values[n]` from `times[n]` seconds on, until the next; both of shape (changes + 1,)."""
+    """A quantity that changes in steps: `values[n]` from `times[n]` seconds on, until the next;
+    both of shape (changes + 1,).
+    """
 
     times: NDArray[np.float64]
     values: Integers
 
 
 class _Steps(NamedTuple):
-    """By kind of action and stage, shape (kinds, S): what is taken when an action starts and what is given back when it ends."""
+    """By kind of action and stage, shape (kinds, S): what is taken when an action starts and what
+    is given back when it ends.
+    """
 
     taken: Integers
     given: Integers
 
 
 def in_flight_over_time(timeline: Timeline, rank: int) -> Series:
-    """Microbatches that a rank holds: from the start of a forward to the end of its backward, where that is split of W.
+    """Microbatches that a rank holds: from the start of a forward to the end of its backward, where
+    that is split of W.
 
     A microbatch that is in flight in several of the rank's stages counts in each.
     """
@@ -39,16 +46,21 @@ def in_flight_over_time(timeline: Timeline, rank: int) -> Series:
 
 
 def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
-    """Bytes that a rank holds: what is there throughout, and the stash of each microbatch while it is kept."""
-    return _series(timeline, rank, _stashing(timeline.order, plan), int(base_memory_bytes(plan)[rank]))
+    """Bytes that a rank holds: what is there throughout, and the stash of each microbatch while it
+    is kept.
+    """
+    return _series(
+        timeline, rank, _stashing(timeline.order, plan), int(base_memory_bytes(plan)[rank])
+    )
 
 
 def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     """The most bytes that each rank holds at once, shape (ranks,).
 
-    A stage keeps its stash from the start of a forward to the end of the backward, where that is split of W; where it recomputes, its
-    input alone, and the stash from the start of R, or of the backward where the schedule has no R. No clock is needed: on a rank one
-    action follows the other, and of two joined ones both take before either gives back.
+    A stage keeps its stash from the start of a forward to the end of the backward, where that is
+    split of W; where it recomputes, its input alone, and the stash from the start of R, or of the
+    backward where the schedule has no R. No clock is needed: on a rank one action follows the
+    other, and of two joined ones both take before either gives back.
     """
     steps = _stashing(order, plan)
     most = [_levels(order, rank, steps)[0].max(initial=0) for rank in range(order.ranks)]
@@ -56,7 +68,9 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
 
 
 def base_memory_bytes(plan: Plan) -> Integers:
-    """Bytes that each rank of the topology holds throughout, shape (devices,): weights, gradients, optimizer state and buffers."""
+    """Bytes that each rank of the topology holds throughout, shape (devices,): weights, gradients,
+    optimizer state and buffers.
+    """
     base = np.zeros(plan.topology.devices, dtype=np.int64)
     for stage in plan.stages:
         base[list(stage.ranks)] += stage.memory.total_bytes - stage.memory.activations_bytes
@@ -102,10 +116,14 @@ def _levels(order: Order, rank: int, steps: _Steps) -> tuple[Integers, Integers]
 
 
 def _series(timeline: Timeline, rank: int, steps: _Steps, base: int) -> Series:
-    """What a rank holds, beginning with `base` at 0 s; points at which nothing changes are left out."""
+    """What a rank holds, beginning with `base` at 0 s; points at which nothing changes are left
+    out.
+    """
     own = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
     levels = _levels(timeline.order, rank, steps)
     times = np.stack([timeline.start[own], timeline.end[own]], axis=1).ravel().astype(np.float64)
     values = base + np.stack(levels, axis=1).ravel()
     changed = np.diff(values, prepend=base) != 0
-    return Series(np.concatenate([[0.0], times[changed]]), np.concatenate([[base], values[changed]]))
+    return Series(
+        np.concatenate([[0.0], times[changed]]), np.concatenate([[base], values[changed]])
+    )

@@ -18,10 +18,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Seconds of every rank in a stretch of time, by what it did or waited for; each of shape (ranks,). They add up to the stretch.
+    """Seconds of every rank in a stretch of time, by what it did or waited for; each of shape
+    (ranks,). They add up to the stretch.
 
-    `forward_s` and `gradient_s` are spent waiting for another stage to compute an activation or a gradient, `transfer_s` for it to arrive
-    or, with serial transfers, for the rank's own messages; `allreduce_s` for gradients to be exchanged; `end_s` with nothing left to do.
+    `forward_s` and `gradient_s` are spent waiting for another stage to compute an activation or a
+    gradient, `transfer_s` for it to arrive or, with serial transfers, for the rank's own messages;
+    `allreduce_s` for gradients to be exchanged; `end_s` with nothing left to do.
     """
 
     compute_s: Floats
@@ -39,7 +41,9 @@ class Shares:
 
 @dataclass(frozen=True)
 class LevelUse:
-    """The busiest port of a level: its share of the time, transfers and all-reduces apart, and all the bytes that crossed the level."""
+    """The busiest port of a level: its share of the time, transfers and all-reduces apart, and all
+    the bytes that crossed the level.
+    """
 
     level: str
     transfer_share: float
@@ -54,14 +58,18 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
 
     def seconds(begin: Floats, end: Floats, chosen: NDArray[np.bool_] | None = None) -> Floats:
         inside = np.maximum(0.0, np.minimum(end, end_s) - np.maximum(begin, start_s))
-        return np.bincount(ranks, inside if chosen is None else inside * chosen, minlength=order.ranks).astype(np.float64)
+        return np.bincount(
+            ranks, inside if chosen is None else inside * chosen, minlength=order.ranks
+        ).astype(np.float64)
 
     before = _ended_before(timeline)
     ready = np.minimum(np.maximum(_made(timeline, work), before), timeline.start)
-    second = np.concatenate([[False], order.joined[:-1]])  # of two that run at once: counted with the first
+    # of two that run at once: counted with the first
+    second = np.concatenate([[False], order.joined[:-1]])
     gradients = np.isin(order.kind, (B, I))
     due = np.isin(np.arange(len(work.ranks)), order.stage[order.kind == A])
-    exchanges = (order.kind == A) | ((order.kind == U) & due[order.stage])  # a step waits for its stage's all-reduce
+    # a step waits for its stage's all-reduce
+    exchanges = (order.kind == A) | ((order.kind == U) & due[order.stage])
     acts = (order.kind != A) & ~second
     last = np.concatenate([[0.0], timeline.end])[order.rows[1:]] * (np.diff(order.rows) > 0)
     return Shares(
@@ -69,7 +77,8 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
         forward_s=seconds(before, ready, ~gradients & ~exchanges & ~second),
         gradient_s=seconds(before, ready, gradients & ~second),
         transfer_s=seconds(ready, timeline.start, ~exchanges & ~second),
-        allreduce_s=seconds(before, timeline.start, exchanges) + seconds(timeline.start, timeline.end, order.kind == A),
+        allreduce_s=seconds(before, timeline.start, exchanges)
+        + seconds(timeline.start, timeline.end, order.kind == A),
         end_s=np.maximum(0.0, end_s - np.maximum(last, start_s)),
     )
 
@@ -83,11 +92,14 @@ def _ended_before(timeline: Timeline) -> Floats:
 
 
 def _made(timeline: Timeline, work: Work) -> Floats:
-    """When the stage before, or behind for a gradient, had made the input of every action; 0 where it needs none from another."""
+    """When the stage before, or behind for a gradient, had made the input of every action; 0 where
+    it needs none from another.
+    """
     order, S = timeline.order, len(work.ranks)
     ended = _result_ended(timeline, work)
     G = int(order.microbatch.max(initial=0)) + 1
-    by_stage = np.zeros((2, S + 2, G))  # stages from 1, so that the first and the last need no exception
+    # stages from 1, so that the first and the last need no exception
+    by_stage = np.zeros((2, S + 2, G))
     forwards, gradients = order.kind == F, np.isin(order.kind, (B, I))
     by_stage[0, order.stage[forwards] + 1, order.microbatch[forwards]] = ended[forwards]
     by_stage[1, order.stage[gradients] + 1, order.microbatch[gradients]] = ended[gradients]
@@ -98,7 +110,9 @@ def _made(timeline: Timeline, work: Work) -> Floats:
 
 
 def _result_ended(timeline: Timeline, work: Work) -> Floats:
-    """When what an action made could be sent: at its end, or at the end of the exchange that is part of it."""
+    """When what an action made could be sent: at its end, or at the end of the exchange that is
+    part of it.
+    """
     if not work.blocking:
         return timeline.end
     followed = np.concatenate([timeline.order.kind[1:] == A, [False]])
@@ -106,7 +120,8 @@ def _result_ended(timeline: Timeline, work: Work) -> Floats:
 
 
 def longest_span_s(timeline: Timeline) -> float:
-    """Seconds between the first start and the last end of the rank for which that is longest, its optimizer steps left out.
+    """Seconds between the first start and the last end of the rank for which that is longest, its
+    optimizer steps left out.
 
     What papers on zero-bubble schedules quote in place of the makespan.
     """
@@ -114,7 +129,11 @@ def longest_span_s(timeline: Timeline) -> float:
     computes = ~np.isin(order.kind, (A, U))
     rows = np.repeat(np.arange(order.ranks), np.diff(order.rows))[computes]
     firsts = np.flatnonzero(np.diff(rows, prepend=-1))
-    return float((np.maximum.reduceat(timeline.end[computes], firsts) - timeline.start[computes][firsts]).max())
+    return float(
+        (
+            np.maximum.reduceat(timeline.end[computes], firsts) - timeline.start[computes][firsts]
+        ).max()
+    )
 
 
 def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
@@ -125,10 +144,21 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
     crossed = ports.levels_between(sent.source, sent.destination)
     size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
     wire = size / ports.bandwidth[crossed - 1]
-    inside = np.maximum(0.0, np.minimum(sent.start + wire, end_s) - np.maximum(sent.start, start_s)) / ports.lanes[crossed - 1]
+    inside = (
+        np.maximum(0.0, np.minimum(sent.start + wire, end_s) - np.maximum(sent.start, start_s))
+        / ports.lanes[crossed - 1]
+    )
     np.add.at(carried, ports.of_each(sent.source, crossed, 0), inside)
-    np.add.at(carried, ports.of_each(sent.destination, crossed, 1), np.where(ports.bus[crossed - 1], 0.0, inside))
-    moved = np.bincount(crossed, size * (sent.end > start_s) * (sent.end <= end_s), minlength=len(topology.levels) + 1)
+    np.add.at(
+        carried,
+        ports.of_each(sent.destination, crossed, 1),
+        np.where(ports.bus[crossed - 1], 0.0, inside),
+    )
+    moved = np.bincount(
+        crossed,
+        size * (sent.end > start_s) * (sent.end <= end_s),
+        minlength=len(topology.levels) + 1,
+    )
     for s, times in enumerate(_exchanges(timeline, len(work.ranks), start_s, end_s)):
         loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], topology)
         for port, k in ports.of_ring(work.ranks[s]) if times else []:
@@ -136,8 +166,12 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
     return [
         LevelUse(
             level.name,
-            float(carried[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)),
-            float(exchanged[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)),
+            float(
+                carried[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)
+            ),
+            float(
+                exchanged[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)
+            ),
             float(moved[k + 1]),
         )
         for k, level in enumerate(topology.levels)
@@ -145,7 +179,9 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:
-    """How many all-reduces of each stage lie between `start_s` and `end_s`; of one that lies there in part, that part."""
+    """How many all-reduces of each stage lie between `start_s` and `end_s`; of one that lies there
+    in part, that part.
+    """
     done = timeline.collectives
     inside = np.maximum(0.0, np.minimum(done.end, end_s) - np.maximum(done.start, start_s))
     took = done.end - done.start

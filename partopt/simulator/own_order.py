@@ -1,4 +1,6 @@
-"""A plan under an order of a person's own, in the compute-only CSV that torch executes, in place of a schedule's."""
+"""A plan under an order of a person's own, in the compute-only CSV that torch executes, in place of
+a schedule's.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from partopt.documents.plan import Plan, Stage
 from partopt.errors import PartoptError
-from partopt.plan import Plan, Stage
 from partopt.schedules.in_flight import in_flight_by_stage
 from partopt.schedules.order import Order
 from partopt.schedules.torch_csv import from_csv
@@ -21,17 +23,23 @@ _SYNCHRONOUS = "1f1b"  # like all synchronous schedules it keeps one version of 
 
 
 def microbatches_in(text: str, plan: Plan) -> int:
-    """The microbatches of all pipelines of the plan that a CSV passes through it, by the largest number in it. PartoptError without any."""
+    """The microbatches of all pipelines of the plan that a CSV passes through it, by the largest
+    number in it. PartoptError without any.
+    """
     numbers = [int(found) for found in re.findall(r"[0-9]{1,7}[FBIW]([0-9]{1,7})", text)]
     if not numbers:
-        raise PartoptError("no action in it", "a cell is a stage, one of F B I W and a microbatch, like 2F0")
+        raise PartoptError(
+            "no action in it", "a cell is a stage, one of F B I W and a microbatch, like 2F0"
+        )
     return (max(numbers) + 1) * plan.stages[0].replicas
 
 
 def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Simulation:
-    """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a synchronous schedule.
+    """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a
+    synchronous schedule.
 
-    Raises PartoptError that names the cell, or the rank and the action, where the order is malformed, is not of this plan or deadlocks.
+    Raises PartoptError that names the cell, or the rank and the action, where the order is
+    malformed, is not of this plan or deadlocks.
     """
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
     order = from_csv(text, layout_of(synchronous))
@@ -42,9 +50,16 @@ def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Si
 
 
 def _counted(order: Order, stages: Sequence[Stage]) -> list[Stage]:
-    """The stages with the warm-up, the microbatches in flight and the memory that the order gives them, one version of the weights each."""
+    """The stages with the warm-up, the microbatches in flight and the memory that the order gives
+    them, one version of the weights each.
+    """
     held = in_flight_by_stage(order)
     return [
-        holding(stage, forwards_first(order, stage.ranks[0], s), int(held.most[held.stage == s].max()), _SYNCHRONOUS)
+        holding(
+            stage,
+            forwards_first(order, stage.ranks[0], s),
+            int(held.most[held.stage == s].max()),
+            _SYNCHRONOUS,
+        )
         for s, stage in enumerate(stages)
     ]

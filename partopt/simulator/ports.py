@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.links import levels_crossed
-from partopt.topology import Topology
+from partopt.documents.topology import Topology
 
-# k   level; its members are level-(k-1) components, each with one port out and one port in, `links` lanes each; a bus is one port for all
+# k   level; its members are level-(k-1) components, each with one port out and one port in, `links`
+#     lanes each; a bus is one port for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,23 +33,35 @@ class Ports:
         return int(self.first[-1])
 
     def of(self, rank: int, k: int) -> tuple[int, int]:
-        """The ports through which a rank sends and receives at level k; one and the same on a bus."""
+        """The ports through which a rank sends and receives at level k; one and the same on a
+        bus.
+        """
         if self.bus[k - 1]:
             port = int(self.first[k - 1] + rank // self.sizes[k])
             return port, port
         out = int(self.first[k - 1] + 2 * (rank // self.sizes[k - 1]))
         return out, out + 1
 
-    def levels_between(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> NDArray[np.int64]:
-        """`Topology.common_level` of each rank of `first` and its like in `second`: 0 for a rank and itself; their shape."""
+    def levels_between(
+        self, first: NDArray[np.int32], second: NDArray[np.int32]
+    ) -> NDArray[np.int64]:
+        """`Topology.common_level` of each rank of `first` and its like in `second`: 0 for a rank
+        and itself; their shape.
+        """
         levels = np.zeros(first.shape, dtype=np.int64)
         for size in self.sizes:
             levels += first // size != second // size
         return levels
 
-    def of_each(self, ranks: NDArray[np.int32], k: NDArray[np.int64], side: int) -> NDArray[np.int64]:
-        """The port out (side 0) or in (side 1) of each of `ranks` at its own level `k`; shape of `ranks`."""
-        members = np.where(self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side)
+    def of_each(
+        self, ranks: NDArray[np.int32], k: NDArray[np.int64], side: int
+    ) -> NDArray[np.int64]:
+        """The port out (side 0) or in (side 1) of each of `ranks` at its own level `k`; shape of
+        `ranks`.
+        """
+        members = np.where(
+            self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side
+        )
         return self.first[k - 1] + members
 
     def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
@@ -57,10 +70,16 @@ class Ports:
         for k in levels_crossed(ranks, self.topology) if len(ranks) > 1 else []:
             members: dict[int, set[int]] = {}
             for rank in ranks:
-                members.setdefault(rank // int(self.sizes[k]), set()).add(rank // int(self.sizes[k - 1]))
+                members.setdefault(rank // int(self.sizes[k]), set()).add(
+                    rank // int(self.sizes[k - 1])
+                )
             for inside in members.values():
                 if len(inside) > 1:
-                    found |= {(port, k) for member in inside for port in self.of(member * int(self.sizes[k - 1]), k)}
+                    found |= {
+                        (port, k)
+                        for member in inside
+                        for port in self.of(member * int(self.sizes[k - 1]), k)
+                    }
         return sorted(found)
 
 
@@ -68,7 +87,10 @@ def ports_of(topology: Topology) -> Ports:
     """The ports of `topology`."""
     levels = topology.levels
     sizes = np.array([topology.group_size(k) for k in range(len(levels) + 1)], dtype=np.int64)
-    counts = [topology.devices // sizes[k + 1] if level.bus else 2 * (topology.devices // sizes[k]) for k, level in enumerate(levels)]
+    counts = [
+        topology.devices // sizes[k + 1] if level.bus else 2 * (topology.devices // sizes[k])
+        for k, level in enumerate(levels)
+    ]
     return Ports(
         topology=topology,
         sizes=sizes,

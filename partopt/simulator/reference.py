@@ -19,18 +19,26 @@ from partopt.simulator.ports import ports_of
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 
-# Events, by time, then by number: device b has ended its action, b; look at device b again, R + b; the all-reduce of stage s, 2R + s.
+# Events, by time, then by number: device b has ended its action, b; look at device b again, R + b;
+# the all-reduce of stage s, 2R + s.
 # R   ranks
 
 
 def simulate(order: Order, work: Work, exact: bool = False) -> Timeline:
-    """Execute `order` at the costs of `work`; with `exact`, in rational arithmetic. Raises PartoptError where it deadlocks."""
+    """Execute `order` at the costs of `work`; with `exact`, in rational arithmetic.
+
+    Raises PartoptError where it deadlocks.
+    """
     run = _Run(order, work, Fraction if exact else float)
     for rank in range(order.ranks):
         run.advance(rank, run.zero)
     while run.events:
         time, number = heapq.heappop(run.events)
-        what, which = divmod(number, order.ranks) if number < 2 * order.ranks else (2, number - 2 * order.ranks)
+        what, which = (
+            divmod(number, order.ranks)
+            if number < 2 * order.ranks
+            else (2, number - 2 * order.ranks)
+        )
         (run.ended, run.advance, run.exchanged)[what](which, time)
     run.check()
     return run.timeline()
@@ -42,27 +50,47 @@ class _Run:
         self.order, self.work, self.number, self.zero = order, work, number, number(0)
         self.ports = ports_of(work.topology)
         self.events: list[tuple[Any, int]] = []
-        self.next = [int(place) for place in order.rows[:-1]]  # the action that each device comes to
+        # the action that each device comes to
+        self.next = [int(place) for place in order.rows[:-1]]
         self.free = [self.zero] * R  # when each device can begin it
         self.running = [False] * R
-        self.arrived: dict[tuple[int, int, int], Any] = {}  # input of (kind, stage, microbatch) -> time
+        # input of (kind, stage, microbatch) -> time
+        self.arrived: dict[tuple[int, int, int], Any] = {}
         self.start: list[Any] = [None] * len(order.kind)
         self.end: list[Any] = [None] * len(order.kind)
-        self.lanes = [[self.zero] * int(self.ports.lanes[k]) for k in range(len(work.topology.levels)) for _ in range(self._ports_at(k))]
-        self.busy = [self.zero] * self.ports.count  # seconds for which transfers held each port, all of its lanes together
+        self.lanes = [
+            [self.zero] * int(self.ports.lanes[k])
+            for k in range(len(work.topology.levels))
+            for _ in range(self._ports_at(k))
+        ]
+        # seconds for which transfers held each port, all of its lanes together
+        self.busy = [self.zero] * self.ports.count
         self.transfers: list[tuple[Any, ...]] = []
-        self.rings = [self.ports.of_ring(ranks) if size else [] for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)]
+        self.rings = [
+            self.ports.of_ring(ranks) if size else []
+            for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
+        ]
         self.loads = [
-            {k: number(seconds) for k, seconds in ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology).items()}
+            {
+                k: number(seconds)
+                for k, seconds in ring_loads(
+                    float(work.gradient_bytes[s]), work.ranks[s], work.topology
+                ).items()
+            }
             for s in range(S)
         ]
-        self.latencies = [number(ring_latency_s(ranks, work.topology) + tied) for ranks, tied in zip(work.ranks, work.tied_s, strict=True)]
+        self.latencies = [
+            number(ring_latency_s(ranks, work.topology) + tied)
+            for ranks, tied in zip(work.ranks, work.tied_s, strict=True)
+        ]
         self.due = set(order.stage[order.kind == A].tolist())  # stages that have all-reduces
         self.joined = [0] * S  # replicas that have come to the stage's present round
         self.rounds = [0] * S  # rounds that each stage has exchanged
         self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
-        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}  # stage -> start of its all-reduce, and what its ports had done by then
-        self.counted = [self.zero] * self.ports.count  # how much of `busy` has delayed an all-reduce, or passed before one
+        # stage -> start of its all-reduce, and what its ports had done by then
+        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}
+        # how much of `busy` has delayed an all-reduce, or passed before one
+        self.counted = [self.zero] * self.ports.count
         self.collectives: list[tuple[Any, ...]] = []
 
     def _ports_at(self, k: int) -> int:
@@ -79,7 +107,8 @@ class _Run:
             return
         begin = max(now, self.free[rank], *inputs)
         if begin > now and (self.work.serial or self.order.kind[place] == A):
-            heapq.heappush(self.events, (begin, self.order.ranks + rank))  # a transfer may yet come before it
+            # a transfer may yet come before it
+            heapq.heappush(self.events, (begin, self.order.ranks + rank))
             return
         self.running[rank] = True
         for each in places:
@@ -87,13 +116,19 @@ class _Run:
         if self.order.kind[place] == A:
             self._join(place, rank, now)
             return
-        seconds = sum(self.number(self.work.seconds[self.order.kind[each], self.order.stage[each]]) for each in places)
+        seconds = sum(
+            self.number(self.work.seconds[self.order.kind[each], self.order.stage[each]])
+            for each in places
+        )
         self.free[rank] = begin + seconds
         heapq.heappush(self.events, (begin + seconds, rank))
 
     def _input(self, place: int) -> Any:
         """When the input of an action is there; None where that is not known yet."""
-        kind, stage, microbatch = (int(column[place]) for column in (self.order.kind, self.order.stage, self.order.microbatch))
+        kind, stage, microbatch = (
+            int(column[place])
+            for column in (self.order.kind, self.order.stage, self.order.microbatch)
+        )
         last = len(self.work.ranks) - 1
         if (kind == F and stage > 0) or (kind in (B, I) and stage < last):
             return self.arrived.get((F if kind == F else B, stage, microbatch))
@@ -104,41 +139,70 @@ class _Run:
         return self.zero
 
     def ended(self, rank: int, now: Any) -> None:
-        """A device is done with an action, or with two that were joined: its results are sent, and it goes on."""
+        """A device is done with an action, or with two that were joined: its results are sent, and
+        it goes on.
+        """
         place = self.next[rank]
         places = [place, place + 1] if self.order.joined[place] else [place]
         self.next[rank] += len(places)
-        self.running[rank] = False  # it is free now, or when serial messages that were booked meanwhile have passed
+        # it is free now, or when serial messages that were booked meanwhile have passed
+        self.running[rank] = False
         reached = []
         for each in places:
             self.end[each] = now
-            if not (self.work.blocking and self._comes_to_exchange(rank, int(self.order.stage[each]))):
+            if not (
+                self.work.blocking and self._comes_to_exchange(rank, int(self.order.stage[each]))
+            ):
                 reached += self._send_result(each, rank, now)
         for other in [*reached, rank]:
             self.advance(other, now)
 
     def _send_result(self, place: int, rank: int, now: Any) -> list[int]:
-        """What an action made goes to the replica of the next stage that works on this microbatch: the ranks that may now go on."""
-        kind, stage, microbatch = (int(column[place]) for column in (self.order.kind, self.order.stage, self.order.microbatch))
+        """What an action made goes to the replica of the next stage that works on this microbatch:
+        the ranks that may now go on.
+        """
+        kind, stage, microbatch = (
+            int(column[place])
+            for column in (self.order.kind, self.order.stage, self.order.microbatch)
+        )
         if kind == F and stage < len(self.work.ranks) - 1:
             return self._send(F, stage, stage + 1, microbatch, rank, now)
         if kind in (B, I) and stage > 0:
             return self._send(B, stage, stage - 1, microbatch, rank, now)
         return []
 
-    def _send(self, kind: int, stage: int, to: int, microbatch: int, source: int, now: Any) -> list[int]:
+    def _send(
+        self, kind: int, stage: int, to: int, microbatch: int, source: int, now: Any
+    ) -> list[int]:
         destination = self.work.ranks[to][microbatch % len(self.work.ranks[to])]
         if source == destination:
             self.arrived[kind, to, microbatch] = now
             return []
-        self.arrived[kind, to, microbatch] = self._transfer(kind, stage, max(stage, to), microbatch, source, destination, now)
+        self.arrived[kind, to, microbatch] = self._transfer(
+            kind, stage, max(stage, to), microbatch, source, destination, now
+        )
         return [destination]
 
-    def _transfer(self, kind: int, stage: int, cut: int, microbatch: int, source: int, destination: int, now: Any) -> Any:
-        """When what is sent has arrived. It takes a lane of the sender's port and one of the receiver's as soon as both are free."""
+    def _transfer(
+        self,
+        kind: int,
+        stage: int,
+        cut: int,
+        microbatch: int,
+        source: int,
+        destination: int,
+        now: Any,
+    ) -> Any:
+        """When what is sent has arrived.
+
+        It takes a lane of the sender's port and one of the receiver's as soon as both are free.
+        """
         k = self.work.topology.common_level(source, destination)
         taken = {self.ports.of(source, k)[0], self.ports.of(destination, k)[1]}
-        lanes = [min(range(len(self.lanes[port])), key=lambda lane: self.lanes[port][lane]) for port in taken]
+        lanes = [
+            min(range(len(self.lanes[port])), key=lambda lane: self.lanes[port][lane])
+            for port in taken
+        ]
         begin = max(now, *(self.lanes[port][lane] for port, lane in zip(taken, lanes, strict=True)))
         if self.work.serial:
             begin = max(begin, self.free[source], self.free[destination])
@@ -153,7 +217,9 @@ class _Run:
         return arrival
 
     def _join(self, place: int, rank: int, now: Any) -> None:
-        """A replica has come to the exchange of its stage's gradients; the last one to come asks for the ports."""
+        """A replica has come to the exchange of its stage's gradients; the last one to come asks
+        for the ports.
+        """
         stage = int(self.order.stage[place])
         self.joined[stage] += 1
         last = self.joined[stage] == len(self.work.ranks[stage])
@@ -181,23 +247,37 @@ class _Run:
                 self.waiting.remove(stage)
                 self.exchanging[stage] = (
                     now,
-                    [max(self.counted[port], self.busy[port] - self._booked(port, now)) for port, _ in self.rings[stage]],
+                    [
+                        max(self.counted[port], self.busy[port] - self._booked(port, now))
+                        for port, _ in self.rings[stage]
+                    ],
                 )
-                heapq.heappush(self.events, (self._exchange_end(stage), 2 * self.order.ranks + stage))
+                heapq.heappush(
+                    self.events, (self._exchange_end(stage), 2 * self.order.ranks + stage)
+                )
             claimed |= ports
 
     def _booked(self, port: int, now: Any) -> Any:
         """Seconds for which transfers that are known now will hold a port."""
-        return sum((max(self.zero, free - now) for free in self.lanes[port]), self.zero) / len(self.lanes[port])
+        return sum((max(self.zero, free - now) for free in self.lanes[port]), self.zero) / len(
+            self.lanes[port]
+        )
 
     def _exchange_end(self, stage: int) -> Any:
-        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there and those that came since."""
+        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found
+        there and those that came since.
+        """
         start, before = self.exchanging[stage]
-        carried = [self.loads[stage][k] + (self.busy[port] - seconds) for (port, k), seconds in zip(self.rings[stage], before, strict=True)]
+        carried = [
+            self.loads[stage][k] + (self.busy[port] - seconds)
+            for (port, k), seconds in zip(self.rings[stage], before, strict=True)
+        ]
         return start + max(carried, default=self.zero) + self.latencies[stage]
 
     def exchanged(self, stage: int, now: Any) -> None:
-        """The all-reduce of a stage is done, unless transfers have delayed it: then the next one may begin, and its replicas go on."""
+        """The all-reduce of a stage is done, unless transfers have delayed it: then the next one
+        may begin, and its replicas go on.
+        """
         end = self._exchange_end(stage)
         if end > now:
             heapq.heappush(self.events, (end, 2 * self.order.ranks + stage))
@@ -212,14 +292,19 @@ class _Run:
         for rank in self.work.ranks[stage]:
             if self.work.blocking:
                 self._leave(rank, now)
-                reached += self._send_result(self.next[rank] - 2, rank, now)  # the backward that the exchange was part of
+                # the backward that the exchange was part of
+                reached += self._send_result(self.next[rank] - 2, rank, now)
             reached.append(rank)
         for rank in reached:
             self.advance(rank, now)
 
     def _comes_to_exchange(self, rank: int, stage: int) -> bool:
         place = self.next[rank]
-        return bool(place < self.order.rows[rank + 1] and self.order.kind[place] == A and self.order.stage[place] == stage)
+        return bool(
+            place < self.order.rows[rank + 1]
+            and self.order.kind[place] == A
+            and self.order.stage[place] == stage
+        )
 
     def check(self) -> None:
         """PartoptError where a device has not come to the end of its row."""
@@ -240,19 +325,29 @@ class _Run:
             end=np.array(self.end, dtype=kind),
             transfers=Transfers(integers[0].astype(np.int8), *integers[1:], *times),
             collectives=Collectives(
-                *(np.array([each[field] for each in exchanged], dtype=np.int32) for field in (0, 1)),
+                *(
+                    np.array([each[field] for each in exchanged], dtype=np.int32)
+                    for field in (0, 1)
+                ),
                 *(np.array([each[field] for each in exchanged], dtype=kind) for field in (2, 3)),
             ),
         )
 
 
 def deadlocked(order: Order, reached: Sequence[int]) -> PartoptError:
-    """The error of an order in which devices wait for each other; `reached` is the action that each rank has come to."""
+    """The error of an order in which devices wait for each other; `reached` is the action that each
+    rank has come to.
+    """
     stuck = [rank for rank in range(order.ranks) if reached[rank] < order.rows[rank + 1]]
     first = min(stuck, key=lambda rank: (reached[rank] - order.rows[rank], rank))
-    waiting = ", ".join(f"rank {rank} at {order.name(reached[rank])}" for rank in stuck[:4] if rank != first)
+    waiting = ", ".join(
+        f"rank {rank} at {order.name(reached[rank])}" for rank in stuck[:4] if rank != first
+    )
     others = f"; {waiting} wait too" if waiting else ""
     return PartoptError(
-        f"the schedule deadlocks: rank {first} waits at {order.name(reached[first])} for ever{others}",
+        (
+            f"the schedule deadlocks: rank {first} waits at {order.name(reached[first])} "
+            f"for ever{others}"
+        ),
         "an action needs its input from an action that comes first in its own rank's row",
     )

@@ -1,4 +1,6 @@
-"""A plan under other circumstances: another schedule, batch, network or warm-up, the same stages on the same ranks."""
+"""A plan under other circumstances: another schedule, batch, network or warm-up, the same stages on
+the same ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from msgspec.structs import replace
 from partopt.cost.flight import in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, tied_s
 from partopt.cost.memory import device_memory
+from partopt.documents.plan import Plan, Stage
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.plan import Plan, Stage
 from partopt.schedules import order, schedule
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import B, F, I, Order, W
-from partopt.topology import Topology
 
 # S, s   stages, and which one
 # M      microbatches of an iteration
@@ -30,20 +32,27 @@ def restated(
     warmups: Sequence[int] | None = None,
     **fields: Any,
 ) -> Plan:
-    """The plan with what is given changed, and all that follows from it but for what it predicts: memory, microbatches in flight.
+    """The plan with what is given changed, and all that follows from it but for what it predicts:
+    memory, microbatches in flight.
 
-    `warmups` are the forwards of each stage before its first backward, under a schedule that takes them; `fields` are others of Plan.
-    Raises PartoptError where the plan cannot run that way.
+    `warmups` are the forwards of each stage before its first backward, under a schedule that takes
+    them; `fields` are others of Plan. Raises PartoptError where the plan cannot run that way.
     """
     name = schedule_name or plan.schedule
     asynchronous = schedule(name).asynchronous
     M = None if asynchronous else microbatches or plan.microbatches
     if not asynchronous and M is None:
-        raise PartoptError(f"--schedule {name}: needs a number of microbatches", "add --microbatches 64")
+        raise PartoptError(
+            f"--schedule {name}: needs a number of microbatches", "add --microbatches 64"
+        )
     on = topology or plan.topology
     tied = _tied_exchanges_s(plan, on)
     stages = [
-        replace(stage, allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, on), tied_exchange_s=tied[s])
+        replace(
+            stage,
+            allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, on),
+            tied_exchange_s=tied[s],
+        )
         for s, stage in enumerate(plan.stages)
     ]
     changed = replace(plan, schedule=name, microbatches=M, topology=on, stages=stages, **fields)
@@ -51,11 +60,18 @@ def restated(
     if schedule(name).shape != STRAIGHT:
         counts = _counted(order(name, layout_of(changed)), changed)
     elif warmups is None:
-        counts = [(warmup(name, s, replicas, M), in_flight(name, s, replicas, M)) for s in range(len(stages))]
+        counts = [
+            (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
+            for s in range(len(stages))
+        ]
     else:
         counts = [(own, own + 1) for own in warmups]
     first = counts[0][1] if warmups is not None else noam(len(plan.stages_by_rank()), replicas[0])
-    return replace(changed, noam=first, stages=[holding(stage, *count, name) for stage, count in zip(stages, counts, strict=True)])
+    return replace(
+        changed,
+        noam=first,
+        stages=[holding(stage, *count, name) for stage, count in zip(stages, counts, strict=True)],
+    )
 
 
 def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:
@@ -68,7 +84,9 @@ def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:
 
 
 def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
-    """The plan as its schedule sees it; `microbatches` pass through, by default those of its iteration."""
+    """The plan as its schedule sees it; `microbatches` pass through, by default those of its
+    iteration.
+    """
     passing = microbatches or plan.microbatches
     assert passing is not None
     return Layout(
@@ -82,7 +100,9 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
 
 
 def holding(stage: Stage, warmup: int, held: int, name: str) -> Stage:
-    """The stage with that warm-up, `held` microbatches in flight, and the memory for them under the schedule `name`."""
+    """The stage with that warm-up, `held` microbatches in flight, and the memory for them under the
+    schedule `name`.
+    """
     versions = weight_versions(name, held)
     memory = device_memory(
         stage.parameter_bytes,
@@ -105,19 +125,32 @@ def forwards_first(order: Order, rank: int, s: int) -> int:
 
 
 def _counted(order: Order, plan: Plan) -> list[tuple[int, int]]:
-    """Of each stage the forwards before its first backward, and the microbatches that it holds when its device is fullest.
+    """Of each stage the forwards before its first backward, and the microbatches that it holds when
+    its device is fullest.
 
-    The stages of one device are not fullest at once; counted so, their memory adds up to what the device needs.
+    The stages of one device are not fullest at once; counted so, their memory adds up to what the
+    device needs.
     """
     counts: dict[int, tuple[int, int]] = {}
     for rank, stages in plan.stages_by_rank().items():
         own = slice(order.rows[rank], order.rows[rank + 1])
         kind, stage = order.kind[own], order.stage[own]
         change = (kind == F).astype(np.int64) - ((kind == B) | (kind == W))
-        size = np.array([plan.stages[s].input_bytes if plan.stages[s].recompute else plan.stages[s].stash_bytes for s in stage])
-        fullest = int(np.argmax(np.cumsum(change * np.maximum(size, 1)) + (change < 0) * np.maximum(size, 1)))
+        size = np.array(
+            [
+                plan.stages[s].input_bytes
+                if plan.stages[s].recompute
+                else plan.stages[s].stash_bytes
+                for s in stage
+            ]
+        )
+        fullest = int(
+            np.argmax(np.cumsum(change * np.maximum(size, 1)) + (change < 0) * np.maximum(size, 1))
+        )
         for s in stages:
-            held = int(change[: fullest + 1][stage[: fullest + 1] == s].sum()) + int(stage[fullest] == s and change[fullest] < 0)
+            held = int(change[: fullest + 1][stage[: fullest + 1] == s].sum()) + int(
+                stage[fullest] == s and change[fullest] < 0
+            )
             before = counts.get(s, (0, 1))
             counts[s] = max(before[0], forwards_first(order, rank, s)), max(before[1], held)
     return [counts[s] for s in range(len(plan.stages))]

@@ -1,4 +1,6 @@
-"""The steady state of an asynchronous schedule, found by its repetition and not by a number of microbatches to leave out."""
+"""The steady state of an asynchronous schedule, found by its repetition and not by a number of
+microbatches to leave out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from partopt.schedules.order import B, F, I, Order
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed
-# D   microbatches in flight in the whole pipeline, at most, and those whose gradients may yet be exchanged
+# D   microbatches in flight in the whole pipeline, at most, and those whose gradients may yet be
+#     exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
 
 _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
@@ -20,10 +23,14 @@ _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
 @dataclass(frozen=True)
 class Steady:
-    """What a timeline settles to. `settled`: it repeats itself exactly, from `start_s` on, every `microbatches`; otherwise its mean pace,
-    of the second half or, where that is no more than the pipeline running full and dry, of all.
+    """What a timeline settles to.
 
-    `end_s` is `start_s` and one cycle: in that stretch every rank does the same as in any other of this length.
+    `settled`: it repeats itself exactly, from `start_s` on, every `microbatches`; otherwise its
+    mean pace, of the second half or, where that is no more than the pipeline running full and dry,
+    of all.
+
+    `end_s` is `start_s` and one cycle: in that stretch every rank does the same as in any other of
+    this length.
     """
 
     period_s: float
@@ -36,13 +43,16 @@ class Steady:
 def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     """The steady state of an asynchronous timeline of stages with `replicas` each.
 
-    Two cycles are taken to be the same where every forward, backward, message and all-reduce of all stages begins later by one and the
-    same time, over as many microbatches as are in flight at once and a cycle more: then nothing that the second began from differs from
-    what the first did, and all that follow are the same too. Computations alone can repeat while all-reduces come later and later.
+    Two cycles are taken to be the same where every forward, backward, message and all-reduce of all
+    stages begins later by one and the same time, over as many microbatches as are in flight at once
+    and a cycle more: then nothing that the second began from differs from what the first did, and
+    all that follow are the same too. Computations alone can repeat while all-reduces come later and
+    later.
     """
     starts = _starts(timeline, replicas)
     G = starts.shape[2]
-    D = in_flight_in_all(timeline.order, replicas) + 2 * max(replicas)  # a round's all-reduce is over before the next but one ends
+    # a round's all-reduce is over before the next but one ends
+    D = in_flight_in_all(timeline.order, replicas) + 2 * max(replicas)
     last = G - D  # what comes later knows that the pipeline is running dry
     whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
     if last < 2:
@@ -53,12 +63,15 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
             start = float(starts[:2, :, last - c - 1].max())
             return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(starts[1, 0, place - 1]) for place in (last - last // 2, last))
-    few = 4 * (D - max(replicas)) > G or end <= first  # too few for a half of them to tell more than all
+    # too few for a half of them to tell more than all
+    few = 4 * (D - max(replicas)) > G or end <= first
     return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
 def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
-    """How many microbatches to try first: enough to see two cycles, and every microbatch in flight three times."""
+    """How many microbatches to try first: enough to see two cycles, and every microbatch in flight
+    three times.
+    """
     return 3 * order_depth + 4 * math.lcm(*replicas)
 
 
@@ -72,7 +85,8 @@ def in_flight_in_all(order: Order, replicas: list[int]) -> int:
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
-    """When the forward and the backward of every microbatch began on every stage, what they sent, and its round's all-reduce.
+    """When the forward and the backward of every microbatch began on every stage, what they sent,
+    and its round's all-reduce.
 
     Shape (5, S, G); nan where there is none.
     """
@@ -90,16 +104,28 @@ def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
 
 
 def _candidates(starts: NDArray[np.float64], last: int, D: int, step: int) -> list[int]:
-    """Numbers of microbatches, multiples of `step`, after which the last few forwards of the first stage repeat."""
+    """Numbers of microbatches, multiples of `step`, after which the last few forwards of the first
+    stage repeat.
+    """
     c = np.arange(step, (last - D) // 2 + 1, step)
     for back in range(2, min(D, 16)):
-        apart = (starts[last - 1] - starts[last - 1 - c]) - (starts[last - back] - starts[last - back - c])
+        apart = (starts[last - 1] - starts[last - 1 - c]) - (
+            starts[last - back] - starts[last - back - c]
+        )
         c = c[abs(apart) <= _TOLERANCE * starts[last - 1]]
     return [int(each) for each in c]
 
 
 def _shift(starts: NDArray[np.float64], last: int, c: int, compared: int) -> float | None:
-    """Seconds by which the `compared` microbatches before `last` come later than those one cycle before; None where they do not agree."""
+    """Seconds by which the `compared` microbatches before `last` come later than those one cycle
+    before; None where they do not agree.
+    """
     shift = float(starts[0, 0, last - 1] - starts[0, 0, last - 1 - c])
-    differences = starts[:, :, last - compared : last] - starts[:, :, last - compared - c : last - c]
-    return shift if np.nanmax(abs(differences - shift)) <= _TOLERANCE * starts[0, 0, last - 1] else None
+    differences = (
+        starts[:, :, last - compared : last] - starts[:, :, last - compared - c : last - c]
+    )
+    return (
+        shift
+        if np.nanmax(abs(differences - shift)) <= _TOLERANCE * starts[0, 0, last - 1]
+        else None
+    )

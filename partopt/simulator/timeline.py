@@ -15,7 +15,9 @@ Times = NDArray[Any]  # seconds: float64, or Fractions of the exact reference
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Activations (kind F) and gradients (kind B) between two ranks, ordered by kind, stage and microbatch of the sender; n of them."""
+    """Activations (kind F) and gradients (kind B) between two ranks, ordered by kind, stage and
+    microbatch of the sender; n of them.
+    """
 
     kind: NDArray[np.int8]  # shape (n,)
     stage: NDArray[np.int32]  # of the sender

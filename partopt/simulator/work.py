@@ -1,4 +1,6 @@
-"""What the actions and messages of a plan cost: all that a simulation needs to know of it beside the order."""
+"""What the actions and messages of a plan cost: all that a simulation needs to know of it beside
+the order.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +10,40 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.plan import Plan, Stage
+from partopt.documents.plan import Plan, Stage
+from partopt.documents.topology import Topology
 from partopt.schedules.order import KINDS
-from partopt.topology import Topology
 
 # S   stages
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Seconds of each kind of action on each stage, bytes of each message, and whether the devices wait for messages.
+    """Seconds of each kind of action on each stage, bytes of each message, and whether the devices
+    wait for messages.
 
-    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send and receive; `blocking`: an asynchronous
-    stage exchanges its gradients within the backward that ends a round, and sends on nothing before.
+    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send
+    and receive; `blocking`: an asynchronous stage exchanges its gradients within the backward that
+    ends a round, and sends on nothing before.
     """
 
     ranks: Sequence[Sequence[int]]
-    seconds: NDArray[np.float64]  # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
+    # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
+    seconds: NDArray[np.float64]
     cut_bytes: NDArray[np.float64]  # shape (S + 1,): cut s lies before stage s
     gradient_bytes: NDArray[np.float64]  # shape (S,)
-    tied_s: NDArray[np.float64]  # by which an exchange of gradients with other stages lengthens the all-reduce, shape (S,)
+    # by which an exchange of gradients with other stages lengthens the all-reduce, shape (S,)
+    tied_s: NDArray[np.float64]
     topology: Topology
     serial: bool = False
     blocking: bool = False
 
 
 def work_of(plan: Plan, recompute_apart: bool) -> Work:
-    """The work of `plan`. `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation."""
+    """The work of `plan`.
+
+    `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
+    """
     return Work(
         ranks=[stage.ranks for stage in plan.stages],
         seconds=np.array([_seconds(stage, recompute_apart) for stage in plan.stages]).T,

@@ -5,15 +5,27 @@ import shlex
 import pytest
 from click import unstyle
 
-from partopt import plan
+from partopt.documents.plan import Plan
 from partopt.report.table import WIDTH
 from partopt.search import schedule as search
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
 SIZES = profile_of(
     [
-        measurement([1e-3] * 9, [2e-3] * 9, [10**6] * 9, 1, stash_groups=[((layer,), 10**8) for layer in range(9)]),
-        measurement([1.5e-3] * 9, [3e-3] * 9, [3 * 10**6] * 9, 3, stash_groups=[((layer,), 3 * 10**8) for layer in range(9)]),
+        measurement(
+            [1e-3] * 9,
+            [2e-3] * 9,
+            [10**6] * 9,
+            1,
+            stash_groups=[((layer,), 10**8) for layer in range(9)],
+        ),
+        measurement(
+            [1.5e-3] * 9,
+            [3e-3] * 9,
+            [3 * 10**6] * 9,
+            3,
+            stash_groups=[((layer,), 3 * 10**8) for layer in range(9)],
+        ),
     ],
     parameter_bytes=[10**6] * 9,
 )
@@ -22,7 +34,9 @@ SIZES = profile_of(
 @pytest.fixture
 def planned(partopt, profile_file, topology_file):
     """Plans nine equal layers, measured at two sizes, on four devices."""
-    return lambda *options: partopt("plan", profile_file(SIZES), "--topology", topology_file(), *options)
+    return lambda *options: partopt(
+        "plan", profile_file(SIZES), "--topology", topology_file(), *options
+    )
 
 
 @pytest.fixture
@@ -50,7 +64,17 @@ def test_it_is_never_slower_than_a_schedule_that_is_named(planned, auto):
     best = auto("--global-batch", 24, "--json").document["predicted"]["samples_per_s"]
     for name in ("1f1b", "gpipe", "zb-h1", "interleaved", "zbv", "1f1b-eager"):
         for size in (1, 3):
-            options = ["--schedule", name, "--global-batch", 24, "--microbatch-size", size, "--planner", "gpipe", "--json"]
+            options = [
+                "--schedule",
+                name,
+                "--global-batch",
+                24,
+                "--microbatch-size",
+                size,
+                "--planner",
+                "gpipe",
+                "--json",
+            ]
             assert planned(*options).document["predicted"]["samples_per_s"] <= best * (1 + 1e-9)
 
 
@@ -59,10 +83,16 @@ def test_a_written_plan_is_shown_and_simulates_as_it_predicts(partopt, auto, tmp
     outcome = auto("--microbatches", 8, "-o", path)
     assert f"Wrote {path}" in outcome.err
     assert outcome.err.splitlines()[-1] == f"next:    partopt simulate {path}"
-    assert path.read_text() == auto("--microbatches", 8, "--json").out == auto("--microbatches", 8, "-o", "-").out
-    made = plan.load(str(path))
+    assert (
+        path.read_text()
+        == auto("--microbatches", 8, "--json").out
+        == auto("--microbatches", 8, "-o", "-").out
+    )
+    made = Plan.load(str(path))
     assert partopt("show", path).code == 0
-    assert partopt("simulate", path, "--json").document["period_s"] == pytest.approx(made.predicted.period_s)
+    assert partopt("simulate", path, "--json").document["period_s"] == pytest.approx(
+        made.predicted.period_s
+    )
 
 
 def test_the_next_command_writes_the_plan(partopt, auto):
@@ -91,13 +121,18 @@ def test_stages_may_choose_to_recompute(auto):
 
 
 def test_without_room_it_recomputes(auto):
-    free, tight = (table(auto("--microbatches", 8, "--microbatch-size", 3, *more).out) for more in ([], ["--memory", "1 GB"]))
+    free, tight = (
+        table(auto("--microbatches", 8, "--microbatch-size", 3, *more).out)
+        for more in ([], ["--memory", "1 GB"])
+    )
     assert {cells[3] for cells in free.values()} == {"never"}
     assert "always" in {cells[3] for cells in tight.values()}
 
 
 def test_sizes_that_do_not_divide_the_batch_are_skipped(auto):
-    assert {cells[2].split("x")[0] for cells in table(auto("--global-batch", 16).out).values()} == {"1"}
+    assert {cells[2].split("x")[0] for cells in table(auto("--global-batch", 16).out).values()} == {
+        "1"
+    }
     assert {cells[2] for cells in table(auto("--global-batch", 12).out).values()} <= {"1x12", "3x4"}
 
 
@@ -120,7 +155,14 @@ def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_pa
 
 def test_where_nothing_can_run_the_answer_is_no(partopt, profile_file, topology_file):
     outcome = partopt(
-        "plan", profile_file(uniform_profile(2)), "--topology", topology_file(flat(7)), "--schedule", "auto", "--microbatches", 3
+        "plan",
+        profile_file(uniform_profile(2)),
+        "--topology",
+        topology_file(flat(7)),
+        "--schedule",
+        "auto",
+        "--microbatches",
+        3,
     )
     assert (outcome.code, outcome.errors) == (1, ["no schedule can run this"])
 
@@ -136,7 +178,10 @@ def test_where_nothing_can_run_the_answer_is_no(partopt, profile_file, topology_
         (["--global-batch", 8], "--schedule auto: needs either --microbatches or --global-batch"),
         (["--scaling", "2,4"], "--scaling: for one schedule, not --schedule auto"),
         (["--weak"], "--weak goes with --scaling"),
-        (["--microbatch-size", 7], "microbatch size 7 was not measured, and times are never extrapolated"),
+        (
+            ["--microbatch-size", 7],
+            "microbatch size 7 was not measured, and times are never extrapolated",
+        ),
     ],
 )
 def test_options_that_it_would_not_look_at_are_refused(auto, options, message):
@@ -150,22 +195,41 @@ def test_it_needs_a_batch(auto):
 
 
 def test_stages_begin_only_where_they_may(auto):
-    document = auto("--microbatches", 8, "--cut-at", "layer3", "--cut-at", "layer6", "--json").document
+    document = auto(
+        "--microbatches", 8, "--cut-at", "layer3", "--cut-at", "layer6", "--json"
+    ).document
     assert {stage["start"] for stage in document["stages"]} <= {0, 3, 6}
 
 
-def test_large_clusters_and_long_names_fit_the_page(partopt, profile_file, topology_file, monkeypatch):
+def test_large_clusters_and_long_names_fit_the_page(
+    partopt, profile_file, topology_file, monkeypatch
+):
     monkeypatch.setattr(search, "ACTION_BUDGET", 0)
-    path = profile_file(uniform_profile(6, name="a-model-with-a-name-as-long-as-some-of-them-are-nowadays-and-longer"))
+    path = profile_file(
+        uniform_profile(
+            6, name="a-model-with-a-name-as-long-as-some-of-them-are-nowadays-and-longer"
+        )
+    )
     for cluster in (flat(1), two_level(8, 64)):
-        outcome = partopt("plan", path, "--topology", topology_file(cluster), "--schedule", "auto", "--microbatches", 512)
+        outcome = partopt(
+            "plan",
+            path,
+            "--topology",
+            topology_file(cluster),
+            "--schedule",
+            "auto",
+            "--microbatches",
+            512,
+        )
         assert outcome.code == 0
         assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
 
 
 class TestChunks:
     def test_they_are_the_stages_of_a_device(self, planned):
-        document = planned("--schedule", "interleaved", "--chunks", 3, "--stages", 6, "--microbatches", 4, "--json").document
+        document = planned(
+            "--schedule", "interleaved", "--chunks", 3, "--stages", 6, "--microbatches", 4, "--json"
+        ).document
         assert [stage["ranks"] for stage in document["stages"]] == [[0], [1]] * 3
 
     @pytest.mark.parametrize("name", ["pipedream", "1f1b", "zbv", "dualpipe"])
@@ -177,19 +241,40 @@ class TestChunks:
     def test_a_hint_about_stages_is_taken(self, planned):
         options = ["--schedule", "interleaved", "--chunks", 4, "--microbatches", 8]
         outcome = planned(*options, "--stages", 7)
-        assert (outcome.errors, outcome.hints) == (["7 stages: interleaved takes a multiple of 4"], ["--stages 8"])
+        assert (outcome.errors, outcome.hints) == (
+            ["7 stages: interleaved takes a multiple of 4"],
+            ["--stages 8"],
+        )
         assert planned(*options, "--stages", 8).code == 0
 
 
 class TestAllReduce:
-    def test_the_devices_wait_and_the_plan_says_what_the_formula_would_have_given(self, partopt, profile_file, topology_file):
-        arguments = profile_file(uniform_profile(3)), "--topology", topology_file(flat(3, 1e30)), "--cuts", 1, "--replicas", "1,2"
+    def test_the_devices_wait_and_the_plan_says_what_the_formula_would_have_given(
+        self, partopt, profile_file, topology_file
+    ):
+        arguments = (
+            profile_file(uniform_profile(3)),
+            "--topology",
+            topology_file(flat(3, 1e30)),
+            "--cuts",
+            1,
+            "--replicas",
+            "1,2",
+        )
         outcome = partopt("plan", *arguments, "--allreduce", "blocking", "--json")
         predicted = outcome.document["predicted"]
-        assert (predicted["period_s"], predicted["formula_period_s"]) == (pytest.approx(3e-3), pytest.approx(4.5e-3))
+        assert (predicted["period_s"], predicted["formula_period_s"]) == (
+            pytest.approx(3e-3),
+            pytest.approx(4.5e-3),
+        )
         assert outcome.document["noam"] == 4
-        assert partopt("plan", *arguments, "--json").document["predicted"]["formula_period_s"] is None
+        assert (
+            partopt("plan", *arguments, "--json").document["predicted"]["formula_period_s"] is None
+        )
 
     def test_synchronous_schedules_have_no_choice(self, planned):
         outcome = planned("--schedule", "1f1b", "--microbatches", 4, "--allreduce", "blocking")
-        assert (outcome.code, outcome.errors) == (2, ["--allreduce: 1f1b exchanges gradients when its last backward is done"])
+        assert (outcome.code, outcome.errors) == (
+            2,
+            ["--allreduce: 1f1b exchanges gradients when its last backward is done"],
+        )

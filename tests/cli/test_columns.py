@@ -2,11 +2,22 @@
 
 import pytest
 
-from partopt.profile import Environment
-from partopt.topology import Device, Level, Topology
-from tests.helpers import chain_profile, flat, measurement, out_of_memory, profile_of, two_level, uniform_profile
+from partopt.documents.profile import Environment
+from partopt.documents.topology import Device, Level, Topology
+from tests.helpers import (
+    chain_profile,
+    flat,
+    measurement,
+    out_of_memory,
+    profile_of,
+    two_level,
+    uniform_profile,
+)
 
-LONG = [f"model.language_model.decoder.layers.{index}.feed_forward.gate_projection" for index in range(12)]
+LONG = [
+    f"model.language_model.decoder.layers.{index}.feed_forward.gate_projection"
+    for index in range(12)
+]
 NAMELESS = Topology(
     name="a-cluster-with-a-name-that-nobody-would-choose-but-somebody-will",
     device=Device(name="NVIDIA-H200-NVL-with-141-GB-of-memory", memory_bytes=150754820096),
@@ -18,8 +29,21 @@ NAMELESS = Topology(
             bandwidth_bytes_per_s=123456789e3,
             latency_s=1e-6,
         ),
-        Level(name="host-with-two-sockets", link="pcie-5.0-x16-and-more", size=2, bandwidth_bytes_per_s=12345678.9e3, latency_s=0.1),
-        Level(name="cluster", link="ethernet", size=3, bandwidth_bytes_per_s=1234567.8e3, links=16, bus=True),
+        Level(
+            name="host-with-two-sockets",
+            link="pcie-5.0-x16-and-more",
+            size=2,
+            bandwidth_bytes_per_s=12345678.9e3,
+            latency_s=0.1,
+        ),
+        Level(
+            name="cluster",
+            link="ethernet",
+            size=3,
+            bandwidth_bytes_per_s=1234567.8e3,
+            links=16,
+            bus=True,
+        ),
     ],
 )
 
@@ -27,7 +51,14 @@ PROFILES = {
     "one layer": uniform_profile(1),
     "64 layers": uniform_profile(64),
     "1000 layers": uniform_profile(1000),
-    "long names": chain_profile([0.0123456] * 12, [123.456] * 12, [123456789] * 12, [987654321] * 12, names=LONG, name="-".join(LONG[:2])),
+    "long names": chain_profile(
+        [0.0123456] * 12,
+        [123.456] * 12,
+        [123456789] * 12,
+        [987654321] * 12,
+        names=LONG,
+        name="-".join(LONG[:2]),
+    ),
     "slow": chain_profile([123.456] * 6, parameter_bytes=[10**12] * 6),
     "fast": chain_profile([1.234e-6] * 6, microbatch_size=64),
     "measured at length": profile_of(
@@ -65,7 +96,16 @@ def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster,
     if (planner, content) == ("pipedream", "1000 layers") and cluster != "nested":
         pytest.skip("its tables of 1000 layers take seconds; one topology is enough")
     arguments = profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster])
-    outcome = partopt("plan", *arguments, "--planner", planner, "--memory", "1000 TB", "-o", tmp_path / "plan.json")
+    outcome = partopt(
+        "plan",
+        *arguments,
+        "--planner",
+        planner,
+        "--memory",
+        "1000 TB",
+        "-o",
+        tmp_path / "plan.json",
+    )
     assert outcome.code in (0, 1)
     assert len(widest(outcome.out)) <= 80, widest(outcome.out)
     if outcome.code == 0:
@@ -77,9 +117,21 @@ def test_plans(partopt, profile_file, topology_file, tmp_path, content, cluster,
 @pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
 @pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
 def test_simulations(partopt, profile_file, topology_file, tmp_path, content, cluster, schedule):
-    arguments = profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster]), "--planner", "gpipe", *schedule
+    arguments = (
+        profile_file(PROFILES[content]),
+        "--topology",
+        topology_file(TOPOLOGIES[cluster]),
+        "--planner",
+        "gpipe",
+        *schedule,
+    )
     if partopt("plan", *arguments, "--memory", "1000 TB", "-o", tmp_path / "plan.json").code == 0:
-        what_if = ["--bandwidth", f"{TOPOLOGIES[cluster].levels[0].name}=1.234567 GB/s", "--microbatches", 7]
+        what_if = [
+            "--bandwidth",
+            f"{TOPOLOGIES[cluster].levels[0].name}=1.234567 GB/s",
+            "--microbatches",
+            7,
+        ]
         for given in ([], what_if):
             outcome = partopt("simulate", tmp_path / "plan.json", *given)
             assert outcome.code in (0, 1), outcome.err
@@ -95,15 +147,22 @@ def test_profiles(partopt, profile_file, content):
 def test_a_profile_of_a_long_environment(partopt, profile_file):
     import msgspec
 
-    environment = Environment(torch="2.13.0.dev20260101+cu130.with.local.changes", cuda="13.0.1 of a nightly build of some vendor")
-    shown = partopt("show", profile_file(msgspec.structs.replace(uniform_profile(2), environment=environment))).out
+    environment = Environment(
+        torch="2.13.0.dev20260101+cu130.with.local.changes",
+        cuda="13.0.1 of a nightly build of some vendor",
+    )
+    shown = partopt(
+        "show", profile_file(msgspec.structs.replace(uniform_profile(2), environment=environment))
+    ).out
     assert len(widest(shown)) <= 80, widest(shown)
 
 
 @pytest.mark.parametrize("cluster", ["one", "64", "nested", "names"])
 @pytest.mark.parametrize("content", [name for name in PROFILES if name != "1000 layers"])
 def test_comparisons(partopt, profile_file, topology_file, content, cluster):
-    outcome = partopt("compare", profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster]))
+    outcome = partopt(
+        "compare", profile_file(PROFILES[content]), "--topology", topology_file(TOPOLOGIES[cluster])
+    )
     assert outcome.code == 0
     assert len(widest(outcome.out)) <= 80, widest(outcome.out)
 

@@ -4,21 +4,33 @@ import json
 
 import pytest
 
-from partopt import documents, plan
+from partopt import documents
+from partopt.documents.plan import Plan
 from partopt.planners import PLANNERS
 from tests.helpers import chain_profile, changed, flat, two_level, uniform_profile
 
 
 @pytest.fixture
 def compared(partopt, profile_file, topology_file):
-    return lambda *options: partopt("compare", profile_file(), "--topology", topology_file(), *options)
+    return lambda *options: partopt(
+        "compare", profile_file(), "--topology", topology_file(), *options
+    )
 
 
 @pytest.fixture
 def plan_file(partopt, profile_file, topology_file, tmp_path):
     def write(content=None, cluster=None, *options):
-        arguments = profile_file(content or uniform_profile(6), "other.json"), "--topology", topology_file(cluster or flat(4), "other.yaml")
-        assert partopt("plan", *arguments, "--cuts", "3", *options, "-o", tmp_path / "mine.json", "--force").code == 0
+        arguments = (
+            profile_file(content or uniform_profile(6), "other.json"),
+            "--topology",
+            topology_file(cluster or flat(4), "other.yaml"),
+        )
+        assert (
+            partopt(
+                "plan", *arguments, "--cuts", "3", *options, "-o", tmp_path / "mine.json", "--force"
+            ).code
+            == 0
+        )
         return str(tmp_path / "mine.json")
 
     return write
@@ -32,13 +44,19 @@ def test_every_planner_is_compared_fastest_first(compared):
 
 def test_json_is_one_document_and_nothing_else(compared):
     outcome = compared("--json")
-    assert (outcome.code, outcome.err, outcome.document["schema"]) == (0, "", "partopt.comparison/1")
+    assert (outcome.code, outcome.err, outcome.document["schema"]) == (
+        0,
+        "",
+        "partopt.comparison/1",
+    )
 
 
 def test_the_table_ends_with_the_plan_to_make_next(compared):
     outcome = compared()
     assert outcome.code == 0
-    assert outcome.out.splitlines()[0].startswith("model    chain: 6 layers, microbatch 1, schedule pipedream")
+    assert outcome.out.splitlines()[0].startswith(
+        "model    chain: 6 layers, microbatch 1, schedule pipedream"
+    )
     assert outcome.err.strip().startswith("next:    partopt plan ")
 
 
@@ -47,11 +65,16 @@ def test_planners_are_chosen_by_name(compared):
     assert sorted(row["planner"] for row in rows) == ["gpipe", "straight"]
 
 
-def test_a_planner_that_refuses_is_left_out_with_its_reason_unless_it_was_asked_for(compared, monkeypatch):
+def test_a_planner_that_refuses_is_left_out_with_its_reason_unless_it_was_asked_for(
+    compared, monkeypatch
+):
     monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
     outcome = compared("--json")
     assert outcome.code == 0
-    assert {row["planner"] for row in outcome.document["rows"]} == PLANNERS.keys() - {"manual", "pipedream"}
+    assert {row["planner"] for row in outcome.document["rows"]} == PLANNERS.keys() - {
+        "manual",
+        "pipedream",
+    }
     assert outcome.err.startswith("warning: without pipedream: pipedream: 6 layers")
     assert compared("--planner", "pipedream").code == 2
 
@@ -81,40 +104,75 @@ def test_ones_own_plan_is_priced_beside_the_others(compared, plan_file):
 
 def test_ones_own_plan_is_priced_as_when_it_was_made(compared, plan_file, topology_file):
     path = plan_file(None, flat(4, 10e9, memory_bytes=16 * 10**9), "--replicas", "2,1")
-    made = plan.load(path)
-    (row,) = [row for row in compared("--plan", path, "--json").document["rows"] if row["planner"] == path]
-    assert (row["period_s"], row["peak_memory_bytes"]) == (made.predicted.period_s, made.peak_memory_bytes)
+    made = Plan.load(path)
+    (row,) = [
+        row for row in compared("--plan", path, "--json").document["rows"] if row["planner"] == path
+    ]
+    assert (row["period_s"], row["peak_memory_bytes"]) == (
+        made.predicted.period_s,
+        made.peak_memory_bytes,
+    )
 
 
 def test_a_plan_of_another_model_is_refused(compared, plan_file):
-    for content in (uniform_profile(5, name="five"), chain_profile([1.0] * 6, names=list("abcdef"), name="letters")):
+    for content in (
+        uniform_profile(5, name="five"),
+        chain_profile([1.0] * 6, names=list("abcdef"), name="letters"),
+    ):
         path = plan_file(content)
         outcome = compared("--plan", path)
         assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.errors == [f"{path}: a plan of {content.model.name}, whose layers are not those of chain"]
+        assert outcome.errors == [
+            f"{path}: a plan of {content.model.name}, whose layers are not those of chain"
+        ]
 
 
 def test_a_plan_of_more_devices_is_refused(compared, plan_file):
     path = plan_file(None, flat(8), "--replicas", "4,4")
     outcome = compared("--plan", path)
-    assert (outcome.code, outcome.errors) == (2, [f"{path}: a plan for 8 devices; the topology has 4"])
+    assert (outcome.code, outcome.errors) == (
+        2,
+        [f"{path}: a plan for 8 devices; the topology has 4"],
+    )
 
 
 def test_a_profile_is_no_plan(compared, profile_file):
     outcome = compared("--plan", profile_file())
-    assert (outcome.code, outcome.errors) == (2, [f'{profile_file()}: schema: "partopt.profile/1" is not a partopt plan'])
+    assert (outcome.code, outcome.errors) == (
+        2,
+        [f'{profile_file()}: schema: "partopt.profile/1" is not a partopt plan'],
+    )
 
 
-@pytest.mark.parametrize("cluster", [flat(4), two_level(2, 2), two_level(2, 4)], ids=["flat", "same", "larger"])
-def test_a_nested_plan_is_priced_on_other_clusters(partopt, profile_file, topology_file, tmp_path, cluster):
+@pytest.mark.parametrize(
+    "cluster", [flat(4), two_level(2, 2), two_level(2, 4)], ids=["flat", "same", "larger"]
+)
+def test_a_nested_plan_is_priced_on_other_clusters(
+    partopt, profile_file, topology_file, tmp_path, cluster
+):
     arguments = profile_file(), "--topology", topology_file(two_level(2, 2), "nested.yaml")
     nested = partopt("plan", *arguments, "--planner", "pipedream", "-o", "-").out
     (tmp_path / "nested.json").write_bytes(changed(nested.encode(), "family", to="nested"))
-    outcome = partopt("compare", profile_file(), "--topology", topology_file(cluster), "--plan", tmp_path / "nested.json", "--json")
+    outcome = partopt(
+        "compare",
+        profile_file(),
+        "--topology",
+        topology_file(cluster),
+        "--plan",
+        tmp_path / "nested.json",
+        "--json",
+    )
     assert outcome.code == 0
     assert all(row["period_s"] > 0 for row in outcome.document["rows"])
 
 
 def test_the_profile_is_read_from_standard_input(partopt, topology_file):
-    outcome = partopt("compare", "-", "--topology", topology_file(), "--json", stdin=documents.encode(uniform_profile(4)))
+    outcome = partopt(
+        "compare",
+        "-",
+        "--topology",
+        topology_file(),
+        "--json",
+        stdin=documents.encode(uniform_profile(4)),
+    )
     assert len(json.loads(outcome.out)["rows"]) == len(PLANNERS) - 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partopt import profile
+from partopt.documents.profile import Profile
 
 GRAPH = b"""\
 node1 -- Input0 -- forward_compute_time=100.0, backward_compute_time=0.0, activation_size=1000.0, parameter_size=0.0
@@ -17,7 +17,9 @@ node3 -- Linear(64, 10) -- forward_compute_time=3.0, backward_compute_time=4.0, 
 def imported(partopt, tmp_path):
     def run(content: bytes = GRAPH, *options):
         (tmp_path / "net.txt").write_bytes(content)
-        return partopt("import", "pipedream", tmp_path / "net.txt", "-o", tmp_path / "net.json", *options)
+        return partopt(
+            "import", "pipedream", tmp_path / "net.txt", "-o", tmp_path / "net.json", *options
+        )
 
     return run
 
@@ -26,14 +28,16 @@ def test_a_graph_becomes_a_profile_and_then_a_plan(partopt, imported, tmp_path):
     outcome = imported(GRAPH, "--microbatch-size", 128)
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.splitlines()[0] == f"Wrote {tmp_path / 'net.json'}: 2 layers"
-    loaded = profile.load(str(tmp_path / "net.json"))
+    loaded = Profile.load(str(tmp_path / "net.json"))
     assert (loaded.model.name, loaded.measurements[0].microbatch_size) == ("net", 128)
     assert partopt("plan", tmp_path / "net.json", "--topology", "v100-pcie").code == 0
 
 
 def test_a_microbatch_size_that_is_not_given_is_said(imported, tmp_path):
-    assert imported(GRAPH, "--name", "mine").err.startswith("warning: the file does not say its microbatch size; 1 is assumed")
-    assert profile.load(str(tmp_path / "net.json")).model.name == "mine"
+    assert imported(GRAPH, "--name", "mine").err.startswith(
+        "warning: the file does not say its microbatch size; 1 is assumed"
+    )
+    assert Profile.load(str(tmp_path / "net.json")).model.name == "mine"
 
 
 def test_from_standard_input_to_standard_output(partopt):
@@ -48,8 +52,16 @@ def test_from_standard_input_to_standard_output(partopt):
         (GRAPH, b"", "the file is empty"),
         (GRAPH, b"\n \n", "the file is empty"),
         (GRAPH, GRAPH.splitlines()[0], "no layers: every node is an Input"),
-        (b"node2 -- Conv2d", b"node two -- Conv2d", "line 2: not a node and not an edge of a PipeDream graph"),
-        (b"\tnode2 -- node3", b"node2 -- node3", "line 5: not a node and not an edge of a PipeDream graph"),
+        (
+            b"node2 -- Conv2d",
+            b"node two -- Conv2d",
+            "line 2: not a node and not an edge of a PipeDream graph",
+        ),
+        (
+            b"\tnode2 -- node3",
+            b"node2 -- node3",
+            "line 5: not a node and not an edge of a PipeDream graph",
+        ),
         (b", parameter_size=7.0", b"", "line 3: node3: no parameter_size"),
         (b"=3.0", b"=nan", "line 3: forward_compute_time: nan is not a time or a size"),
         (b"=3.0", b"=-3.0", "line 3: forward_compute_time: -3.0 is not a time or a size"),
@@ -57,12 +69,24 @@ def test_from_standard_input_to_standard_output(partopt):
         (b"=7.0", b"=1e300", "line 3: parameter_size: 1e300 is not a time or a size"),
         (b"=3.0", b"=three", "line 3: forward_compute_time: 'three' is not a number"),
         (b"[400.0; 600.0]", b"[400.0; ]", "line 2: activation_size: '[400.0; ]' is not a number"),
-        (b"[400.0; 600.0]", b"[1e308; 1e308]", "line 2: activation_size: '[1e308; 1e308]' is not a number"),
+        (
+            b"[400.0; 600.0]",
+            b"[1e308; 1e308]",
+            "line 2: activation_size: '[1e308; 1e308]' is not a number",
+        ),
         (b"\tnode2 -- node3", b"\tnode2 -- node9", "line 5: there is no node9"),
-        (b"\tnode2 -- node3", b"\tnode2 -- node3\n\tnode3 -- node2", "the graph has a cycle: node2 -- node3"),
+        (
+            b"\tnode2 -- node3",
+            b"\tnode2 -- node3\n\tnode3 -- node2",
+            "the graph has a cycle: node2 -- node3",
+        ),
         (b"\tnode2 -- node3", b"\tnode2 -- node2", "the graph has a cycle: node2"),
         (b"node3 --", b"node2 --", "line 3: node2 is listed twice"),
-        (b"node3 --", b"node" + b"3" * 5000 + b" --", "line 3: not a node and not an edge of a PipeDream graph"),
+        (
+            b"node3 --",
+            b"node" + b"3" * 5000 + b" --",
+            "line 3: not a node and not an edge of a PipeDream graph",
+        ),
         (GRAPH, b"\xff\xfe", "not text"),
     ],
 )
@@ -73,7 +97,12 @@ def test_a_malformed_graph_is_refused_and_nothing_is_written(imported, tmp_path,
 
 
 def test_a_graph_in_which_nothing_takes_time_is_refused(imported, tmp_path):
-    content = GRAPH.replace(b"=1.0", b"=0").replace(b"=2.0", b"=0").replace(b"=3.0", b"=0").replace(b"=4.0", b"=0")
+    content = (
+        GRAPH.replace(b"=1.0", b"=0")
+        .replace(b"=2.0", b"=0")
+        .replace(b"=3.0", b"=0")
+        .replace(b"=4.0", b"=0")
+    )
     outcome = imported(content)
     assert (outcome.code, len(outcome.errors)) == (2, 1)
     assert outcome.errors[0].endswith("layers: no layer takes any time")
@@ -81,17 +110,29 @@ def test_a_graph_in_which_nothing_takes_time_is_refused(imported, tmp_path):
 
 def test_a_module_called_input_that_is_no_source_is_a_layer(imported, tmp_path):
     assert imported(GRAPH.replace(b"Linear(64, 10)", b"InputNorm(64)")).code == 0
-    assert [layer.type for layer in profile.load(str(tmp_path / "net.json")).layers] == ["Conv2d", "InputNorm"]
+    assert [layer.type for layer in Profile.load(str(tmp_path / "net.json")).layers] == [
+        "Conv2d",
+        "InputNorm",
+    ]
 
 
 def test_a_short_backward_is_warned_of_and_kept(imported):
-    outcome = imported(GRAPH.replace(b"backward_compute_time=4.0", b"backward_compute_time=0.01"), "--microbatch-size", 1)
+    outcome = imported(
+        GRAPH.replace(b"backward_compute_time=4.0", b"backward_compute_time=0.01"),
+        "--microbatch-size",
+        1,
+    )
     assert outcome.code == 0
-    assert "node3 (Linear): the backward takes 0.01 ms, the forward 3 ms: a measuring fault?" in outcome.err
+    assert (
+        "node3 (Linear): the backward takes 0.01 ms, the forward 3 ms: a measuring fault?"
+        in outcome.err
+    )
 
 
 def test_an_output_is_asked_for_and_not_overwritten(partopt, imported, tmp_path):
-    assert partopt("import", "pipedream", tmp_path / "net.txt").errors == ["partopt import: no output file"]
+    assert partopt("import", "pipedream", tmp_path / "net.txt").errors == [
+        "partopt import: no output file"
+    ]
     assert imported().code == 0
     assert imported().hints == ["add --force to replace it"]
     assert imported(GRAPH, "--force").code == 0

@@ -22,7 +22,9 @@ def test_the_help_of_every_verb_contains_an_example(partopt, verb):
 
 def test_the_help_lists_every_verb_and_stands_for_no_arguments_too(partopt):
     outcome = partopt("--help")
-    assert [line.split()[0] for line in outcome.out.split("Commands:\n")[1].splitlines()] == list(cli.VERBS)
+    assert [line.split()[0] for line in outcome.out.split("Commands:\n")[1].splitlines()] == list(
+        cli.VERBS
+    )
     assert partopt() == outcome
 
 
@@ -71,7 +73,10 @@ def test_a_mistaken_name_has_the_nearest_in_its_hint(partopt, profile_file, argu
 
 def test_a_profile_that_is_neither_a_file_nor_shipped(partopt):
     outcome = partopt("plan", "no-such-profile", "--topology", "v100-pcie")
-    assert (outcome.code, outcome.errors) == (2, ["no-such-profile: no such file, and no shipped profile of that name"])
+    assert (outcome.code, outcome.errors) == (
+        2,
+        ["no-such-profile: no such file, and no shipped profile of that name"],
+    )
 
 
 @pytest.fixture
@@ -111,11 +116,17 @@ def test_an_interruption_leaves_with_130(partopt, profile_file, broken):
 
 def test_a_reader_that_leaves_early_is_no_fault(profile_file):
     path = profile_file()
-    for arguments in (["show", path], ["--help"], ["plan", path, "--topology", "v100-pcie", "--json"]):
+    for arguments in (
+        ["show", path],
+        ["--help"],
+        ["plan", path, "--topology", "v100-pcie", "--json"],
+    ):
         reading, writing = os.pipe()
         os.close(reading)
         command = [sys.executable, "-m", "partopt", *arguments]
-        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+        done = subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
         os.close(writing)
         assert (done.returncode, done.stderr) == (141, b"")
 
@@ -126,14 +137,25 @@ def test_a_terminal_that_knows_only_ascii(profile_file):
     assert done.returncode == 0
     assert b"######" in done.stdout
     assert done.stdout.isascii()
-    assert "██████" in run_process(arguments, environment={"PYTHONIOENCODING": "utf-8"}).stdout.decode()
+    assert (
+        "██████"
+        in run_process(arguments, environment={"PYTHONIOENCODING": "utf-8"}).stdout.decode()
+    )
 
 
 def on_a_terminal(arguments: list[str], environment: dict[str, str]) -> bytes:
     """What the command writes to a terminal."""
     primary, terminal = pty.openpty()
     command = [sys.executable, "-m", "partopt", *arguments]
-    subprocess.run(command, stdout=terminal, stderr=terminal, stdin=terminal, cwd=ROOT, env=os.environ | environment, check=True)
+    subprocess.run(
+        command,
+        stdout=terminal,
+        stderr=terminal,
+        stdin=terminal,
+        cwd=ROOT,
+        env=os.environ | environment,
+        check=True,
+    )
     os.close(terminal)
     return os.read(primary, 100_000)
 
@@ -147,7 +169,9 @@ def test_what_is_not_a_terminal_gets_no_colour(partopt):
     assert "\x1b" not in partopt("topology", "list").out
 
 
-@pytest.mark.parametrize("name", ["profile", "plan", "topology", "comparison", "scaling", "simulation", "verification"])
+@pytest.mark.parametrize(
+    "name", ["profile", "plan", "topology", "comparison", "scaling", "simulation", "verification"]
+)
 def test_a_schema_is_one_json_document(partopt, name):
     outcome = partopt("schema", name)
     assert (outcome.code, outcome.err) == (0, "")

@@ -12,13 +12,21 @@ def planned(partopt, profile_file, topology_file):
 
 
 def test_it_prints_what_it_proved(planned):
-    [sought] = [line for line in planned("--planner", "optimal").out.splitlines() if line.startswith("sought")]
+    [sought] = [
+        line
+        for line in planned("--planner", "optimal").out.splitlines()
+        if line.startswith("sought")
+    ]
     assert sought == "sought   4.50 ms: optimal"
 
 
 def test_where_nothing_fits_the_answer_is_no(planned):
     outcome = planned("--planner", "optimal", "--memory", "1 kB")
-    assert (outcome.code, outcome.out, outcome.errors) == (1, "", ["optimal: no plan fits the memory"])
+    assert (outcome.code, outcome.out, outcome.errors) == (
+        1,
+        "",
+        ["optimal: no plan fits the memory"],
+    )
 
 
 def test_of_equal_plans_it_is_the_one_that_is_taken(planned):
@@ -33,8 +41,22 @@ def test_replication_is_kept_to(planned, replication, shapes):
 
 
 def test_it_chooses_the_stages_that_recompute(partopt, profile_file, topology_file):
-    path = profile_file(chain_profile([1e-3] * 4, stash_groups=[((layer,), 10**8 * (1 + 9 * (layer < 2))) for layer in range(4)]))
-    options = ["--topology", topology_file(), "--recompute", "auto", "--replication", "none", "--memory", "3 GB"]
+    path = profile_file(
+        chain_profile(
+            [1e-3] * 4,
+            stash_groups=[((layer,), 10**8 * (1 + 9 * (layer < 2))) for layer in range(4)],
+        )
+    )
+    options = [
+        "--topology",
+        topology_file(),
+        "--recompute",
+        "auto",
+        "--replication",
+        "none",
+        "--memory",
+        "3 GB",
+    ]
     outcome = partopt("plan", path, *options, "--json")
     recomputed = [stage["recompute"] for stage in outcome.document["stages"]]
     assert set(recomputed) == {False, True}

@@ -8,7 +8,9 @@ import pytest
 @pytest.fixture
 def rows(partopt, plan_file, synchronous, tmp_path):
     """The plan's own order, rank by rank, and what to do with it when it is changed."""
-    assert partopt("simulate", synchronous, "--microbatches", 4, "-o", tmp_path / "own.csv").code == 0
+    assert (
+        partopt("simulate", synchronous, "--microbatches", 4, "-o", tmp_path / "own.csv").code == 0
+    )
 
     def run(change=lambda rows: None, *given):
         rows = [line.split(",") for line in (tmp_path / "own.csv").read_text().splitlines()]
@@ -26,7 +28,9 @@ def test_its_microbatches_are_counted(rows):
 
 def test_what_it_holds_is_counted(rows):
     def eager(rows):
-        rows[0] = [cell for cell in rows[0] if "F" in cell] + [cell for cell in rows[0] if "B" in cell]
+        rows[0] = [cell for cell in rows[0] if "F" in cell] + [
+            cell for cell in rows[0] if "B" in cell
+        ]
         rows[2] = ["2F0", "2F1", "2F2", "2B0", "2F3", "2B1", "2B2", "2B3"]
 
     found = rows(eager, "--json").document
@@ -40,7 +44,9 @@ def test_a_deadlock_is_told_with_rank_and_action(rows):
 
     outcome = rows(swap)
     assert (outcome.code, outcome.out) == (2, "")
-    assert re.search(r"changed.csv: the schedule deadlocks: rank 3 waits at 3F1 for ever", outcome.errors[0])
+    assert re.search(
+        r"changed.csv: the schedule deadlocks: rank 3 waits at 3F1 for ever", outcome.errors[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,11 +62,17 @@ def test_a_deadlock_is_told_with_rank_and_action(rows):
 )
 def test_a_malformed_order(rows, tmp_path, change, error):
     outcome = rows(change)
-    assert (outcome.code, outcome.out, outcome.errors) == (2, "", [f"{tmp_path / 'changed.csv'}: {error}"])
+    assert (outcome.code, outcome.out, outcome.errors) == (
+        2,
+        "",
+        [f"{tmp_path / 'changed.csv'}: {error}"],
+    )
 
 
 def test_a_file_that_is_not_there(partopt, synchronous, tmp_path):
-    assert partopt("simulate", synchronous, "--schedule", tmp_path / "x.csv").errors == [f"{tmp_path / 'x.csv'}: no such file"]
+    assert partopt("simulate", synchronous, "--schedule", tmp_path / "x.csv").errors == [
+        f"{tmp_path / 'x.csv'}: no such file"
+    ]
 
 
 @pytest.mark.parametrize("given", [("--warmup", "3,2,1,0"), ("--allreduce", "blocking")])
@@ -69,5 +81,8 @@ def test_options_that_it_leaves_no_room_for(rows, given):
 
 
 def test_on_another_network(rows):
-    fast, slow = (rows(lambda rows: None, "--bandwidth", f"all={rate}", "--json").document for rate in ("1 TB/s", "10 MB/s"))
+    fast, slow = (
+        rows(lambda rows: None, "--bandwidth", f"all={rate}", "--json").document
+        for rate in ("1 TB/s", "10 MB/s")
+    )
     assert fast["period_s"] < slow["period_s"]

@@ -7,15 +7,27 @@ import shlex
 import msgspec
 import pytest
 
-from partopt import documents, plan, planners
+from partopt import documents, planners
+from partopt.documents import plan
+from partopt.documents.plan import Plan
 from partopt.planners import PLANNERS
-from tests.helpers import chain_profile, flat, measurement, out_of_memory, profile_of, two_level, uniform_profile
+from tests.helpers import (
+    chain_profile,
+    flat,
+    measurement,
+    out_of_memory,
+    profile_of,
+    two_level,
+    uniform_profile,
+)
 
 
 @pytest.fixture
 def planned(partopt, profile_file, topology_file):
     """Plans six equal layers on four devices with the options that the test gives."""
-    return lambda *options, stdin=b"": partopt("plan", profile_file(), "--topology", topology_file(), *options, stdin=stdin)
+    return lambda *options, stdin=b"": partopt(
+        "plan", profile_file(), "--topology", topology_file(), *options, stdin=stdin
+    )
 
 
 def test_the_plan_is_on_standard_output_and_what_to_do_next_beside_it(planned):
@@ -44,7 +56,9 @@ def test_json_and_a_file_at_once(planned, tmp_path):
     assert outcome.out == (tmp_path / "plan.json").read_text()
 
 
-def test_an_existing_output_is_refused_before_the_work_and_replaced_with_force(planned, tmp_path, monkeypatch):
+def test_an_existing_output_is_refused_before_the_work_and_replaced_with_force(
+    planned, tmp_path, monkeypatch
+):
     (tmp_path / "plan.json").write_text("mine")
     with monkeypatch.context() as patched:
         patched.setattr(planners, "plan", lambda *_: pytest.fail("it planned first"))
@@ -52,10 +66,12 @@ def test_an_existing_output_is_refused_before_the_work_and_replaced_with_force(p
     assert (outcome.code, outcome.out, outcome.hints) == (2, "", ["add --force to replace it"])
     assert (tmp_path / "plan.json").read_text() == "mine"
     assert planned("-o", tmp_path / "plan.json", "--force").code == 0
-    assert plan.load(str(tmp_path / "plan.json")).stages
+    assert Plan.load(str(tmp_path / "plan.json")).stages
 
 
-def test_the_profile_or_the_topology_is_read_from_standard_input(partopt, profile_file, topology_file):
+def test_the_profile_or_the_topology_is_read_from_standard_input(
+    partopt, profile_file, topology_file
+):
     content, cluster = documents.read_bytes(profile_file()), documents.read_bytes(topology_file())
     by_file = partopt("plan", profile_file(), "--topology", topology_file(), "--json")
     assert partopt("plan", "-", "--topology", topology_file(), "--json", stdin=content) == by_file
@@ -69,26 +85,43 @@ def test_standard_input_is_read_once(partopt, profile_file):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_one_layer(partopt, profile_file, topology_file, planner):
-    outcome = partopt("plan", profile_file(uniform_profile(1)), "--topology", topology_file(), "--planner", planner, "--json")
+    outcome = partopt(
+        "plan",
+        profile_file(uniform_profile(1)),
+        "--topology",
+        topology_file(),
+        "--planner",
+        planner,
+        "--json",
+    )
     assert outcome.code == 0
     assert [(stage["start"], stage["stop"]) for stage in outcome.document["stages"]] == [(0, 1)]
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_one_device(partopt, profile_file, topology_file, planner):
-    outcome = partopt("plan", profile_file(), "--topology", topology_file(flat(1)), "--planner", planner, "--json")
+    outcome = partopt(
+        "plan", profile_file(), "--topology", topology_file(flat(1)), "--planner", planner, "--json"
+    )
     assert [stage["ranks"] for stage in outcome.document["stages"]] == [[0]]
 
 
 def test_no_layers(partopt, topology_file):
     document = json.loads(documents.encode(uniform_profile(1))) | {"layers": []}
-    outcome = partopt("plan", "-", "--topology", topology_file(), stdin=json.dumps(document).encode())
+    outcome = partopt(
+        "plan", "-", "--topology", topology_file(), stdin=json.dumps(document).encode()
+    )
     assert (outcome.code, outcome.errors) == (2, ["-: layers: expected a list of length >= 1"])
 
 
 @pytest.mark.parametrize("planner", ["optimal", "gpipe", "torchgpipe", "lingvo", "straight"])
-@pytest.mark.parametrize(("layers", "devices", "message"), [(3, 8, "5 stages for 3 layers"), (8, 3, "5 stages for 3 devices")])
-def test_more_stages_than_there_can_be(partopt, profile_file, topology_file, planner, layers, devices, message):
+@pytest.mark.parametrize(
+    ("layers", "devices", "message"),
+    [(3, 8, "5 stages for 3 layers"), (8, 3, "5 stages for 3 devices")],
+)
+def test_more_stages_than_there_can_be(
+    partopt, profile_file, topology_file, planner, layers, devices, message
+):
     files = profile_file(uniform_profile(layers)), "--topology", topology_file(flat(devices))
     outcome = partopt("plan", *files, "--stages", 5, "--planner", planner)
     assert (outcome.code, outcome.out) == (2, "")
@@ -111,13 +144,22 @@ class TestMistakes:
             (["--memory", "-1 GB"], "--memory: '-1 GB' is not a quantity"),
             (["--memory", ""], "--memory: '' is not a quantity"),
             (["--memory", "0 GB"], "--memory: 0 bytes is no device"),
-            (["--schedule", "1f1b"], "--schedule 1f1b: needs either --microbatches or --global-batch"),
+            (
+                ["--schedule", "1f1b"],
+                "--schedule 1f1b: needs either --microbatches or --global-batch",
+            ),
             (
                 ["--schedule", "gpipe", "--microbatches", "4", "--global-batch", "4"],
                 "--schedule gpipe: needs either --microbatches or --global-batch",
             ),
-            (["--microbatches", "4"], "--microbatches: pipedream is asynchronous and has no iterations"),
-            (["--schedule", "pipedream-2bw", "--global-batch", "4"], "--global-batch: pipedream-2bw is asynchronous and has no iterations"),
+            (
+                ["--microbatches", "4"],
+                "--microbatches: pipedream is asynchronous and has no iterations",
+            ),
+            (
+                ["--schedule", "pipedream-2bw", "--global-batch", "4"],
+                "--global-batch: pipedream-2bw is asynchronous and has no iterations",
+            ),
             (["--cuts", "2,x"], "--cuts 2,x: not a list of whole numbers"),
             (["--cuts", "2,,4"], "--cuts 2,,4: not a list of whole numbers"),
             (["--cuts", "0"], "--cuts 0: 0 is out of place"),
@@ -128,10 +170,16 @@ class TestMistakes:
             (["--cuts", "1,2,3,4"], "--replicas: 5 devices needed, 4 there"),
             (["--cuts", "2", "--replicas", "1"], "--replicas: 1 counts for 2 stages"),
             (["--cuts", "2", "--replicas", "1,0"], "--replicas: 0 is not a number of devices"),
-            (["--cuts", "2", "--replicas", "1.5,1"], "--replicas 1.5,1: not a list of whole numbers"),
+            (
+                ["--cuts", "2", "--replicas", "1.5,1"],
+                "--replicas 1.5,1: not a list of whole numbers",
+            ),
             (["--cuts", "2", "--replicas", "4,1"], "--replicas: 5 devices needed, 4 there"),
             (["--replicas", "5"], "--replicas: 5 devices needed, 4 there"),
-            (["--cuts", "2", "--planner", "gpipe"], "--planner gpipe: --cuts and --replicas go with the planner manual"),
+            (
+                ["--cuts", "2", "--planner", "gpipe"],
+                "--planner gpipe: --cuts and --replicas go with the planner manual",
+            ),
             (["--planner", "gpipe", "--cost", "no-such-file"], "no-such-file: no such file"),
         ],
     )
@@ -140,9 +188,13 @@ class TestMistakes:
         assert (outcome.code, outcome.out, outcome.errors) == (2, "", [error])
         assert len(outcome.hints) == 1
 
-    def test_a_global_batch_is_a_multiple_of_the_microbatch(self, partopt, profile_file, topology_file):
+    def test_a_global_batch_is_a_multiple_of_the_microbatch(
+        self, partopt, profile_file, topology_file
+    ):
         path = profile_file(uniform_profile(4, microbatch_size=4))
-        outcome = partopt("plan", path, "--topology", topology_file(), "--schedule", "1f1b", "--global-batch", 10)
+        outcome = partopt(
+            "plan", path, "--topology", topology_file(), "--schedule", "1f1b", "--global-batch", 10
+        )
         assert outcome.errors == ["--global-batch 10: not a multiple of the microbatch size 4"]
         assert outcome.hints == ["choose 8"]
 
@@ -164,61 +216,113 @@ class TestMistakes:
         outcome = planned("--planner", "gpipe", "--cost", tmp_path / "costs")
         assert (outcome.code, outcome.errors) == (2, [f"{tmp_path / 'costs'}: {error}"])
 
-    def test_parameters_are_no_cost_where_there_are_none(self, partopt, profile_file, topology_file):
+    def test_parameters_are_no_cost_where_there_are_none(
+        self, partopt, profile_file, topology_file
+    ):
         path = profile_file(chain_profile([1.0, 2.0]))
-        outcome = partopt("plan", path, "--topology", topology_file(), "--cost", "parameters", "--planner", "lingvo")
+        outcome = partopt(
+            "plan",
+            path,
+            "--topology",
+            topology_file(),
+            "--cost",
+            "parameters",
+            "--planner",
+            "lingvo",
+        )
         assert (outcome.code, outcome.errors) == (2, ["--cost parameters: the profile has none"])
 
 
 def test_costs_of_a_file_are_what_gpipe_balances(planned, tmp_path):
     (tmp_path / "costs").write_text("10 1 1 1 1 1")
-    stages = planned("--planner", "gpipe", "--stages", 2, "--cost", tmp_path / "costs", "--json").document["stages"]
+    stages = planned(
+        "--planner", "gpipe", "--stages", 2, "--cost", tmp_path / "costs", "--json"
+    ).document["stages"]
     assert [stage["start"] for stage in stages] == [0, 1]
 
 
 def test_a_split_of_ones_own(planned):
     document = planned("--cuts", "2,4", "--replicas", "2,1,1", "--json").document
     assert document["planner"] == "manual"
-    assert [(stage["start"], stage["stop"], stage["ranks"]) for stage in document["stages"]] == [(0, 2, [0, 1]), (2, 4, [2]), (4, 6, [3])]
+    assert [(stage["start"], stage["stop"], stage["ranks"]) for stage in document["stages"]] == [
+        (0, 2, [0, 1]),
+        (2, 4, [2]),
+        (4, 6, [3]),
+    ]
 
 
-SIZES = profile_of([measurement([1e-3] * 4), measurement([1.5e-3] * 4, microbatch_size=4), out_of_memory(8)])
+SIZES = profile_of(
+    [measurement([1e-3] * 4), measurement([1.5e-3] * 4, microbatch_size=4), out_of_memory(8)]
+)
 
 
 @pytest.mark.parametrize(
     ("size", "code", "error", "hint"),
     [
-        (5, 2, "microbatch size 5 was not measured, and times are never extrapolated", "choose from 1 to 4"),
+        (
+            5,
+            2,
+            "microbatch size 5 was not measured, and times are never extrapolated",
+            "choose from 1 to 4",
+        ),
         (8, 1, "microbatch size 8 does not fit the device that was profiled", "choose at most 4"),
         (9, 1, "microbatch size 9 does not fit the device that was profiled", "choose at most 4"),
     ],
 )
-def test_a_microbatch_size_that_was_not_measured(partopt, profile_file, topology_file, size, code, error, hint):
-    outcome = partopt("plan", profile_file(SIZES), "--topology", topology_file(), "--microbatch-size", size)
+def test_a_microbatch_size_that_was_not_measured(
+    partopt, profile_file, topology_file, size, code, error, hint
+):
+    outcome = partopt(
+        "plan", profile_file(SIZES), "--topology", topology_file(), "--microbatch-size", size
+    )
     assert (outcome.code, outcome.out, outcome.errors, outcome.hints) == (code, "", [error], [hint])
 
 
 def test_a_microbatch_size_between_two_is_interpolated(partopt, profile_file, topology_file):
     outcome = partopt(
-        "plan", profile_file(SIZES), "--topology", topology_file(), "--microbatch-size", 2, "--planner", "data_parallel", "--json"
+        "plan",
+        profile_file(SIZES),
+        "--topology",
+        topology_file(),
+        "--microbatch-size",
+        2,
+        "--planner",
+        "data_parallel",
+        "--json",
     )
     assert outcome.document["stages"][0]["compute_s"] == pytest.approx(4 * 2 * (1e-3 + 0.5e-3 / 3))
 
 
 class TestWhatDoesNotFit:
-    """Activations dominate: the larger microbatch of two needs about 4 GB on a stage, the smaller a quarter of it."""
+    """Activations dominate: the larger microbatch of two needs about 4 GB on a stage, the smaller a
+    quarter of it.
+    """
 
     CONTENT = profile_of(
         [
-            measurement([1e-3] * 4, [2e-3] * 4, [10**6] * 4, 1, stash_groups=[([layer], 10**9) for layer in range(4)]),
-            measurement([1.5e-3] * 4, [2e-3] * 4, [4 * 10**6] * 4, 4, stash_groups=[([layer], 4 * 10**9) for layer in range(4)]),
+            measurement(
+                [1e-3] * 4,
+                [2e-3] * 4,
+                [10**6] * 4,
+                1,
+                stash_groups=[([layer], 10**9) for layer in range(4)],
+            ),
+            measurement(
+                [1.5e-3] * 4,
+                [2e-3] * 4,
+                [4 * 10**6] * 4,
+                4,
+                stash_groups=[([layer], 4 * 10**9) for layer in range(4)],
+            ),
         ],
         parameter_bytes=[10**6] * 4,
     )
 
     @pytest.fixture
     def planned(self, partopt, profile_file, topology_file):
-        return lambda *options: partopt("plan", profile_file(self.CONTENT), "--topology", topology_file(), *options)
+        return lambda *options: partopt(
+            "plan", profile_file(self.CONTENT), "--topology", topology_file(), *options
+        )
 
     @pytest.mark.parametrize("memory", ["20 GB", "12 GB", "5 GB", "3 GB", "2 GB"])
     @pytest.mark.parametrize("planner", ["gpipe", "pipedream", "straight", "data_parallel"])
@@ -246,17 +350,26 @@ class TestWhatDoesNotFit:
         assert planned(*options, *flags[1].split(), "--json").code == 0
 
     def test_it_says_by_how_much_and_writes_nothing(self, planned, tmp_path):
-        outcome = planned("--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json")
+        outcome = planned(
+            "--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json"
+        )
         assert outcome.code == 1
-        assert outcome.errors == ["the plan does not fit: a device of stage 0 needs 16 GB, 13 GB more than there is"]
-        assert outcome.hints == ["this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"]
+        assert outcome.errors == [
+            "the plan does not fit: a device of stage 0 needs 16 GB, 13 GB more than there is"
+        ]
+        assert outcome.hints == [
+            "this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"
+        ]
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()
 
     def test_where_nothing_tried_fits_it_says_what_was_tried(self, planned):
         [hint] = planned("--memory", "1 MB").hints
         assert hint.startswith(
-            "nothing tried fits: smaller measured microbatch sizes, --recompute always, other planners, --optimizer sgd;"
+            (
+                "nothing tried fits: smaller measured microbatch sizes, --recompute "
+                "always, other planners, --optimizer sgd;"
+            )
         )
 
     def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):
@@ -281,12 +394,16 @@ def test_an_inverted_topology_warns_and_plans(partopt, profile_file, topology_fi
     path = topology_file(two_level(2, 2, inner_bandwidth=1e9, outer_bandwidth=2e9))
     outcome = partopt("plan", profile_file(), "--topology", path, "--json")
     assert (outcome.code, outcome.document["topology"]["devices"]) == (0, 4)
-    assert outcome.err.startswith(f"warning: {path}: level cluster (2 GB/s) is faster than server inside it (1 GB/s)")
+    assert outcome.err.startswith(
+        f"warning: {path}: level cluster (2 GB/s) is faster than server inside it (1 GB/s)"
+    )
 
 
 def test_a_plan_bound_by_a_cut_is_written_too(partopt, profile_file, topology_file):
     path = profile_file(chain_profile([1e-3] * 2, output_bytes=[10**9, 0]))
-    document = partopt("plan", path, "--topology", topology_file(), "--planner", "gpipe", "--stages", 2, "--json").document
+    document = partopt(
+        "plan", path, "--topology", topology_file(), "--planner", "gpipe", "--stages", 2, "--json"
+    ).document
     assert document["predicted"]["bound_by"] == "cut before stage 1"
 
 
@@ -304,13 +421,34 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stages", 2, "--planner", "pipedream"], "--stages: the planner pipedream does not look at it"),
-        (["--stages", 2, "--planner", "data_parallel"], "--stages: the planner data_parallel does not look at it"),
-        (["--cost", "parameters", "--planner", "straight"], "--cost: the planner straight does not look at it"),
-        (["--replication", "none", "--planner", "pipedream"], "--replication none: the planner pipedream does not look at it"),
-        (["--replication", "none", "--planner", "data_parallel"], "--replication none: the planner data_parallel does not look at it"),
-        (["--recompute", "auto", "--planner", "gpipe"], "--recompute auto: the planner gpipe does not look at it"),
-        (["--cuts", "2", "--recompute", "auto"], "--recompute auto: the planner manual does not look at it"),
+        (
+            ["--stages", 2, "--planner", "pipedream"],
+            "--stages: the planner pipedream does not look at it",
+        ),
+        (
+            ["--stages", 2, "--planner", "data_parallel"],
+            "--stages: the planner data_parallel does not look at it",
+        ),
+        (
+            ["--cost", "parameters", "--planner", "straight"],
+            "--cost: the planner straight does not look at it",
+        ),
+        (
+            ["--replication", "none", "--planner", "pipedream"],
+            "--replication none: the planner pipedream does not look at it",
+        ),
+        (
+            ["--replication", "none", "--planner", "data_parallel"],
+            "--replication none: the planner data_parallel does not look at it",
+        ),
+        (
+            ["--recompute", "auto", "--planner", "gpipe"],
+            "--recompute auto: the planner gpipe does not look at it",
+        ),
+        (
+            ["--cuts", "2", "--recompute", "auto"],
+            "--recompute auto: the planner manual does not look at it",
+        ),
         (
             ["--schedule", "interleaved", "--microbatches", "8", "--recompute", "auto"],
             "--schedule interleaved: no planner has --recompute auto with it",
@@ -318,14 +456,25 @@ def test_a_plan_that_does_not_fit_is_not_written(partopt, profile_file, topology
         (["--cuts", ""], "--cuts : not a list of whole numbers"),
     ],
 )
-def test_an_option_that_would_change_nothing_is_refused(partopt, profile_file, topology_file, options, message):
+def test_an_option_that_would_change_nothing_is_refused(
+    partopt, profile_file, topology_file, options, message
+):
     outcome = partopt("plan", profile_file(), "--topology", topology_file(), *options)
     assert (outcome.code, outcome.out, outcome.errors) == (2, "", [message])
 
 
 def test_the_next_command_states_the_same_problem(partopt, profile_file, topology_file):
     path, cluster = profile_file(name="my model.json"), topology_file()
-    options = ["--topology", cluster, "--schedule", "1f1b", "--microbatches", "8", "--cut-at", "layer*"]
+    options = [
+        "--topology",
+        cluster,
+        "--schedule",
+        "1f1b",
+        "--microbatches",
+        "8",
+        "--cut-at",
+        "layer*",
+    ]
     last = partopt("plan", path, *options).err.splitlines()[-1]
     assert shlex.split(last.removeprefix("next:"))[:3] == ["partopt", "compare", path]
     assert sorted(shlex.split(last)[4:]) == sorted(options)
@@ -334,4 +483,7 @@ def test_the_next_command_states_the_same_problem(partopt, profile_file, topolog
 def test_more_microbatches_than_can_be_simulated_are_refused(partopt, profile_file, topology_file):
     options = ["--topology", topology_file(), "--schedule", "1f1b", "--microbatches", "1000000000"]
     outcome = partopt("plan", profile_file(), *options)
-    assert (outcome.code, outcome.errors) == (2, ["1000000000 microbatches are more than 20,000,000 actions to simulate"])
+    assert (outcome.code, outcome.errors) == (
+        2,
+        ["1000000000 microbatches are more than 20,000,000 actions to simulate"],
+    )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from partopt import profile
 from partopt.cli.profile import command
+from partopt.documents.profile import Profile
 from partopt.errors import PartoptError, PartoptWarning
 from tests.helpers import ROOT, run_process
 
@@ -52,45 +52,72 @@ def test_it_writes_a_profile_and_says_what_to_do_next(model: str, tmp_path: Path
     output = str(tmp_path / "net.json")
     result = run(model, "--microbatch", "4,1", "--set", "layers=3", "-o", output)
     assert result.exit_code == 0, result.exception
-    measured = profile.load(output)
+    measured = Profile.load(output)
     assert [each.microbatch_size for each in measured.measurements] == [1, 4]
     assert [layer.name for layer in measured.layers] == ["0", "1", "2"]
     assert measured.model.arguments == {"layers": 3}
-    assert result.stderr.splitlines()[-2:] == [f"Wrote {output}", f"next:    partopt plan {output} --topology dgx-a100"]
+    assert result.stderr.splitlines()[-2:] == [
+        f"Wrote {output}",
+        f"next:    partopt plan {output} --topology dgx-a100",
+    ]
 
 
-def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(model: str, tmp_path: Path) -> None:
-    lines = run(model, "--microbatch", "1,2", "--name", "tiny", "-o", str(tmp_path / "net.json")).stdout.splitlines()
+def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(
+    model: str, tmp_path: Path
+) -> None:
+    lines = run(
+        model, "--microbatch", "1,2", "--name", "tiny", "-o", str(tmp_path / "net.json")
+    ).stdout.splitlines()
     assert lines[0] == "model    tiny: 2 layers, 160 B of parameters, float32"
-    assert lines[3].split() == ["MICROBATCH", "STEP", "LAYERS", "COVERAGE", "OVERHEAD", "SAMPLES/S", "OPTIMIZER", "PEAK"]
+    assert lines[3].split() == [
+        "MICROBATCH",
+        "STEP",
+        "LAYERS",
+        "COVERAGE",
+        "OVERHEAD",
+        "SAMPLES/S",
+        "OPTIMIZER",
+        "PEAK",
+    ]
     assert [line.split()[0] for line in lines[4:]] == ["1", "2"]
     assert all(len(line) <= 80 for line in lines)
 
 
 def test_a_dash_writes_the_profile_to_standard_output_and_nothing_else(model: str) -> None:
     result = run(model, "--microbatch", "1", "-o", "-")
-    assert profile.parse(result.stdout_bytes).model.name == "net"
+    assert Profile.parse(result.stdout_bytes).model.name == "net"
     assert "building" in result.stderr
 
 
 def test_out_of_memory_is_a_line_of_the_summary(model: str, tmp_path: Path) -> None:
     limit = "    if batch_size == 2: raise torch.OutOfMemoryError('full')\n"
-    Path(model).write_text(MODEL.replace("    return torch.randn", limit + "    return torch.randn"))
+    Path(model).write_text(
+        MODEL.replace("    return torch.randn", limit + "    return torch.randn")
+    )
     result = run(model, "--microbatch", "1,2,4", "-o", str(tmp_path / "net.json"))
     assert result.stdout.splitlines()[5].split()[:4] == ["2", "out", "of", "memory"]
-    assert profile.load(str(tmp_path / "net.json")).measurements[1].out_of_memory
+    assert Profile.load(str(tmp_path / "net.json")).measurements[1].out_of_memory
 
 
-def test_sizes_at_which_the_hooks_cost_much_are_warned_of(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_at_which_the_hooks_cost_much_are_warned_of(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = str(tmp_path / "net.json")
     monkeypatch.setattr("partopt.profiler.measure.OVERHEAD_BOUND", 0.0)
-    with pytest.warns(PartoptWarning, match=r"microbatch \d: the hooks cost -?\d+ % of the step") as told:
+    with pytest.warns(
+        PartoptWarning, match=r"microbatch \d: the hooks cost -?\d+ % of the step"
+    ) as told:
         assert run(model, "--microbatch", "1,2", "-o", output).exit_code == 0
     said = [str(each.message) for each in told if "hooks" in str(each.message)]
-    costs = [(each.microbatch_size, f"{(each.overhead - 1) * 100:.0f} %") for each in profile.load(output).measurements]
+    costs = [
+        (each.microbatch_size, f"{(each.overhead - 1) * 100:.0f} %")
+        for each in Profile.load(output).measurements
+    ]
     assert len(said) == 2
     for text, (size, cost) in zip(said, costs, strict=True):
-        assert text.startswith(f"microbatch {size}: the hooks cost {cost} of the step: the layers' shares are in doubt")
+        assert text.startswith(
+            f"microbatch {size}: the hooks cost {cost} of the step: the layers' shares are in doubt"
+        )
         assert "--granularity block" in text
 
 
@@ -99,26 +126,55 @@ def test_values_read_as_python_where_they_can(model: str, tmp_path: Path) -> Non
     Path(model).write_text(MODEL.replace("def build(", "def other(") + options)
     settings = ["a=1", "b=2.5", "c=true", "d=None", "e=gelu", "f=[1, 2]", "g=x=y", "h="]
     result = run(
-        model, "--microbatch", "1", *[word for setting in settings for word in ("--set", setting)], "-o", str(tmp_path / "net.json")
+        model,
+        "--microbatch",
+        "1",
+        *[word for setting in settings for word in ("--set", setting)],
+        "-o",
+        str(tmp_path / "net.json"),
     )
-    assert str({"a": 1, "b": 2.5, "c": True, "d": None, "e": "gelu", "f": [1, 2], "g": "x=y", "h": ""}) in result.stderr
+    assert (
+        str({"a": 1, "b": 2.5, "c": True, "d": None, "e": "gelu", "f": [1, 2], "g": "x=y", "h": ""})
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["--microbatch", "0"], "--microbatch 0: '0' is not a microbatch size", "list whole numbers from 1"),
-        (["--microbatch", "1,x"], "--microbatch 1,x: 'x' is not a microbatch size", "list whole numbers from 1"),
-        (["--microbatch", "-2"], "--microbatch -2: '-2' is not a microbatch size", "list whole numbers from 1"),
+        (
+            ["--microbatch", "0"],
+            "--microbatch 0: '0' is not a microbatch size",
+            "list whole numbers from 1",
+        ),
+        (
+            ["--microbatch", "1,x"],
+            "--microbatch 1,x: 'x' is not a microbatch size",
+            "list whole numbers from 1",
+        ),
+        (
+            ["--microbatch", "-2"],
+            "--microbatch -2: '-2' is not a microbatch size",
+            "list whole numbers from 1",
+        ),
         (["--microbatch", ","], "--microbatch: no size given", "list whole numbers from 1"),
         (["--set", "layers"], "--set layers: not of the form K=V", "--set layers=12"),
-        (["--set", "layer=3"], '--set layer: net.py:build takes no argument "layer"', 'did you mean "layers"?'),
+        (
+            ["--set", "layer=3"],
+            '--set layer: net.py:build takes no argument "layer"',
+            'did you mean "layers"?',
+        ),
         (["--steps", "0"], "--steps: 0 steps measure nothing", "at least 1"),
         (["--unit", "5"], "--unit 5: matches no module that the forward calls", "known: 0, 1"),
     ],
 )
 def test_options_that_cannot_be(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str, hint: str
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+    hint: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     error = refusal("net.py", *arguments, "-o", "net.json")
@@ -138,16 +194,28 @@ def test_an_existing_output_is_refused_before_anything_is_loaded(tmp_path: Path)
 
 def test_force_replaces_an_existing_output(model: str, tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text("old")
-    assert run(model, "--microbatch", "1", "--force", "-o", str(tmp_path / "net.json")).exit_code == 0
-    assert profile.load(str(tmp_path / "net.json")).model.name == "net"
+    assert (
+        run(model, "--microbatch", "1", "--force", "-o", str(tmp_path / "net.json")).exit_code == 0
+    )
+    assert Profile.load(str(tmp_path / "net.json")).model.name == "net"
 
 
 @pytest.mark.parametrize(
     ("content", "code", "message", "hint"),
     [
-        ("raise ValueError('broken')\n", 2, "net.py: raised ValueError: broken (net.py, line 1)", "--debug shows the traceback"),
+        (
+            "raise ValueError('broken')\n",
+            2,
+            "net.py: raised ValueError: broken (net.py, line 1)",
+            "--debug shows the traceback",
+        ),
         ("import torch\n", 2, "net.py: has no build function and no model", "build(**options)"),
-        (MODEL + "\nraise RuntimeError\n", 2, "net.py: raised RuntimeError (net.py, line 12)", "--debug"),
+        (
+            MODEL + "\nraise RuntimeError\n",
+            2,
+            "net.py: raised RuntimeError (net.py, line 12)",
+            "--debug",
+        ),
         (
             MODEL.replace("batch_size, 4", "batch_size, 5"),
             2,
@@ -162,9 +230,13 @@ def test_force_replaces_an_existing_output(model: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_process_answers_with_error_hint_and_code(tmp_path: Path, content: str, code: int, message: str, hint: str) -> None:
+def test_a_process_answers_with_error_hint_and_code(
+    tmp_path: Path, content: str, code: int, message: str, hint: str
+) -> None:
     (tmp_path / "net.py").write_text(content)
-    result = run_process(["profile", str(tmp_path / "net.py"), "--device", "cpu", "-o", str(tmp_path / "net.json")])
+    result = run_process(
+        ["profile", str(tmp_path / "net.py"), "--device", "cpu", "-o", str(tmp_path / "net.json")]
+    )
     error, explanation = result.stderr.decode().splitlines()[-2:]
     assert error.startswith("error: ")
     assert message in error
@@ -181,14 +253,34 @@ SLOW_AT_TWO = MODEL.replace(
 )
 
 
-@pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background"])  # a shell has its background jobs ignore SIGINT
+# a shell has its background jobs ignore SIGINT
+@pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize(("slow", "kept"), [(2, [1]), (1, None)])
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, slow: int, kept: list[int] | None, ignored: bool) -> None:
+def test_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path, slow: int, kept: list[int] | None, ignored: bool
+) -> None:
     (tmp_path / "net.py").write_text(f"SLOW = {slow}\n{SLOW_AT_TWO}")
     output = tmp_path / "net.json"
-    arguments = ["profile", str(tmp_path / "net.py"), "--device", "cpu", "--steps", "2", "--microbatch", "1,2,4", "-o", str(output)]
+    arguments = [
+        "profile",
+        str(tmp_path / "net.py"),
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--microbatch",
+        "1,2,4",
+        "-o",
+        str(output),
+    ]
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignored else None
-    process = subprocess.Popen([sys.executable, "-m", "partopt", *arguments], stderr=subprocess.PIPE, cwd=ROOT, env=os.environ, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "partopt", *arguments],
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ,
+        text=True,
+    )
     if ignored:
         signal.signal(signal.SIGINT, handler)
     assert process.stderr is not None
@@ -199,31 +291,61 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, slow: int, kept: list[int
     said = process.communicate()[1]
     assert process.returncode == 130
     if kept is None:
-        assert "interrupted before the first microbatch size was finished: nothing is written" in said
+        assert (
+            "interrupted before the first microbatch size was finished: nothing is written" in said
+        )
         assert not output.exists()
     else:
         assert f"interrupted: wrote {output} with what was finished, microbatch 1" in said
-        assert [each.microbatch_size for each in profile.load(str(output)).measurements] == kept
+        assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
 
 
 @pytest.mark.parametrize(("failing", "kept"), [(4, [1, 2]), (1, None)])
-def test_an_error_at_a_later_size_keeps_what_is_finished(tmp_path: Path, failing: int, kept: list[int] | None) -> None:
-    failure = f"    if batch_size == {failing}: raise RuntimeError('no kernel for this size')\n    return torch.randn"
+def test_an_error_at_a_later_size_keeps_what_is_finished(
+    tmp_path: Path, failing: int, kept: list[int] | None
+) -> None:
+    failure = (
+        f"    if batch_size == {failing}: raise RuntimeError('no kernel for this size')\n   "
+        " return torch.randn"
+    )
     (tmp_path / "net.py").write_text(MODEL.replace("    return torch.randn", failure))
     source, output = tmp_path / "net.py", tmp_path / "net.json"
-    result = run_process(["profile", str(source), "--device", "cpu", "--steps", "2", "--microbatch", "1,2,4", "-o", str(output)])
+    result = run_process(
+        [
+            "profile",
+            str(source),
+            "--device",
+            "cpu",
+            "--steps",
+            "2",
+            "--microbatch",
+            "1,2,4",
+            "-o",
+            str(output),
+        ]
+    )
     said = result.stderr.decode().splitlines()
     assert result.returncode == 2
-    assert said[-2].startswith(f"error: {source}: example_inputs: raised RuntimeError: no kernel for this size")
+    assert said[-2].startswith(
+        f"error: {source}: example_inputs: raised RuntimeError: no kernel for this size"
+    )
     if kept is None:
         assert not output.exists()
     else:
-        assert said[-3] == f"stopped by an error: wrote {output} with what was finished, microbatch 1, 2"
-        assert [each.microbatch_size for each in profile.load(str(output)).measurements] == kept
+        assert (
+            said[-3]
+            == f"stopped by an error: wrote {output} with what was finished, microbatch 1, 2"
+        )
+        assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
 
 
 def test_help_shows_an_example_and_needs_no_torch() -> None:
-    program = "import sys; from partopt.cli import main\ntry: main(['profile', '--help'])\nfinally: assert 'torch' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    program = (
+        "import sys; from partopt.cli import main\ntry: main(['profile', "
+        "'--help'])\nfinally: assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert "partopt profile examples/gpt.py" in result.stdout

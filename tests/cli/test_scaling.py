@@ -11,7 +11,12 @@ from tests.helpers import flat, two_level, uniform_profile
 @pytest.fixture
 def scaled(partopt, profile_file, topology_file):
     """Scales sixteen equal layers over servers of two devices."""
-    arguments = "plan", profile_file(uniform_profile(16)), "--topology", topology_file(two_level(2, 2, 1e11, 1e10))
+    arguments = (
+        "plan",
+        profile_file(uniform_profile(16)),
+        "--topology",
+        topology_file(two_level(2, 2, 1e11, 1e10)),
+    )
     return lambda *options: partopt(*arguments, *options)
 
 
@@ -23,25 +28,36 @@ def test_one_device_is_all_efficient_and_more_are_the_speed_up_a_device(scaled):
     assert [row["devices"] for row in rows] == [1, 2, 4, 8]
     assert rows[0]["efficiency"] == pytest.approx(1.0)
     for row in rows:
-        assert row["efficiency"] == pytest.approx(row["samples_per_s"] / rows[0]["samples_per_s"] / row["devices"])
+        assert row["efficiency"] == pytest.approx(
+            row["samples_per_s"] / rows[0]["samples_per_s"] / row["devices"]
+        )
         assert row["microbatches"] is None
 
 
 def test_every_row_is_the_plan_on_that_many_devices(scaled):
     for row in scaled("--scaling", "2,4,6", "--json").document["rows"]:
         document = scaled("--servers", row["devices"] // 2, "--json").document
-        assert (row["planner"], row["period_s"]) == (document["planner"], document["predicted"]["period_s"])
+        assert (row["planner"], row["period_s"]) == (
+            document["planner"],
+            document["predicted"]["period_s"],
+        )
 
 
 @pytest.mark.parametrize("flag", ["--microbatches", "--global-batch"])
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_lets_it_grow(scaled, flag):
     options = ["--scaling", "2,4,6", *SYNCHRONOUS, flag, 16, "--json"]
     assert [row["microbatches"] for row in scaled(*options).document["rows"]] == [16, 16, 16]
-    assert [row["microbatches"] for row in scaled(*options, "--weak").document["rows"]] == [16, 32, 48]
+    assert [row["microbatches"] for row in scaled(*options, "--weak").document["rows"]] == [
+        16,
+        32,
+        48,
+    ]
 
 
 def test_a_batch_grows_in_proportion_where_the_devices_are_no_multiples(scaled):
-    rows = scaled("--scaling", "4,6", *SYNCHRONOUS, "--microbatches", 8, "--weak", "--json").document["rows"]
+    rows = scaled(
+        "--scaling", "4,6", *SYNCHRONOUS, "--microbatches", 8, "--weak", "--json"
+    ).document["rows"]
     assert [row["microbatches"] for row in rows] == [8, 12]
 
 
@@ -54,7 +70,10 @@ def test_a_batch_that_grows_to_no_whole_number(scaled):
 
 
 def test_weak_scaling_is_the_more_efficient(scaled):
-    strong, weak = (scaled("--scaling", "1,8", *SYNCHRONOUS, "--microbatches", 8, *more, "--json") for more in ([], ["--weak"]))
+    strong, weak = (
+        scaled("--scaling", "1,8", *SYNCHRONOUS, "--microbatches", 8, *more, "--json")
+        for more in ([], ["--weak"])
+    )
     assert weak.document["rows"][1]["efficiency"] > strong.document["rows"][1]["efficiency"]
 
 
@@ -96,20 +115,38 @@ def test_a_planner_that_is_named_makes_every_plan(scaled):
     ("options", "message"),
     [
         (["--weak"], "--weak goes with --scaling"),
-        (["--scaling", "2,4", "--weak"], "--weak: pipedream is asynchronous and has no batch to grow"),
+        (
+            ["--scaling", "2,4", "--weak"],
+            "--weak: pipedream is asynchronous and has no batch to grow",
+        ),
         (["--scaling", "4,2"], "--scaling 4,2: not ascending numbers of devices"),
         (["--scaling", "2,2"], "--scaling 2,2: not ascending numbers of devices"),
         (["--scaling", "0,2"], "--scaling 0,2: not ascending numbers of devices"),
         (["--scaling", "-1"], "--scaling -1: not ascending numbers of devices"),
         (["--scaling", ""], "--scaling : not a list of whole numbers"),
         (["--scaling", "2,x"], "--scaling 2,x: not a list of whole numbers"),
-        (["--scaling", "2,4", "--cuts", "3"], "--cuts: a split of your own is for one number of devices"),
-        (["--scaling", "2,4", "--replicas", "2"], "--replicas: a split of your own is for one number of devices"),
-        (["--scaling", "2,4", "--planner", "manual"], "--planner manual: a split of your own is for one number of devices"),
+        (
+            ["--scaling", "2,4", "--cuts", "3"],
+            "--cuts: a split of your own is for one number of devices",
+        ),
+        (
+            ["--scaling", "2,4", "--replicas", "2"],
+            "--replicas: a split of your own is for one number of devices",
+        ),
+        (
+            ["--scaling", "2,4", "--planner", "manual"],
+            "--planner manual: a split of your own is for one number of devices",
+        ),
         (["--scaling", "2,4", "--planner", "gpip"], "--planner gpip: no such planner"),
-        (["--scaling", "2,4", "--planner", "pipedream", "--stages", 2], "--stages: the planner pipedream does not look at it"),
+        (
+            ["--scaling", "2,4", "--planner", "pipedream", "--stages", 2],
+            "--stages: the planner pipedream does not look at it",
+        ),
         (["--scaling", "2,4", "-o", "plan.json"], "-o: --scaling prints a table"),
-        (["--scaling", "2,4", "--schedule", "1f1b"], "--schedule 1f1b: needs either --microbatches or --global-batch"),
+        (
+            ["--scaling", "2,4", "--schedule", "1f1b"],
+            "--schedule 1f1b: needs either --microbatches or --global-batch",
+        ),
         (["--scaling", "2,4", "--stages", 3], "3 stages for 2 devices"),
         (["--scaling", "1000000000000"], "1000000000000 devices; partopt plans for up to 1048576"),
     ],
@@ -120,7 +157,9 @@ def test_mistakes(scaled, options, message):
     assert len(outcome.hints) == 1
 
 
-def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(partopt, profile_file, topology_file):
+def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(
+    partopt, profile_file, topology_file
+):
     arguments = profile_file(), "--topology", topology_file(two_level(8, 2))
     outcome = partopt("plan", *arguments, "--scaling", "8,12")
     assert (outcome.code, outcome.out) == (2, "")
@@ -131,6 +170,16 @@ def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(partopt,
 
 def test_thousands_of_devices(partopt, profile_file, topology_file):
     arguments = profile_file(uniform_profile(4)), "--topology", topology_file(flat(4, 1e9))
-    outcome = partopt("plan", *arguments, "--scaling", "16,1024", *SYNCHRONOUS, "--microbatches", 1024, "--planner", "data_parallel")
+    outcome = partopt(
+        "plan",
+        *arguments,
+        "--scaling",
+        "16,1024",
+        *SYNCHRONOUS,
+        "--microbatches",
+        1024,
+        "--planner",
+        "data_parallel",
+    )
     assert (outcome.code, outcome.out.splitlines()[-1].split()[0]) == (0, "1024")
     assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())

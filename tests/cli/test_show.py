@@ -5,13 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from partopt import shipped, topology
+from partopt.documents import shipped
+from partopt.documents.topology import Topology
 from tests.helpers import two_level
 
 
 @pytest.fixture
 def plan_file(partopt, profile_file, topology_file, tmp_path):
-    assert partopt("plan", profile_file(), "--topology", topology_file(), "--planner", "gpipe", "-o", tmp_path / "plan.json").code == 0
+    assert (
+        partopt(
+            "plan",
+            profile_file(),
+            "--topology",
+            topology_file(),
+            "--planner",
+            "gpipe",
+            "-o",
+            tmp_path / "plan.json",
+        ).code
+        == 0
+    )
     return str(tmp_path / "plan.json")
 
 
@@ -33,11 +46,18 @@ def test_a_plan(partopt, plan_file):
 def test_a_topology_by_its_name_or_its_file(partopt, name):
     by_name = partopt("show", name)
     assert by_name.code == 0
-    assert by_name.out == partopt("show", shipped.find(name, "topologies")).out == partopt("topology", "show", name).out
+    assert (
+        by_name.out
+        == partopt("show", shipped.find(name, "topologies")).out
+        == partopt("topology", "show", name).out
+    )
 
 
 def test_standard_input(partopt, plan_file):
-    assert partopt("show", "-", stdin=Path(plan_file).read_bytes()).out == partopt("show", plan_file).out
+    assert (
+        partopt("show", "-", stdin=Path(plan_file).read_bytes()).out
+        == partopt("show", plan_file).out
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +66,10 @@ def test_standard_input(partopt, plan_file):
         (b"", "not a topology"),
         (b"hello", "not a topology"),
         (b"{}", "not a profile and not a plan: no schema that partopt shows"),
-        (b'{"schema": "partopt.comparison/1", "rows": []}', "not a profile and not a plan: no schema that partopt shows"),
+        (
+            b'{"schema": "partopt.comparison/1", "rows": []}',
+            "not a profile and not a plan: no schema that partopt shows",
+        ),
         (b'{"schema": "partopt.plan/2"}', "schema: version 2 of plan is not known"),
         (b'{"schema": "partopt.profile/1", "model"', "not JSON: input data was truncated"),
         (b"\x80\x81", "not YAML"),
@@ -60,13 +83,19 @@ def test_a_file_of_unknown_kind(partopt, tmp_path, content, error):
     assert outcome.errors[0].startswith(f"{tmp_path / 'file'}: {error}")
 
 
-def test_a_plan_with_its_keys_sorted_by_another_program_is_still_a_plan(partopt, plan_file, tmp_path):
-    (tmp_path / "sorted.json").write_text(json.dumps(json.loads(Path(plan_file).read_bytes()), sort_keys=True))
+def test_a_plan_with_its_keys_sorted_by_another_program_is_still_a_plan(
+    partopt, plan_file, tmp_path
+):
+    (tmp_path / "sorted.json").write_text(
+        json.dumps(json.loads(Path(plan_file).read_bytes()), sort_keys=True)
+    )
     assert partopt("show", tmp_path / "sorted.json").out == partopt("show", plan_file).out
 
 
 def test_what_is_not_there_and_what_is_a_folder(partopt, tmp_path):
-    assert partopt("show", tmp_path / "x").errors == [f"{tmp_path / 'x'}: no such file, and no shipped profile or topology of that name"]
+    assert partopt("show", tmp_path / "x").errors == [
+        f"{tmp_path / 'x'}: no such file, and no shipped profile or topology of that name"
+    ]
     assert partopt("show", tmp_path).errors == [f"{tmp_path}: is a directory"]
 
 
@@ -78,8 +107,13 @@ def test_the_list_of_topologies(partopt):
 def test_a_topology_as_a_file_to_edit(partopt):
     outcome = partopt("topology", "show", "dgx-h100", "--servers", 4, "--yaml")
     assert outcome.err == ""
-    assert topology.parse(outcome.out.encode()) == topology.load(shipped.find("dgx-h100", "topologies"), 4)
+    assert Topology.parse(outcome.out.encode()) == Topology.load(
+        shipped.find("dgx-h100", "topologies"), 4
+    )
 
 
 def test_servers_change_what_is_shown(partopt, topology_file):
-    assert "servers-2x2: 6 x GPU" in partopt("topology", "show", topology_file(two_level(2, 2)), "--servers", 3).out
+    assert (
+        "servers-2x2: 6 x GPU"
+        in partopt("topology", "show", topology_file(two_level(2, 2)), "--servers", 3).out
+    )

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from partopt import documents, plan, simulator
+from partopt import documents, simulator
+from partopt.documents.plan import Plan
 from tests.helpers import changed, flat, run_process
 
 
@@ -18,7 +19,17 @@ def test_the_report_is_on_standard_output_and_what_to_do_next_beside_it(partopt,
     path = plan_file()
     outcome = partopt("simulate", path)
     assert outcome.code == 0
-    for part in ("plan     straight: 4 stages", "RANK  |0 s", "F0", "WORK", "LEVEL", "period", "speed", "memory", "advice"):
+    for part in (
+        "plan     straight: 4 stages",
+        "RANK  |0 s",
+        "F0",
+        "WORK",
+        "LEVEL",
+        "period",
+        "speed",
+        "memory",
+        "advice",
+    ):
         assert part in outcome.out or part.upper() in outcome.out
     assert outcome.err == f"next:    partopt simulate {path} -o trace.json\n"
 
@@ -31,10 +42,10 @@ def test_the_simulation_confirms_what_the_plan_predicts(partopt, plan_file):
     ):
         path = plan_file(*given)
         found = partopt("simulate", path, "--json").document
-        predicted = plan.load(path).predicted
+        predicted = Plan.load(path).predicted
         assert found["period_s"] == pytest.approx(predicted.period_s, rel=1e-9)
         assert found["bubble"] == pytest.approx(predicted.bubble, abs=1e-9)
-        assert found["peak_memory_bytes"] == plan.load(path).peak_memory_bytes
+        assert found["peak_memory_bytes"] == Plan.load(path).peak_memory_bytes
         assert found["changed"] == []
 
 
@@ -46,14 +57,22 @@ def test_one_json_document_and_nothing_else(partopt, plan_file):
 
 def test_a_plan_from_standard_input(partopt, plan_file):
     path = plan_file()
-    assert partopt("simulate", "-", "--json", stdin=documents.read_bytes(path)).out == partopt("simulate", path, "--json").out
+    assert (
+        partopt("simulate", "-", "--json", stdin=documents.read_bytes(path)).out
+        == partopt("simulate", path, "--json").out
+    )
 
 
 def test_the_same_document_every_time(partopt, synchronous):
-    assert partopt("simulate", synchronous, "--json").out == partopt("simulate", synchronous, "--json").out
+    assert (
+        partopt("simulate", synchronous, "--json").out
+        == partopt("simulate", synchronous, "--json").out
+    )
 
 
-@pytest.mark.parametrize("given", [[], ["--schedule", "zb-h1"], ["--bandwidth", "all=1 MB/s"], ["--microbatches", "4"]])
+@pytest.mark.parametrize(
+    "given", [[], ["--schedule", "zb-h1"], ["--bandwidth", "all=1 MB/s"], ["--microbatches", "4"]]
+)
 def test_piped_text_is_80_columns_wide_and_plain(partopt, synchronous, given):
     outcome = partopt("simulate", synchronous, *given)
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -61,7 +80,9 @@ def test_piped_text_is_80_columns_wide_and_plain(partopt, synchronous, given):
 
 
 def test_ascii_where_the_terminal_has_no_more(synchronous):
-    done = run_process(["simulate", synchronous], environment={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    done = run_process(
+        ["simulate", synchronous], environment={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    )
     assert done.returncode == 0
     assert done.stdout.isascii()
     assert b"?" not in done.stdout
@@ -81,7 +102,9 @@ class TestOutput:
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.document["traceEvents"]
 
-    @pytest.mark.parametrize("form, begin", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+    @pytest.mark.parametrize(
+        "form, begin", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
+    )
     def test_a_figure(self, partopt, synchronous, tmp_path, form, begin):
         pytest.importorskip("matplotlib", reason="figures need matplotlib, which is an extra")
         assert partopt("simulate", synchronous, "-o", tmp_path / f"figure.{form.upper()}").code == 0
@@ -97,8 +120,14 @@ class TestOutput:
         path = tmp_path / "own.csv"
         usual = partopt("simulate", synchronous, "-o", path, "--json").document
         again = partopt("simulate", synchronous, "--schedule", path, "--json").document
-        assert (again["schedule"], again["microbatches"], again["period_s"]) == ("own.csv", 16, usual["period_s"])
-        assert [rank["peak_memory_bytes"] for rank in again["ranks"]] == [rank["peak_memory_bytes"] for rank in usual["ranks"]]
+        assert (again["schedule"], again["microbatches"], again["period_s"]) == (
+            "own.csv",
+            16,
+            usual["period_s"],
+        )
+        assert [rank["peak_memory_bytes"] for rank in again["ranks"]] == [
+            rank["peak_memory_bytes"] for rank in usual["ranks"]
+        ]
 
     def test_json_and_a_file_at_once(self, partopt, synchronous, tmp_path):
         outcome = partopt("simulate", synchronous, "--json", "-o", tmp_path / "t.json")
@@ -116,24 +145,41 @@ class TestOutput:
     def test_an_unknown_extension(self, partopt, synchronous, tmp_path, name):
         outcome = partopt("simulate", synchronous, "-o", tmp_path / name)
         assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.hints == ["choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)"]
+        assert outcome.hints == [
+            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)"
+        ]
 
     def test_two_things_on_standard_output(self, partopt, synchronous):
-        assert partopt("simulate", synchronous, "-o", "-", "--json").errors == ["-o - --json: both print on standard output"]
+        assert partopt("simulate", synchronous, "-o", "-", "--json").errors == [
+            "-o - --json: both print on standard output"
+        ]
 
     def test_more_actions_than_a_trace_holds(self, partopt, synchronous, tmp_path):
-        outcome = partopt("simulate", synchronous, "-o", tmp_path / "t.json", "--microbatches", 200_000)
-        assert (outcome.code, outcome.out, outcome.hints) == (2, "", ["--microbatches 125000 or fewer"])
+        outcome = partopt(
+            "simulate", synchronous, "-o", tmp_path / "t.json", "--microbatches", 200_000
+        )
+        assert (outcome.code, outcome.out, outcome.hints) == (
+            2,
+            "",
+            ["--microbatches 125000 or fewer"],
+        )
 
 
 class TestMemory:
-    def test_a_plan_that_does_not_fit_is_still_told_and_exits_with_one(self, partopt, plan_file, tmp_path):
-        small = changed(documents.read_bytes(plan_file()), "topology", "device", "memory_bytes", to=10**7)
+    def test_a_plan_that_does_not_fit_is_still_told_and_exits_with_one(
+        self, partopt, plan_file, tmp_path
+    ):
+        small = changed(
+            documents.read_bytes(plan_file()), "topology", "device", "memory_bytes", to=10**7
+        )
         (tmp_path / "small.json").write_bytes(small)
         outcome = partopt("simulate", tmp_path / "small.json")
         assert outcome.code == 1
         assert "DOES NOT FIT 10 MB" in outcome.out
-        assert re.match(r"the plan does not fit: rank 0 needs [\d.]+ MB, [\d.]+ MB more than there is", outcome.errors[0])
+        assert re.match(
+            r"the plan does not fit: rank 0 needs [\d.]+ MB, [\d.]+ MB more than there is",
+            outcome.errors[0],
+        )
         assert outcome.hints == ["partopt plan --recompute always"]
         assert partopt("simulate", tmp_path / "small.json", "--json").document["fits"] is False
 
@@ -141,7 +187,9 @@ class TestMemory:
         outcome = partopt("simulate", plan_file(), "--memory", "10 MB")
         assert outcome.code == 1
         assert "changed  memory of a device 16 GB -> 10 MB" in outcome.out
-        assert partopt("simulate", plan_file(), "--memory", "10").errors == ["--memory: '10' has no unit"]
+        assert partopt("simulate", plan_file(), "--memory", "10").errors == [
+            "--memory: '10' has no unit"
+        ]
 
     def test_more_microbatches_in_flight_than_there_is_room_for(self, partopt, plan_file):
         path = plan_file(cluster=flat(4, 10e9, memory_bytes=40 * 10**6))
@@ -160,7 +208,11 @@ class TestMemory:
 def test_a_file_that_is_no_plan(partopt, tmp_path, content, error):
     (tmp_path / "x.json").write_bytes(content)
     outcome = partopt("simulate", tmp_path / "x.json")
-    assert (outcome.code, outcome.out, outcome.errors) == (2, "", [f"{tmp_path / 'x.json'}: {error}"])
+    assert (outcome.code, outcome.out, outcome.errors) == (
+        2,
+        "",
+        [f"{tmp_path / 'x.json'}: {error}"],
+    )
 
 
 def test_a_truncated_plan(partopt, plan_file, tmp_path):
@@ -174,18 +226,32 @@ def test_a_truncated_plan(partopt, plan_file, tmp_path):
 def test_a_plan_that_takes_no_time(partopt, plan_file, tmp_path):
     document = json.loads(documents.read_bytes(plan_file()))
     for stage in document["stages"]:
-        stage |= {name: 0 for name in stage if name.endswith("_s")} | {"input_bytes": 0, "output_bytes": 0, "parameter_bytes": 0}
+        stage |= {name: 0 for name in stage if name.endswith("_s")} | {
+            "input_bytes": 0,
+            "output_bytes": 0,
+            "parameter_bytes": 0,
+        }
     (tmp_path / "x.json").write_text(json.dumps(document))
     outcome = partopt("simulate", tmp_path / "x.json")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.errors == [f"{tmp_path / 'x.json'}: all that it does takes 0 s, there is nothing to see"]
+    assert outcome.errors == [
+        f"{tmp_path / 'x.json'}: all that it does takes 0 s, there is nothing to see"
+    ]
 
 
 def test_a_plan_of_an_unknown_schedule(partopt, plan_file, tmp_path):
-    (tmp_path / "x.json").write_bytes(changed(documents.read_bytes(plan_file()), "schedule", to="1f2b"))
+    (tmp_path / "x.json").write_bytes(
+        changed(documents.read_bytes(plan_file()), "schedule", to="1f2b")
+    )
     outcome = partopt("simulate", tmp_path / "x.json")
-    assert (outcome.code, outcome.errors) == (2, [f'{tmp_path / "x.json"}: schedule: there is no "1f2b"'])
-    assert partopt("simulate", tmp_path / "x.json", "--schedule", "1f1b", "--microbatches", 8).code == 0
+    assert (outcome.code, outcome.errors) == (
+        2,
+        [f'{tmp_path / "x.json"}: schedule: there is no "1f2b"'],
+    )
+    assert (
+        partopt("simulate", tmp_path / "x.json", "--schedule", "1f1b", "--microbatches", 8).code
+        == 0
+    )
 
 
 def test_a_terminal_gets_colour_and_its_width(partopt, synchronous, monkeypatch, capsys):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from partopt import plan
+from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.simulator import judge
 from partopt.simulator.restate import restated
@@ -26,8 +26,16 @@ def test_more_microbatches(partopt, synchronous):
 
 def test_an_asynchronous_plan_with_iterations_needs_to_be_told_how_many(partopt, plan_file):
     outcome = partopt("simulate", plan_file(), "--schedule", "1f1b")
-    assert (outcome.code, outcome.errors) == (2, ["--schedule 1f1b: needs a number of microbatches"])
-    assert partopt("simulate", plan_file(), "--schedule", "1f1b", "--microbatches", 16, "--json").document["microbatches"] == 16
+    assert (outcome.code, outcome.errors) == (
+        2,
+        ["--schedule 1f1b: needs a number of microbatches"],
+    )
+    assert (
+        partopt(
+            "simulate", plan_file(), "--schedule", "1f1b", "--microbatches", 16, "--json"
+        ).document["microbatches"]
+        == 16
+    )
 
 
 def test_the_network(partopt, synchronous):
@@ -35,61 +43,120 @@ def test_the_network(partopt, synchronous):
     faster = partopt("simulate", synchronous, "--bandwidth", "all=800 Gb/s", "--json").document
     assert faster["period_s"] < slower["period_s"]
     assert faster["changed"] == ["bandwidth of all 10 GB/s -> 100 GB/s"]
-    late = partopt("simulate", synchronous, "--latency", "all=1 ms", "--links", "all=2", "--json").document
+    late = partopt(
+        "simulate", synchronous, "--latency", "all=1 ms", "--links", "all=2", "--json"
+    ).document
     assert late["changed"] == ["latency of all 0 s -> 1.00 ms", "links of all 1 -> 2"]
     assert late["period_s"] > faster["period_s"]
 
 
 def test_several_levels_at_once(partopt, plan_file):
     path = plan_file(cluster=two_level(2, 2, memory_bytes=10**10))
-    found = partopt("simulate", path, "--bandwidth", "server=1 GB/s", "--bandwidth", "cluster=2 GB/s", "--json").document
-    assert found["changed"] == ["bandwidth of server 10 GB/s -> 1 GB/s", "bandwidth of cluster 1 GB/s -> 2 GB/s"]
+    found = partopt(
+        "simulate", path, "--bandwidth", "server=1 GB/s", "--bandwidth", "cluster=2 GB/s", "--json"
+    ).document
+    assert found["changed"] == [
+        "bandwidth of server 10 GB/s -> 1 GB/s",
+        "bandwidth of cluster 1 GB/s -> 2 GB/s",
+    ]
 
 
 def test_the_ways_of_communicating(partopt, plan_file):
     path = plan_file("--planner", "data_parallel")
-    found = partopt("simulate", path, "--comm", "serial", "--allreduce", "blocking", "--json").document
+    found = partopt(
+        "simulate", path, "--comm", "serial", "--allreduce", "blocking", "--json"
+    ).document
     assert found["changed"] == ["transfers overlap -> serial", "all-reduces overlap -> blocking"]
     assert found["period_s"] > found["planned"]["period_s"]
 
 
 def test_the_warm_up(partopt, plan_file, synchronous):
     path = plan_file()
-    own = [stage.warmup for stage in plan.load(path).stages]
+    own = [stage.warmup for stage in Plan.load(path).stages]
     more = ",".join(str(count + 1) for count in own)
     listed = partopt("simulate", path, "--warmup", more, "--json").document
     assert listed["changed"] == [f"warm-up {','.join(map(str, own))} -> {more}"]
     assert listed["peak_memory_bytes"] > listed["planned"]["peak_memory_bytes"]
     assert partopt("simulate", path, "--warmup", "+1", "--json").document == listed
-    assert partopt("simulate", synchronous, "--warmup", "6,4,2,0", "--json").document["ranks"][0]["peak_in_flight"] == 7
+    assert (
+        partopt("simulate", synchronous, "--warmup", "6,4,2,0", "--json").document["ranks"][0][
+            "peak_in_flight"
+        ]
+        == 7
+    )
 
 
 def test_a_warm_up_that_was_searched_is_kept_on_another_network(partopt, plan_file, tmp_path):
-    deeper = restated(plan.load(plan_file()), warmups=[7, 5, 3, 0])
-    plan.save(deeper, str(tmp_path / "deep.json"))
-    found = partopt("simulate", tmp_path / "deep.json", "--bandwidth", "all=5 GB/s", "--json").document
+    deeper = restated(Plan.load(plan_file()), warmups=[7, 5, 3, 0])
+    deeper.save(str(tmp_path / "deep.json"))
+    found = partopt(
+        "simulate", tmp_path / "deep.json", "--bandwidth", "all=5 GB/s", "--json"
+    ).document
     assert found["ranks"][0]["peak_in_flight"] == 8
     assert found["changed"] == ["bandwidth of all 10 GB/s -> 5 GB/s"]
 
 
 def test_what_is_as_it_was_is_no_change(partopt, synchronous):
-    same = ["--schedule", "1f1b", "--microbatches", 16, "--bandwidth", "all=10 GB/s", "--comm", "overlap", "--warmup", "3,2,1,0"]
+    same = [
+        "--schedule",
+        "1f1b",
+        "--microbatches",
+        16,
+        "--bandwidth",
+        "all=10 GB/s",
+        "--comm",
+        "overlap",
+        "--warmup",
+        "3,2,1,0",
+    ]
     assert partopt("simulate", synchronous, *same).out == partopt("simulate", synchronous).out
 
 
 @pytest.mark.parametrize(
     "given, error, hint",
     [
-        (["--bandwidth", "al=1 GB/s"], "--bandwidth al: the plan's cluster has no such level", 'did you mean "all"?'),
-        (["--bandwidth", "1 GB/s"], '--bandwidth "1 GB/s": of which level?', 'write --bandwidth all="1 GB/s"; the levels are all'),
-        (["--bandwidth", "all=0 GB/s"], "--bandwidth all: is zero", "write what a link of that level achieves in one direction"),
-        (["--bandwidth", "all=10"], "--bandwidth all: '10' has no unit", 'write "200 Gb/s" (bits) or "200 GB/s" (bytes)'),
+        (
+            ["--bandwidth", "al=1 GB/s"],
+            "--bandwidth al: the plan's cluster has no such level",
+            'did you mean "all"?',
+        ),
+        (
+            ["--bandwidth", "1 GB/s"],
+            '--bandwidth "1 GB/s": of which level?',
+            'write --bandwidth all="1 GB/s"; the levels are all',
+        ),
+        (
+            ["--bandwidth", "all=0 GB/s"],
+            "--bandwidth all: is zero",
+            "write what a link of that level achieves in one direction",
+        ),
+        (
+            ["--bandwidth", "all=10"],
+            "--bandwidth all: '10' has no unit",
+            'write "200 Gb/s" (bits) or "200 GB/s" (bytes)',
+        ),
         (["--bandwidth", "all=1 GB/s"] * 2, "--bandwidth all: given twice", "give each level once"),
-        (["--latency", "all=1"], "--latency all: '1' has no unit", 'write "50 us", "1.5 ms" or "2 s"'),
-        (["--links", "all=0"], "--links all: '0' is no number of links", "write a whole number, 1 or more"),
-        (["--links", "all=x"], "--links all: 'x' is no number of links", "write a whole number, 1 or more"),
+        (
+            ["--latency", "all=1"],
+            "--latency all: '1' has no unit",
+            'write "50 us", "1.5 ms" or "2 s"',
+        ),
+        (
+            ["--links", "all=0"],
+            "--links all: '0' is no number of links",
+            "write a whole number, 1 or more",
+        ),
+        (
+            ["--links", "all=x"],
+            "--links all: 'x' is no number of links",
+            "write a whole number, 1 or more",
+        ),
         (["--schedule", "1f2b"], "--schedule 1f2b: no such schedule", 'did you mean "1f1b"?'),
-        (["--allreduce", "blocking"], "--allreduce: 1f1b exchanges gradients when its last backward is done", "drop --allreduce"),
+        (
+            ["--allreduce", "blocking"],
+            "--allreduce: 1f1b exchanges gradients when its last backward is done",
+            "drop --allreduce",
+        ),
         (["--warmup", "1,2"], "--warmup 1,2: 2 numbers for 4 stages", "give one for each stage"),
         (
             ["--warmup", "16,2,1,0"],
@@ -114,12 +181,18 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         ),
         (
             ["--schedule", "interleaved"],
-            "--schedule interleaved: several stages on each device are what it is for; the plan has one",
+            (
+                "--schedule interleaved: several stages on each device are what it is for; "
+                "the plan has one"
+            ),
             "plan for it: partopt plan PROFILE --topology FILE --schedule interleaved --chunks 2",
         ),
         (
             ["--schedule", "zbv"],
-            "--schedule zbv: the schedule needs stages s and 2P-1-s on the same devices; the plan has them otherwise",
+            (
+                "--schedule zbv: the schedule needs stages s and 2P-1-s on the same "
+                "devices; the plan has them otherwise"
+            ),
             "plan for it: partopt plan PROFILE --topology FILE --schedule zbv",
         ),
     ],
@@ -138,7 +211,9 @@ def test_a_warm_up_with_which_devices_wait_for_each_other(partopt, plan_file):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(partopt, plan_file, schedule):
+def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(
+    partopt, plan_file, schedule
+):
     M = () if SCHEDULES[schedule].asynchronous else ("--microbatches", 8)
     path = plan_file("--planner", "gpipe", "--schedule", schedule, *M)
     for other in SCHEDULES:
@@ -148,33 +223,52 @@ def test_every_schedule_under_every_other_is_executed_or_refused_with_a_hint(par
             assert (outcome.code, outcome.document["schedule"]) == (0, other)
         else:
             assert (outcome.code, outcome.out) == (2, "")
-            assert outcome.hints[0].startswith(f"plan for it: partopt plan PROFILE --topology FILE --schedule {other}")
+            assert outcome.hints[0].startswith(
+                f"plan for it: partopt plan PROFILE --topology FILE --schedule {other}"
+            )
 
 
 def test_unequal_replicas(partopt, plan_file):
     path = plan_file("--cuts", "6", "--replicas", "3,1")
     outcome = partopt("simulate", path, "--schedule", "zb-h1", "--microbatches", 12)
-    assert (outcome.code, outcome.errors) == (2, ["--schedule zb-h1: the schedule needs equally many replicas of every stage"])
+    assert (outcome.code, outcome.errors) == (
+        2,
+        ["--schedule zb-h1: the schedule needs equally many replicas of every stage"],
+    )
 
 
 def test_microbatches_that_do_not_divide(partopt, plan_file):
     path = plan_file("--planner", "gpipe", "--schedule", "interleaved", "--microbatches", 8)
     outcome = partopt("simulate", path, "--microbatches", 9)
     assert outcome.code == 2
-    assert outcome.errors[0].startswith("interleaved: 9 microbatches do not divide into 2 equal groups")
+    assert outcome.errors[0].startswith(
+        "interleaved: 9 microbatches do not divide into 2 equal groups"
+    )
 
 
 def test_so_many_that_it_takes_to_settle(partopt, plan_file, monkeypatch):
     path = plan_file()
     monkeypatch.setattr(judge, "ACTION_LIMIT", 100)
     outcome = partopt("simulate", path)
-    assert re.fullmatch(r"\d+ microbatches that it takes to settle in 4 stages are \d+ actions, more than 100", outcome.errors[0])
+    assert re.fullmatch(
+        r"\d+ microbatches that it takes to settle in 4 stages are \d+ actions, more than 100",
+        outcome.errors[0],
+    )
     assert outcome.hints == ["--microbatches 12 or fewer"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 9, 13])
-@pytest.mark.parametrize("given", [("--planner", "straight"), ("--planner", "data_parallel"), ("--cuts", "6", "--replicas", "3,1")])
-def test_the_pace_of_few_asynchronous_microbatches_is_told_with_a_warning(partopt, plan_file, count, given):
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--planner", "straight"),
+        ("--planner", "data_parallel"),
+        ("--cuts", "6", "--replicas", "3,1"),
+    ],
+)
+def test_the_pace_of_few_asynchronous_microbatches_is_told_with_a_warning(
+    partopt, plan_file, count, given
+):
     found = partopt("simulate", plan_file(*given), "--microbatches", count, "--json").document
     assert found["microbatches"] == count
     assert 0 < found["period_s"] <= found["makespan_s"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.capacity import first_at_least, shapes_of, trees_of
 from partopt.cost.links import allreduce_s, exchange_s, side_s
-from partopt.topology import Device, Level, Topology
+from partopt.documents.topology import Device, Level, Topology
 
 
 @st.composite
@@ -17,7 +17,10 @@ def mixed_topologies(draw: st.DrawFn, devices: int = 24) -> Topology:
     for k in range(1, draw(st.integers(1, 3)) + 1):
         size = draw(st.integers(1, max(1, min(6, devices // total))))
         total *= size
-        rates = {"bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8]))), "links": draw(st.sampled_from([1, 2]))}
+        rates = {
+            "bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8]))),
+            "links": draw(st.sampled_from([1, 2])),
+        }
         waits = {"latency_s": float(draw(st.sampled_from([0, 1, 3]))), "bus": draw(st.booleans())}
         levels.append(Level(name=f"level{k}", size=size, **rates, **waits))
     return Topology(name="mixed", device=Device(name="device"), levels=levels)
@@ -30,16 +33,24 @@ def test_runs_of_ranks_cost_what_the_links_say(cluster):
     for start in range(cluster.devices):
         for r in range(1, cluster.devices - start + 1):
             ranks, at = range(start, start + r), (start % G, r)
-            assert shapes.slope[at] * 5.0 + shapes.latency[at] == pytest.approx(allreduce_s(5.0, ranks, cluster), rel=1e-14)
+            assert shapes.slope[at] * 5.0 + shapes.latency[at] == pytest.approx(
+                allreduce_s(5.0, ranks, cluster), rel=1e-14
+            )
             for neighbour in range(start):
                 gap = cluster.common_level(neighbour, start)
                 K = cluster.common_level(neighbour, ranks[-1])
-                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(side_s(3.0, ranks, K, cluster), rel=1e-14)
-                assert 3.0 / shapes.exchange[gap - 1][at] == pytest.approx(exchange_s(3.0, ranks, K, cluster), rel=1e-14)
+                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(
+                    side_s(3.0, ranks, K, cluster), rel=1e-14
+                )
+                assert 3.0 / shapes.exchange[gap - 1][at] == pytest.approx(
+                    exchange_s(3.0, ranks, K, cluster), rel=1e-14
+                )
             for neighbour in range(start + r, cluster.devices):
                 gap = cluster.common_level(ranks[-1], neighbour)
                 K = cluster.common_level(start, neighbour)
-                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(side_s(3.0, ranks, K, cluster), rel=1e-14)
+                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(
+                    side_s(3.0, ranks, K, cluster), rel=1e-14
+                )
 
 
 @settings(max_examples=100, deadline=None)

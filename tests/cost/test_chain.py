@@ -18,15 +18,21 @@ def test_without_tensors_a_cut_carries_the_output_before_it():
 
 
 def test_a_skip_connection_is_carried_through_every_cut_that_it_spans_and_once():
-    """Layer 0's 5 bytes go to layers 1 and 3, layer 1's 7 to layer 2, layer 2's 9 to layer 3: cuts of 5, 5+7 and 5+9."""
+    """Layer 0's 5 bytes go to layers 1 and 3, layer 1's 7 to layer 2, layer 2's 9 to layer 3: cuts
+    of 5, 5+7 and 5+9.
+    """
     tensors = [(0, [1, 3], 5), (1, [2], 7), (2, [3], 9)]
     chain = chain_of(profile_of([measurement([1.0] * 4, tensors=tensors)]))
     assert chain.a.tolist() == [0, 5, 12, 14, 0]
 
 
 def test_a_tied_parameter_counts_once_in_a_stage_that_holds_both_ends():
-    """An embedding of 100 bytes used by layers 0 and 2, which hold 100 and 130; layer 1 holds 40."""
-    profile = profile_of([measurement([1.0] * 3)], parameter_bytes=[100, 40, 130], shared=[("wte", [0, 2], 100)])
+    """An embedding of 100 bytes used by layers 0 and 2, which hold 100 and 130; layer 1 holds
+    40.
+    """
+    profile = profile_of(
+        [measurement([1.0] * 3)], parameter_bytes=[100, 40, 130], shared=[("wte", [0, 2], 100)]
+    )
     weights = chain_of(profile).parameter_bytes
     assert (weights(0, 1), weights(1, 3), weights(0, 3)) == (100, 170, 170)
 
@@ -38,12 +44,20 @@ def test_stash_groups_are_charged_once_to_a_stage_that_touches_them():
 
 def test_without_stash_groups_what_crosses_layers_is_kept_by_both_sides():
     chain = chain_of(profile_of([measurement([1.0] * 3, output_bytes=[5, 7, 9])]))
-    assert (chain.stash_bytes(0, 1), chain.stash_bytes(1, 2), chain.stash_bytes(0, 3)) == (5, 12, 12)
+    assert (chain.stash_bytes(0, 1), chain.stash_bytes(1, 2), chain.stash_bytes(0, 3)) == (
+        5,
+        12,
+        12,
+    )
 
 
 def test_by_default_the_size_that_is_fastest_per_sample():
     profile = profile_of(
-        [measurement([3.0], microbatch_size=1), measurement([4.0], microbatch_size=2), measurement([9.0], microbatch_size=4)]
+        [
+            measurement([3.0], microbatch_size=1),
+            measurement([4.0], microbatch_size=2),
+            measurement([9.0], microbatch_size=4),
+        ]
     )
     assert chain_of(profile).microbatch_size == 2
 
@@ -65,7 +79,13 @@ def test_between_two_measured_sizes_every_layer_is_interpolated():
     ],
 )
 def test_sizes_are_never_extrapolated(size, message, hint, exit_code):
-    profile = profile_of([measurement([1.0], microbatch_size=2), measurement([1.0], microbatch_size=4), out_of_memory(8)])
+    profile = profile_of(
+        [
+            measurement([1.0], microbatch_size=2),
+            measurement([1.0], microbatch_size=4),
+            out_of_memory(8),
+        ]
+    )
     with pytest.raises(PartoptError, match=message) as raised:
         chain_of(profile, size)
     assert (raised.value.hint, raised.value.exit_code) == (hint, exit_code)
@@ -79,11 +99,24 @@ def test_sizes_whose_layers_exchange_other_tensors_are_not_interpolated():
 
 
 def test_a_coarsened_chain_sums_what_it_merges():
-    """Layers 0-1 and 2-3 merged; a tied parameter of 7 in layers 1 and 2, a stash of 3 kept by layers 0 and 1."""
-    sizes = measurement([1.0, 2.0, 4.0, 8.0], [1.0] * 4, output_bytes=[5, 6, 7, 8], stash_groups=[([0, 1], 3), ([2], 9)])
-    fine = chain_of(profile_of([sizes], parameter_bytes=[1, 12, 17, 2], shared=[("tied", [1, 2], 7)]))
+    """Layers 0-1 and 2-3 merged; a tied parameter of 7 in layers 1 and 2, a stash of 3 kept by
+    layers 0 and 1.
+    """
+    sizes = measurement(
+        [1.0, 2.0, 4.0, 8.0],
+        [1.0] * 4,
+        output_bytes=[5, 6, 7, 8],
+        stash_groups=[([0, 1], 3), ([2], 9)],
+    )
+    fine = chain_of(
+        profile_of([sizes], parameter_bytes=[1, 12, 17, 2], shared=[("tied", [1, 2], 7)])
+    )
     coarse = coarsened(fine, [0, 2, 4])
     assert (coarse.f.tolist(), coarse.g.tolist(), coarse.a.tolist()) == ([3, 12], [2, 2], [0, 6, 0])
     for i, j in [(0, 1), (1, 2), (0, 2)]:
-        assert coarse.parameter_bytes(i, j) == coarse.parameter_bytes.table()[i, j] == fine.parameter_bytes(2 * i, 2 * j)
+        assert (
+            coarse.parameter_bytes(i, j)
+            == coarse.parameter_bytes.table()[i, j]
+            == fine.parameter_bytes(2 * i, 2 * j)
+        )
         assert coarse.stash_bytes(i, j) == fine.stash_bytes(2 * i, 2 * j)

@@ -5,7 +5,9 @@ from partopt.cost import compiled as module
 
 
 def test_without_a_place_for_the_cache_functions_are_compiled_without_it(monkeypatch):
-    """numba refuses `cache=True` where neither the package's folder nor the user's can be written."""
+    """numba refuses `cache=True` where neither the package's folder nor the user's can be
+    written.
+    """
 
     def refusing(cache=False, **options):
         if cache:
@@ -23,7 +25,9 @@ def test_without_a_place_for_the_cache_functions_are_compiled_without_it(monkeyp
 
 def test_options_reach_numba(monkeypatch):
     given = {}
-    monkeypatch.setattr(module, "njit", lambda **options: given.update(options) or (lambda function: function))
+    monkeypatch.setattr(
+        module, "njit", lambda **options: given.update(options) or (lambda function: function)
+    )
     module.compiled(inline="always")(lambda: None)
     assert given == {"cache": True, "inline": "always"}
 

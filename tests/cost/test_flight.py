@@ -17,7 +17,9 @@ from partopt.schedules.layout import STRAIGHT
 from tests.schedules.executed import built, chunks
 
 
-@pytest.mark.parametrize("devices, input_replicas, expected", [(4, 1, 4), (16, 15, 2), (4, 3, 2), (8, 8, 1)])
+@pytest.mark.parametrize(
+    "devices, input_replicas, expected", [(4, 1, 4), (16, 15, 2), (4, 3, 2), (8, 8, 1)]
+)
 def test_noam_is_devices_over_input_replicas_rounded_up(devices, input_replicas, expected):
     assert noam(devices, input_replicas) == expected
 
@@ -46,7 +48,9 @@ def test_noam_is_devices_over_input_replicas_rounded_up(devices, input_replicas,
     ],
 )
 def test_microbatches_in_flight_by_schedule(schedule, replicas, microbatches, expected):
-    assert [in_flight(schedule, s, replicas, microbatches) for s in range(len(replicas))] == expected
+    assert [
+        in_flight(schedule, s, replicas, microbatches) for s in range(len(replicas))
+    ] == expected
 
 
 def test_noam_is_what_the_first_stage_holds():
@@ -92,9 +96,13 @@ def test_the_formula_is_what_the_schedule_holds(schedule):
                 if refusal(schedule, P, v, M) is None:
                     expected = counted.in_flight(built(schedule, P, v, M)).tolist()
                     if schedule in CHUNKED:
-                        assert [chunks_in_flight(schedule, p, P, v, M) for p in range(P)] == expected, (P, v, M)
+                        assert [
+                            chunks_in_flight(schedule, p, P, v, M) for p in range(P)
+                        ] == expected, (P, v, M)
                     else:
-                        assert [min(M, in_flight(schedule, p, [1] * P, M)) for p in range(P)] == expected, (P, M)
+                        assert [
+                            min(M, in_flight(schedule, p, [1] * P, M)) for p in range(P)
+                        ] == expected, (P, M)
                     tried += 1
     assert tried >= 10
 
@@ -106,4 +114,7 @@ def test_the_schedules_known_here_are_those_that_there_are():
 
 
 def test_weight_versions():
-    assert [weight_versions(schedule, 3) for schedule in ("pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive")] == [3, 2, 1, 1, 1]
+    assert [
+        weight_versions(schedule, 3)
+        for schedule in ("pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive")
+    ] == [3, 2, 1, 1, 1]

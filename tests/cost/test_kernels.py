@@ -25,7 +25,13 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
-SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("1f1b-eager", 5), ("gpipe", 5)]
+SCHEDULES = [
+    ("pipedream", None),
+    ("pipedream-2bw", None),
+    ("1f1b", 5),
+    ("1f1b-eager", 5),
+    ("gpipe", 5),
+]
 LIMIT = 100
 
 
@@ -33,7 +39,13 @@ LIMIT = 100
 def sums(draw: st.DrawFn) -> RangeSum:
     values = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     members = st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=4)
-    return RangeSum(values, [Group(*group) for group in draw(st.lists(st.tuples(members, st.integers(1, 9)), max_size=5))])
+    return RangeSum(
+        values,
+        [
+            Group(*group)
+            for group in draw(st.lists(st.tuples(members, st.integers(1, 9)), max_size=5))
+        ],
+    )
 
 
 @settings(deadline=None)
@@ -55,7 +67,11 @@ def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data)
     for i in range(coarse.chain.layers):
         for j in range(i + 1, coarse.chain.layers + 1):
             alone = Partition(CONTIGUOUS, [Assignment(bounds[i], bounds[j], [0])])
-            assert exchanged_s(tied, i, j) == table[i, j] == tied_exchange_s(alone, 0, problem(model, cluster))
+            assert (
+                exchanged_s(tied, i, j)
+                == table[i, j]
+                == tied_exchange_s(alone, 0, problem(model, cluster))
+            )
 
 
 @pytest.mark.parametrize("schedule, M", SCHEDULES)
@@ -65,13 +81,27 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
     stash = RangeSum([float(data.draw(st.integers(0, 9))) for _ in range(model.layers)])
     model = replace(model, sixteen_bit=sixteen_bit, stash_bytes=stash)
-    layers = layers_of(problem(model, topology((4, 1.0)), schedule=schedule, microbatches=M, optimizer=optimizer, memory_bytes=LIMIT))
+    layers = layers_of(
+        problem(
+            model,
+            topology((4, 1.0)),
+            schedule=schedule,
+            microbatches=M,
+            optimizer=optimizer,
+            memory_bytes=LIMIT,
+        )
+    )
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             for mode in range(2):
-                found = most_in_flight(layers, model.parameter_bytes(i, j), stash(i, j), model.a[i], model.a[j], mode)
+                found = most_in_flight(
+                    layers, model.parameter_bytes(i, j), stash(i, j), model.a[i], model.a[j], mode
+                )
                 fits = [
-                    stage_memory(model, i, j, F, weight_versions(schedule, F), optimizer, bool(mode)).total_bytes <= LIMIT
+                    stage_memory(
+                        model, i, j, F, weight_versions(schedule, F), optimizer, bool(mode)
+                    ).total_bytes
+                    <= LIMIT
                     for F in range(1, 2 * LIMIT)
                 ]
                 assert min(found, len(fits)) == sum(fits)
@@ -82,7 +112,9 @@ def test_the_fewest_replicas_that_fit(schedule, M):
     layers = layers_of(problem(*_small(), schedule=schedule, microbatches=M))
     for F in [*range(12), NEVER]:
         for R in range(12):
-            fitting = [r for r in range(1, 40) if in_flight(schedule, 0, [r, R] if R else [r], M) <= F]
+            fitting = [
+                r for r in range(1, 40) if in_flight(schedule, 0, [r, R] if R else [r], M) <= F
+            ]
             assert min(replicas_to_fit(layers, F, R), NEVER) == min(fitting, default=NEVER)
 
 
@@ -91,10 +123,14 @@ def test_the_fewest_replicas_that_keep_pace():
     synchronous = layers_of(problem(*_small(), schedule="gpipe", microbatches=6))
     for C in np.arange(0, 4, 0.25):
         for pace in np.arange(0.25, 12, 0.25):
-            assert replicas_to_keep_pace(asynchronous, C, C, pace) == next(r for r in range(1, 99) if C / r <= pace)
+            assert replicas_to_keep_pace(asynchronous, C, C, pace) == next(
+                r for r in range(1, 99) if C / r <= pace
+            )
             for passed in (C, C / 2):
                 keeping = [r for r in range(1, 99) if -(-6 // r) * C - passed <= pace]
-                assert replicas_to_keep_pace(synchronous, C, passed, pace) == min(keeping, default=NEVER)
+                assert replicas_to_keep_pace(synchronous, C, passed, pace) == min(
+                    keeping, default=NEVER
+                )
 
 
 def _small():

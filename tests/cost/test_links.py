@@ -4,17 +4,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partopt.cost.links import allreduce_s, levels_crossed, members_spanned, side_s, tied_s, transfer_s
+from partopt.cost.links import (
+    allreduce_s,
+    levels_crossed,
+    members_spanned,
+    side_s,
+    tied_s,
+    transfer_s,
+)
 from partopt.cost.recurrence import cut_s, stage_s
-from partopt.topology import Device, Level, Topology
+from partopt.documents.topology import Device, Level, Topology
 
 
 def cluster(*levels: Level) -> Topology:
     return Topology(name="cluster", device=Device(name="device"), levels=list(levels))
 
 
-def level(size: int, bandwidth: float, links: int = 1, latency_s: float = 0.0, bus: bool = False) -> Level:
-    return Level(name=f"of {size}", size=size, bandwidth_bytes_per_s=bandwidth, links=links, latency_s=latency_s, bus=bus)
+def level(
+    size: int, bandwidth: float, links: int = 1, latency_s: float = 0.0, bus: bool = False
+) -> Level:
+    return Level(
+        name=f"of {size}",
+        size=size,
+        bandwidth_bytes_per_s=bandwidth,
+        links=links,
+        latency_s=latency_s,
+        bus=bus,
+    )
 
 
 SERVERS = cluster(level(4, 100.0, latency_s=0.5), level(4, 10.0, links=2, latency_s=3.0))
@@ -31,20 +47,29 @@ def test_an_allreduce_inside_a_server_is_a_ring_on_its_links():
 
 
 def test_an_allreduce_across_servers_goes_at_the_pace_of_the_narrowest_level_on_all_its_links():
-    """Eight members: the outer level moves 10 * 2 bytes/s, less than the inner 100; 14 steps of the larger latency."""
+    """Eight members: the outer level moves 10 * 2 bytes/s, less than the inner 100; 14 steps of the
+    larger latency.
+    """
     assert allreduce_s(400, range(8), SERVERS) == 2 * 7 / 8 * 400 / 20 + 14 * 3.0
 
 
 def test_stages_that_hold_tied_parameters_exchange_gradients_in_a_ring_at_the_outermost_level():
-    """Of 400 bytes two holders move 2 * 1/2 over links of 10 * 2 bytes/s, in two steps of 3 s; on a bus all of them share it."""
+    """Of 400 bytes two holders move 2 * 1/2 over links of 10 * 2 bytes/s, in two steps of 3 s; on a
+    bus all of them share it.
+    """
     assert tied_s(400, 2, SERVERS) == 400 / 20 + 2 * 3.0
     assert tied_s(400, 3, SERVERS) == 2 * 2 / 3 * 400 / 20 + 4 * 3.0
     assert tied_s(400, 1, SERVERS) == 0
-    assert tied_s(400, 3, cluster(level(4, 100.0), level(4, 10.0, bus=True))) == pytest.approx(2 * 2 * 400 / 10)
+    assert tied_s(400, 3, cluster(level(4, 100.0), level(4, 10.0, bus=True))) == pytest.approx(
+        2 * 2 * 400 / 10
+    )
 
 
 def test_a_level_on_which_no_devices_part_exchanges_nothing():
-    assert tied_s(400, 2, cluster(level(4, 100.0, latency_s=0.5), level(1, 1.0))) == 400 / 100 + 2 * 0.5
+    assert (
+        tied_s(400, 2, cluster(level(4, 100.0, latency_s=0.5), level(1, 1.0)))
+        == 400 / 100 + 2 * 0.5
+    )
     assert tied_s(400, 2, cluster(level(1, 100.0))) == 0
 
 
@@ -73,7 +98,9 @@ def test_a_side_of_a_cut_is_spread_over_the_members_that_the_stage_spans():
 @given(st.integers(0, 10**6), st.integers(2, 16), st.integers(1, 10**6))
 def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m, bandwidth):
     bus = cluster(level(m, float(bandwidth), bus=True))
-    assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(allreduce_s(size, range(m), bus))
+    assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(
+        allreduce_s(size, range(m), bus)
+    )
     assert cut_s(size, float(bandwidth)) == pytest.approx(side_s(size, range(1), 1, bus))
 
 
@@ -85,13 +112,17 @@ def test_runs_of_ranks_cross_and_span_what_their_ranks_one_by_one_do(sizes, data
     pairs = {topology.common_level(first, second) for first in ranks for second in ranks} - {0}
     assert levels_crossed(ranks, topology) == levels_crossed(list(ranks), topology) == sorted(pairs)
     for k in range(len(sizes) + 1):
-        assert members_spanned(ranks, k, topology) == len({rank // topology.group_size(k) for rank in ranks})
+        assert members_spanned(ranks, k, topology) == len(
+            {rank // topology.group_size(k) for rank in ranks}
+        )
 
 
 def test_those_on_one_bus_share_it():
     """16 ranks on four buses of 4: the buses carry 4 shares each, the outer ring one each."""
     servers = cluster(level(4, 100.0, bus=True), level(4, 50.0))
-    assert allreduce_s(400, range(16), servers) == pytest.approx(2 * 15 / 16 * 400 * max(4 / 100, 1 / 50))
+    assert allreduce_s(400, range(16), servers) == pytest.approx(
+        2 * 15 / 16 * 400 * max(4 / 100, 1 / 50)
+    )
     shared_outside = cluster(level(4, 100.0), level(4, 10.0, bus=True))
     assert allreduce_s(400, range(16), shared_outside) == pytest.approx(2 * 15 / 16 * 400 * 4 / 10)
 

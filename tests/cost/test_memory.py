@@ -24,7 +24,11 @@ def test_optimizer_state_of_100_bytes_of_parameters(optimizer, sixteen_bit, expe
 
 CHAIN = chain_of(
     profile_of(
-        [measurement([1.0] * 3, output_bytes=[10, 20, 0], stash_groups=[([0], 7), ([1, 2], 30), ([2], 4)])],
+        [
+            measurement(
+                [1.0] * 3, output_bytes=[10, 20, 0], stash_groups=[([0], 7), ([1, 2], 30), ([2], 4)]
+            )
+        ],
         parameter_bytes=[100, 200, 300],
     )
 )
@@ -32,7 +36,9 @@ CHAIN = chain_of(
 
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
-    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", recompute=False)
+    memory = stage_memory(
+        CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", recompute=False
+    )
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 2 * 500
@@ -42,7 +48,9 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 
 def test_recomputation_keeps_the_inputs_and_one_microbatch_of_stash():
-    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", recompute=True)
+    memory = stage_memory(
+        CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", recompute=True
+    )
     assert memory.activations_bytes == 3 * 10 + 34
 
 

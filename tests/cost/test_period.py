@@ -1,4 +1,7 @@
-"""Steady states and iterations worked by hand. Layers take 1 s forward and 2 s backward unless said otherwise."""
+"""Steady states and iterations worked by hand.
+
+Layers take 1 s forward and 2 s backward unless said otherwise.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +28,9 @@ def test_the_period_is_the_slowest_stage_over_its_replicas():
 
 
 def test_an_allreduce_longer_than_the_compute_binds():
-    """Two replicas exchange 2 * 1/2 * 30 bytes at 1 byte/s in 30 s, for every two microbatches of 3 s each."""
+    """Two replicas exchange 2 * 1/2 * 30 bytes at 1 byte/s in 30 s, for every two microbatches of 3
+    s each.
+    """
     given = problem(layers(1, weight=30), topology((2, 1.0)))
     load = binding(Partition(CONTIGUOUS, consecutive([0, 1], [2])), given)
     assert (load.seconds, str(load)) == (30 / 2, "all-reduce of stage 0")
@@ -37,7 +42,9 @@ def tied(*members: int):
 
 
 def test_stages_that_part_tied_layers_exchange_their_gradients_for_each_round():
-    """Two holders of 60 bytes at 10 bytes/s: 6 s, for one microbatch of stage 0 and two of stage 1, which has 6 s of all-reduce besides."""
+    """Two holders of 60 bytes at 10 bytes/s: 6 s, for one microbatch of stage 0 and two of stage 1,
+    which has 6 s of all-reduce besides.
+    """
     given = problem(tied(0, 2), topology((3, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 3], [1, 2]))
     assert [stage_loads(partition, s, given)[1].seconds for s in (0, 1)] == [6, (6 + 6) / 2]
@@ -50,7 +57,9 @@ def test_tied_gradients_are_exchanged_once_an_iteration_before_the_optimizer_ste
 
 
 def test_a_stage_counts_a_holder_for_each_tied_layer_elsewhere():
-    """Three layers in two stages: the first sees one layer elsewhere, the second sees two that may lie in two stages."""
+    """Three layers in two stages: the first sees one layer elsewhere, the second sees two that may
+    lie in two stages.
+    """
     given = problem(tied(0, 1, 2), topology((3, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 2, 3]))
     assert [tied_exchange_s(partition, s, given) for s in (0, 1)] == [6, 2 * 2 / 3 * 60 / 10]
@@ -73,18 +82,29 @@ def test_devices_that_hold_both_ends_of_the_model_exchange_nothing():
 
 
 def test_a_narrow_cut_binds_and_each_side_pays_for_its_own_ports():
-    """Servers of 2: ranks 0-1 and 2. The stage of ranks 0-1 leaves its server by one port; rank 2 sees its neighbour across servers."""
+    """Servers of 2: ranks 0-1 and 2.
+
+    The stage of ranks 0-1 leaves its server by one port; rank 2 sees its neighbour across servers.
+    """
     given = problem(layers(2, cut=40), topology((2, 100.0), (2, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1]))
-    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [40 / 10, 40 / 10]
+    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [
+        40 / 10,
+        40 / 10,
+    ]
     assert str(binding(partition, given)) == "cut before stage 1"
 
 
 def test_a_fifteen_one_split_pays_for_ethernet_on_the_wide_side_only():
-    """Four servers of 4, ranks 0-14 and 15: the wide side spans four servers, the narrow one has its neighbour in its own server."""
+    """Four servers of 4, ranks 0-14 and 15: the wide side spans four servers, the narrow one has
+    its neighbour in its own server.
+    """
     given = problem(layers(2, cut=120), topology((4, 100.0), (4, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [15, 1]))
-    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [120 / (10 * 4), 120 / 100]
+    assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [
+        120 / (10 * 4),
+        120 / 100,
+    ]
 
 
 def test_a_nested_pipeline_sends_inside_its_servers():
@@ -103,7 +123,10 @@ def test_serial_transfers_make_the_devices_wait():
 
 def test_serial_transfers_on_a_bus_pass_once_each():
     given = problem(layers(2, cut=5), topology((2, 10.0), bus=True), serial_transfers=True)
-    assert stage_loads(Partition(CONTIGUOUS, consecutive([0, 1, 2])), 0, given)[0].seconds == 3 + 2 * 0.5
+    assert (
+        stage_loads(Partition(CONTIGUOUS, consecutive([0, 1, 2])), 0, given)[0].seconds
+        == 3 + 2 * 0.5
+    )
 
 
 def test_recomputation_adds_a_forward():
@@ -115,7 +138,9 @@ def test_recomputation_adds_a_forward():
 @pytest.mark.parametrize("P, M", [(1, 1), (4, 1), (4, 8), (3, 16)])
 def test_equal_stages_take_three_times_microbatches_and_stages_less_one(schedule, P, M):
     given = problem(layers(P), topology((P, 1.0)), schedule=schedule, microbatches=M)
-    assert iteration_s(Partition(CONTIGUOUS, consecutive(list(range(P + 1)))), given) == 3 * (M + P - 1)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive(list(range(P + 1)))), given) == 3 * (
+        M + P - 1
+    )
 
 
 def test_without_overlap_an_iteration_is_every_microbatch_through_every_stage():
@@ -130,33 +155,48 @@ def test_data_parallel_replicas_share_the_microbatches_and_then_exchange_gradien
 
 
 def test_the_fullest_of_each_kind_is_kept():
-    """Stages of 6 s on two ranks and 3 s on one, at 2 bytes/s: 2 * 1/2 * 20 bytes in a round of two; 4 bytes over rank 2's port."""
+    """Stages of 6 s on two ranks and 3 s on one, at 2 bytes/s: 2 * 1/2 * 20 bytes in a round of
+    two; 4 bytes over rank 2's port.
+    """
     given = problem(layers(3, cut=4, weight=10), topology((3, 2.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
     found = [("compute", 0, 3.0), ("all-reduce", 0, 5.0), ("cut", 1, 2.0)]
     assert [(load.what, load.place, load.seconds) for load in fullest(partition, given)] == found
     once = replace(given, schedule="1f1b", microbatches=8)
-    assert [(load.what, load.seconds) for load in fullest(partition, once)] == [("compute", 3.0), ("all-reduce", 10 / 8), ("cut", 2.0)]
+    assert [(load.what, load.seconds) for load in fullest(partition, once)] == [
+        ("compute", 3.0),
+        ("all-reduce", 10 / 8),
+        ("cut", 2.0),
+    ]
     assert fullest(partition, replace(once, schedule="naive")) == []
-    assert [load.what for load in fullest(Partition(CONTIGUOUS, consecutive([0, 3])), given)] == ["compute"]
+    assert [load.what for load in fullest(Partition(CONTIGUOUS, consecutive([0, 3])), given)] == [
+        "compute"
+    ]
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(chains(), topologies(), st.data())
 def test_what_binds_is_the_largest_of_the_fullest(model, cluster, data):
     """Also which of several equal ones, so that a plan's loads name what its `bound_by` does."""
-    given = problem(model, cluster, **data.draw(st.sampled_from([{}, {"schedule": "1f1b", "microbatches": 4}])))
+    given = problem(
+        model, cluster, **data.draw(st.sampled_from([{}, {"schedule": "1f1b", "microbatches": 4}]))
+    )
     cuts = sorted(data.draw(st.sets(st.integers(1, model.layers - 1)))) if model.layers > 1 else []
-    replicas = data.draw(st.lists(st.integers(1, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    replicas = data.draw(
+        st.lists(st.integers(1, 3), min_size=len(cuts) + 1, max_size=len(cuts) + 1)
+    )
     hypothesis.assume(sum(replicas) <= cluster.devices)
     partition = Partition(CONTIGUOUS, consecutive([0, *cuts, model.layers], replicas))
     assert binding(partition, given) in fullest(partition, given)
 
 
 def test_a_plan_says_what_the_formulas_say():
-    """Layers of 6, 3 and 3 s on a 2-1 split of three devices: 9 / 2 against 3; 12 s on one device."""
+    """Layers of 6, 3 and 3 s on a 2-1 split of three devices: 9 / 2 against 3; 12 s on one
+    device.
+    """
     profile = profile_of(
-        [measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8, 8, 0], microbatch_size=4)], parameter_bytes=[4, 4, 8]
+        [measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8, 8, 0], microbatch_size=4)],
+        parameter_bytes=[4, 4, 8],
     )
     given = problem_of(profile, topology((3, 1e6)))
     plan = price(Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1])), given, "manual")
@@ -166,7 +206,10 @@ def test_a_plan_says_what_the_formulas_say():
     assert plan.predicted.speedup_over_one_device == 12 / 4.5
     assert plan.predicted.bubble == pytest.approx(1 - 12 / (3 * 4.5))
     assert plan.predicted.bound_by == "compute of stage 0"
-    assert [(flow.kind, flow.source, flow.destination, flow.stage, flow.bytes, flow.per) for flow in plan.communication] == [
+    assert [
+        (flow.kind, flow.source, flow.destination, flow.stage, flow.bytes, flow.per)
+        for flow in plan.communication
+    ] == [
         ("allreduce", None, None, 0, 8, "round"),
         ("send", 0, 1, None, 8, "microbatch"),
         ("send", 1, 0, None, 8, "microbatch"),
@@ -174,7 +217,9 @@ def test_a_plan_says_what_the_formulas_say():
 
 
 def test_an_iteration_is_set_by_the_stage_that_makes_it_longest_not_by_the_one_with_the_longest_turn():
-    """A plan of 2-1 and M = 8: 6 s on two replicas, 3 s on one, then a slower first stage: never faster."""
+    """A plan of 2-1 and M = 8: 6 s on two replicas, 3 s on one, then a slower first stage: never
+    faster.
+    """
 
     def iteration(first: int) -> float:
         model = chain([first, 3000], [0, 0], [0], [0, 0])

@@ -19,7 +19,9 @@ def test_a_group_counts_once_for_a_range_that_touches_it():
 def shared(draw):
     values = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     members = st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=4)
-    return values, [Group(*group) for group in draw(st.lists(st.tuples(members, st.integers(1, 9)), max_size=5))]
+    return values, [
+        Group(*group) for group in draw(st.lists(st.tuples(members, st.integers(1, 9)), max_size=5))
+    ]
 
 
 @given(shared())
@@ -29,6 +31,8 @@ def test_every_range_equals_the_definition_and_the_table(case):
     table = sums.table()
     for i in range(len(values) + 1):
         for j in range(i, len(values) + 1):
-            touched = sum(group.size for group in groups if any(i <= member < j for member in group.members))
+            touched = sum(
+                group.size for group in groups if any(i <= member < j for member in group.members)
+            )
             assert sums(i, j) == table[i, j] == sum(values[i:j]) + touched
     assert np.all(np.tril(table, -1) == 0)

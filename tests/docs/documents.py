@@ -18,7 +18,9 @@ def blocks(text: str, language: str) -> list[str]:
 
 def section(text: str, heading: str) -> str:
     """The text under `## heading`, up to the next heading of that rank."""
-    return re.split(r"^## ", text.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(
+        r"^## ", text.partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE
+    )[0]
 
 
 def rows(text: str) -> list[list[str]]:

@@ -3,7 +3,6 @@
 import sys
 import types
 
-from partopt import plan as plans
 from partopt import planners, schedules
 from partopt.cost.problem import problem_of
 from partopt.schedules.check import check
@@ -27,12 +26,14 @@ def test_the_planner_of_the_example_plans_once_it_is_registered(monkeypatch):
     plan = planners.plan(name, problem_of(uniform_profile(10), flat(4)))
     assert plan.planner == "even"
     assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 2), (2, 5), (5, 7), (7, 10)]
-    assert list(plans.find_faults(plan)) == []
+    assert list(plan.faults()) == []
 
 
 def test_the_schedule_of_the_example_is_an_order_once_it_is_registered(monkeypatch):
     put_in_place(monkeypatch, "partopt.schedules.backlog", SCHEDULE)
-    monkeypatch.setitem(schedules.SCHEDULES, "backlog", schedules.Schedule("partopt.schedules.backlog", "two ahead"))
+    monkeypatch.setitem(
+        schedules.SCHEDULES, "backlog", schedules.Schedule("partopt.schedules.backlog", "two ahead")
+    )
     layout = Layout([[0], [1]], 2, 4)
     order = schedules.order("backlog", layout)
     check(order, layout)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from partopt import planners, profile, topology
+from partopt import planners
 from partopt.cli import VERBS
 from partopt.cost.flight import in_flight, noam, warmup
 from partopt.cost.links import allreduce_s, side_s, transfer_s
@@ -14,15 +14,20 @@ from partopt.cost.period import binding, iteration_s, stage_loads, tied_exchange
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.cost.recurrence import cut_s, stage_s
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from tests.docs.documents import NAMES, blocks, read
 from tests.helpers import ROOT
 
 FORMATS = read("formats.md")
-PROBLEM = problem_of(profile.parse(blocks(FORMATS, "json")[0].encode()), topology.parse(blocks(FORMATS, "yaml")[0].encode()))
+PROBLEM = problem_of(
+    Profile.parse(blocks(FORMATS, "json")[0].encode()),
+    Topology.parse(blocks(FORMATS, "yaml")[0].encode()),
+)
 SYNCHRONOUS = problem_of(PROBLEM.profile, PROBLEM.topology, schedule="1f1b", microbatches=8)
 ON_A_BUS = problem_of(
     PROBLEM.profile,
-    topology.parse(b"""
+    Topology.parse(b"""
 name: bus
 device: {name: GPU}
 levels: [{name: host, size: 3, bandwidth: 10 GB/s, bus: true}]
@@ -43,7 +48,9 @@ COMPUTED = {
     "W(0,3)": lambda: CHAIN.parameter_bytes(0, 3) * MB,
     "stash(0,2)": lambda: CHAIN.stash_bytes(0, 2) * MB,
     "transfer of a(2)": lambda: transfer_s(CHAIN.a[2], 1, TOPOLOGY) * MS,
-    "allreduce of stage 0": lambda: allreduce_s(CHAIN.parameter_bytes(0, 2), range(2), TOPOLOGY) * MS,
+    "allreduce of stage 0": lambda: (
+        allreduce_s(CHAIN.parameter_bytes(0, 2), range(2), TOPOLOGY) * MS
+    ),
     "compute load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[0].seconds * MS,
     "tied exchange": lambda: tied_exchange_s(SPLIT, 0, PROBLEM) * MS,
     "all-reduce load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[1].seconds * MS,
@@ -69,7 +76,9 @@ COMPUTED = {
     "recurrence's cut 2": lambda: cut_s(CHAIN.a[2], B) * MS,
     "A(0..3, 3)": lambda: planners.partition("pipedream", PROBLEM).objective_s * MS,
 }
-LINES = [re.split(r" += ", line) for line in blocks(read("how-it-works.md"), "worked")[0].splitlines()]
+LINES = [
+    re.split(r" += ", line) for line in blocks(read("how-it-works.md"), "worked")[0].splitlines()
+]
 
 
 def test_every_line_of_the_worked_example_is_computed():
@@ -95,8 +104,12 @@ def test_every_function_that_a_document_names_exists(document):
 @pytest.mark.parametrize("document", NAMES)
 def test_every_flag_that_a_document_names_exists(document):
     commands = [importlib.import_module(module).command for module, _ in VERBS.values()]
-    commands += [inner for command in commands for inner in getattr(command, "commands", {}).values()]
-    known = {flag for command in commands for parameter in command.params for flag in parameter.opts}
+    commands += [
+        inner for command in commands for inner in getattr(command, "commands", {}).values()
+    ]
+    known = {
+        flag for command in commands for parameter in command.params for flag in parameter.opts
+    }
     assert set(re.findall(r"`(--[a-z-]+)", read(document))) <= known
 
 

@@ -17,7 +17,12 @@ COSTS = "forward_compute_time={}, backward_compute_time={}, activation_size={}, 
 
 
 def node(
-    number: int, module: str, forward: object = 1.0, backward: object = 2.0, activation: object = 8.0, parameters: object = 4.0
+    number: int,
+    module: str,
+    forward: object = 1.0,
+    backward: object = 2.0,
+    activation: object = 8.0,
+    parameters: object = 4.0,
 ) -> str:
     return f"node{number} -- {module} -- {COSTS.format(forward, backward, activation, parameters)}"
 
@@ -35,7 +40,12 @@ def published(name: str) -> str:
 
 def test_milliseconds_become_seconds_and_nodes_layers_in_topological_order_by_number():
     content = graph(
-        [node(10, "ReLU(inplace)"), node(9, "Conv2d(3, 64, kernel_size=(3, 3))", 1.5, 3), node(2, "Linear()")], [(9, 10), (10, 2)]
+        [
+            node(10, "ReLU(inplace)"),
+            node(9, "Conv2d(3, 64, kernel_size=(3, 3))", 1.5, 3),
+            node(2, "Linear()"),
+        ],
+        [(9, 10), (10, 2)],
     )
     profile = read(content, "graph.txt", "model", 32)
     assert [layer.name for layer in profile.layers] == ["node9", "node10", "node2"]
@@ -45,7 +55,10 @@ def test_milliseconds_become_seconds_and_nodes_layers_in_topological_order_by_nu
 
 
 def test_inputs_carry_no_cost_and_what_later_layers_take_of_them_comes_from_the_first_stage():
-    content = graph([node(1, "Input0", forward=500, activation=7), node(2, "A()"), node(3, "B()")], [(1, 2), (1, 3), (2, 3)])
+    content = graph(
+        [node(1, "Input0", forward=500, activation=7), node(2, "A()"), node(3, "B()")],
+        [(1, 2), (1, 3), (2, 3)],
+    )
     profile = read(content, "graph.txt", "model", 1)
     assert [layer.name for layer in profile.layers] == ["node2", "node3"]
     assert chain_of(profile).a.tolist() == [0, 7 + 8, 0]
@@ -53,25 +66,51 @@ def test_inputs_carry_no_cost_and_what_later_layers_take_of_them_comes_from_the_
 
 
 def test_a_list_of_activations_is_their_sum_and_a_stage_id_is_passed_over():
-    content = graph([node(1, "LSTM(1, 1)", activation="[6.0; 1.0; 1.0]") + " -- stage_id=3", node(2, "Linear()")], [(1, 2)])
+    content = graph(
+        [
+            node(1, "LSTM(1, 1)", activation="[6.0; 1.0; 1.0]") + " -- stage_id=3",
+            node(2, "Linear()"),
+        ],
+        [(1, 2)],
+    )
     assert read(content, "graph.txt", "model", 1).measurements[0].layers[0].output_bytes == 8
 
 
 def test_branches_that_end_in_getitem_are_dropped():
     content = graph(
-        [node(1, "LSTM(1, 1)"), node(2, "__getitem__(0)"), node(3, "__getitem__(1)"), node(4, "Linear()")], [(1, 2), (1, 3), (2, 4)]
+        [
+            node(1, "LSTM(1, 1)"),
+            node(2, "__getitem__(0)"),
+            node(3, "__getitem__(1)"),
+            node(4, "Linear()"),
+        ],
+        [(1, 2), (1, 3), (2, 4)],
     )
-    assert [layer.name for layer in read(content, "graph.txt", "model", 1).layers] == ["node1", "node2", "node4"]
+    assert [layer.name for layer in read(content, "graph.txt", "model", 1).layers] == [
+        "node1",
+        "node2",
+        "node4",
+    ]
 
 
 def test_a_backward_under_a_tenth_of_the_forward_is_kept_and_warned_of():
-    with pytest.warns(PartoptWarning, match=r"node1 \(LSTM\): the backward takes 0.1 ms, the forward 5 ms"):
+    with pytest.warns(
+        PartoptWarning, match=r"node1 \(LSTM\): the backward takes 0.1 ms, the forward 5 ms"
+    ):
         profile = read(graph([node(1, "LSTM(1, 1)", 5, 0.1)], []), "graph.txt", "model", 1)
     assert profile.measurements[0].layers[0].backward_s == 0.0001
 
 
 def test_every_malformed_line_is_named():
-    content = "\n".join([node(1, "A()"), "node2 - B()", node(3, "C()", forward="fast"), node(4, "D()", backward=-1), "\tnode1 -- node9"])
+    content = "\n".join(
+        [
+            node(1, "A()"),
+            "node2 - B()",
+            node(3, "C()", forward="fast"),
+            node(4, "D()", backward=-1),
+            "\tnode1 -- node9",
+        ]
+    )
     with pytest.raises(PartoptError) as raised:
         read(content, "graph.txt", "model", 1)
     assert [part.message for part in raised.value.parts] == [
@@ -82,7 +121,10 @@ def test_every_malformed_line_is_named():
     ]
 
 
-@pytest.mark.parametrize("name, layers, milliseconds", [("vgg16", 40, 672.5), ("resnet50", 176, 443.4), ("gnmt", 37, 89.4)])
+@pytest.mark.parametrize(
+    "name, layers, milliseconds",
+    [("vgg16", 40, 672.5), ("resnet50", 176, 443.4), ("gnmt", 37, 89.4)],
+)
 @pytest.mark.filterwarnings("ignore:gnmt")
 def test_published_graphs(name, layers, milliseconds):
     profile = read(published(name), name, name, 128)
@@ -91,7 +133,9 @@ def test_published_graphs(name, layers, milliseconds):
 
 
 def test_the_papers_own_split_of_vgg16_is_balanced():
-    """15-1 on four servers of 4 (PipeDream, SOSP 2019, table 1): the convolutions fifteenfold, the rest once."""
+    """15-1 on four servers of 4 (PipeDream, SOSP 2019, table 1): the convolutions fifteenfold, the
+    rest once.
+    """
     profile = read(published("vgg16"), "vgg16", "vgg16", 128)
     given = problem_of(profile, topology((4, 12e9), (4, 1.25e9)), cuts=(25,), replicas=(15, 1))
     first, second = planners.plan("manual", given).stages
@@ -100,7 +144,9 @@ def test_the_papers_own_split_of_vgg16_is_balanced():
 
 
 def test_what_is_done_in_place_and_what_is_seen_otherwise_is_kept_once():
-    """A picture of 7 bytes, a convolution's 8 with a ReLU in place and a view of it, then a linear layer's 9: 7 + 8 + 9 bytes kept."""
+    """A picture of 7 bytes, a convolution's 8 with a ReLU in place and a view of it, then a linear
+    layer's 9: 7 + 8 + 9 bytes kept.
+    """
     nodes = [
         node(1, "Input", activation=7),
         node(2, "Conv2d(3, 64)"),

@@ -1,4 +1,6 @@
-"""Small random problems whose costs are whole numbers, so that every way of adding them up gives the same floating-point number."""
+"""Small random problems whose costs are whole numbers, so that every way of adding them up gives
+the same floating-point number.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,39 @@ from hypothesis import strategies as st
 from partopt.cost.chain import Chain
 from partopt.cost.problem import Problem
 from partopt.cost.ranges import Group, RangeSum
-from partopt.topology import Device, Level, Topology
+from partopt.documents.topology import Device, Level, Topology
 
 numbers = st.integers(0, 12)
 
 
-def topology(*levels: tuple[int, float], bus: bool = False, latency_s: float = 0.0, links: int = 1) -> Topology:
+def topology(
+    *levels: tuple[int, float], bus: bool = False, latency_s: float = 0.0, links: int = 1
+) -> Topology:
     """Levels as (size, bandwidth in bytes/s), innermost first."""
     return Topology(
         name="test",
         device=Device(name="device"),
         levels=[
-            Level(name=f"level{k}", size=size, bandwidth_bytes_per_s=bandwidth, bus=bus, latency_s=latency_s, links=links)
+            Level(
+                name=f"level{k}",
+                size=size,
+                bandwidth_bytes_per_s=bandwidth,
+                bus=bus,
+                latency_s=latency_s,
+                links=links,
+            )
             for k, (size, bandwidth) in enumerate(levels, start=1)
         ],
     )
 
 
-def chain(forward: list[int], backward: list[int], cuts: list[int], weights: list[int], tied: tuple[Group, ...] = ()) -> Chain:
+def chain(
+    forward: list[int],
+    backward: list[int],
+    cuts: list[int],
+    weights: list[int],
+    tied: tuple[Group, ...] = (),
+) -> Chain:
     """A chain of N layers; `cuts` are the N-1 inner ones."""
     return Chain(
         names=[f"layer{index}" for index in range(len(forward))],
@@ -48,11 +65,18 @@ def problem(of: Chain, on: Topology, **options: object) -> Problem:
 def chains(draw: st.DrawFn, layers: int = 7) -> Chain:
     """Chains of up to `layers` layers, with zeros, ties and now and then tied parameters."""
     count = draw(st.integers(1, layers))
-    columns = [draw(st.lists(numbers, min_size=size, max_size=size)) for size in (count, count, count - 1, count)]
+    columns = [
+        draw(st.lists(numbers, min_size=size, max_size=size))
+        for size in (count, count, count - 1, count)
+    ]
     columns[0][draw(st.integers(0, count - 1))] += 1
     members = st.lists(st.integers(0, count - 1), min_size=2, max_size=4, unique=True)
     sizes = st.sampled_from([6.0, 12.0, 24.0])  # rings of up to four move whole numbers of bytes
-    groups = draw(st.lists(st.builds(Group, members, sizes), max_size=2)) if count > 3 and draw(st.booleans()) else []
+    groups = (
+        draw(st.lists(st.builds(Group, members, sizes), max_size=2))
+        if count > 3 and draw(st.booleans())
+        else []
+    )
     return chain(*columns, tied=tuple(groups))
 
 
@@ -62,4 +86,7 @@ def topologies(draw: st.DrawFn, levels: int = 3, devices: int = 12) -> Topology:
     sizes: list[int] = []
     for _ in range(draw(st.integers(1, levels))):
         sizes.append(draw(st.integers(1, min(4, devices // int(np.prod(sizes, dtype=int))))))
-    return topology(*[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes], links=draw(st.sampled_from([1, 2])))
+    return topology(
+        *[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes],
+        links=draw(st.sampled_from([1, 2])),
+    )

@@ -8,7 +8,10 @@ from tests.planners.problems import chain, problem, topology
 
 
 def squares(costs: list[int], bounds: tuple[int, ...]) -> int:
-    return sum(sum(costs[start:stop]) ** 2 for start, stop in zip((0, *bounds), (*bounds, len(costs)), strict=True))
+    return sum(
+        sum(costs[start:stop]) ** 2
+        for start, stop in zip((0, *bounds), (*bounds, len(costs)), strict=True)
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -19,11 +22,15 @@ def test_equals_exhaustive_search(costs, data):
     stages = gpipe.plan(problem(model, topology((16, 1.0)), stages=K)).stages
     bounds = tuple(stage.start for stage in stages[1:])
     assert len(stages) == K
-    assert squares(costs, bounds) == min(squares(costs, cuts) for cuts in combinations(range(1, len(costs)), K - 1))
+    assert squares(costs, bounds) == min(
+        squares(costs, cuts) for cuts in combinations(range(1, len(costs)), K - 1)
+    )
 
 
 def test_least_variance_is_not_least_bottleneck():
-    """Of 2, 9, 4, 3, 2 in three stages, 11-4-5 has squares 121+16+25 = 162; 2-9-9 would have a smaller largest stage but squares 166."""
+    """Of 2, 9, 4, 3, 2 in three stages, 11-4-5 has squares 121+16+25 = 162; 2-9-9 would have a
+    smaller largest stage but squares 166.
+    """
     costs = [2, 9, 4, 3, 2]
     model = chain(costs, [0] * 5, [0] * 4, [0] * 5)
     stages = gpipe.plan(problem(model, topology((3, 1.0)))).stages

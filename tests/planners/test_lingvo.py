@@ -7,11 +7,16 @@ from tests.planners.problems import chain, problem, topology
 
 def stages_of(costs: list[int], K: int) -> list[tuple[int, int]]:
     model = chain(costs, [0] * len(costs), [0] * (len(costs) - 1), [0] * len(costs))
-    return [(stage.start, stage.stop) for stage in lingvo.plan(problem(model, topology((K, 1.0)))).stages]
+    return [
+        (stage.start, stage.stop)
+        for stage in lingvo.plan(problem(model, topology((K, 1.0)))).stages
+    ]
 
 
 def test_a_layer_goes_to_the_stage_of_its_cumulative_cost():
-    """Prefixes 1 2 3 4 of 4, times 2: 0.5 1 1.5 2, so stages 0 1 1 1: the layer that ends at one half already belongs to the second."""
+    """Prefixes 1 2 3 4 of 4, times 2: 0.5 1 1.5 2, so stages 0 1 1 1: the layer that ends at one
+    half already belongs to the second.
+    """
     assert stages_of([1, 1, 1, 1], 2) == [(0, 1), (1, 4)]
 
 

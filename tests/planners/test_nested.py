@@ -1,4 +1,6 @@
-"""Pipelines inside the members of a level, replicated over them: the probe of that family, and what the optimal planner takes of it."""
+"""Pipelines inside the members of a level, replicated over them: the probe of that family, and what
+the optimal planner takes of it.
+"""
 
 import math
 from dataclasses import replace
@@ -25,7 +27,9 @@ from tests.planners.test_optimal import clusters, stashed
 
 
 def least_nested_s(given: Problem) -> float:
-    """The least period of the family, found by its probe behind the screen; infinite where nothing fits."""
+    """The least period of the family, found by its probe behind the screen; infinite where nothing
+    fits.
+    """
     [_, screened] = families(given)
     value = ENDLESS
     for counts in replica_counts(given):
@@ -45,7 +49,9 @@ def least_nested_s(given: Problem) -> float:
     st.sampled_from(["never", "always", "auto"]),
     st.booleans(),
 )
-def test_equals_exhaustive_search(model, cluster, schedule, memory_bytes, replication, stages, recompute, serial):
+def test_equals_exhaustive_search(
+    model, cluster, schedule, memory_bytes, replication, stages, recompute, serial
+):
     given = problem(
         model,
         cluster,
@@ -75,27 +81,37 @@ def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model
 @settings(max_examples=100, deadline=None)
 @given(stashed(3), clusters(levels=3, devices=8, sizes=3))
 def test_any_ranks_carry_no_more_than_the_screen_says(model, cluster):
-    """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than the relaxed ones."""
+    """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than
+    the relaxed ones.
+    """
     given = problem(model, cluster)
     assume(differs(given))
     shapes = relaxed(shapes_of(cluster), cluster)
     for partition in exhaustive.nested(given):
         for stage in partition.stages:
             r = len(stage.ranks)
-            assert allreduce_s(7.0, stage.ranks, cluster) >= (7.0 * shapes.slope[0, r] + shapes.latency[0, r]) * (1 - 1e-12)
+            assert allreduce_s(7.0, stage.ranks, cluster) >= (
+                7.0 * shapes.slope[0, r] + shapes.latency[0, r]
+            ) * (1 - 1e-12)
         for before, after in pairwise(partition.stages):
             level = cluster.common_level(before.ranks[0], after.ranks[0])
             for stage in (before, after):
                 r = len(stage.ranks)
-                assert side_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.side[0, 0, r] * (1 - 1e-12)
-                assert exchange_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.exchange[0, 0, r] * (1 - 1e-12)
+                assert side_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.side[0, 0, r] * (
+                    1 - 1e-12
+                )
+                assert exchange_s(7.0, stage.ranks, level, cluster) >= 7.0 / shapes.exchange[
+                    0, 0, r
+                ] * (1 - 1e-12)
 
 
 def test_a_pipeline_in_each_server_is_found_where_it_is_the_best():
-    """Two layers of 4 s and 4 bytes on two servers of two devices; 16 bytes/s in a server, 1 between servers; a cut of 12 bytes.
+    """Two layers of 4 s and 4 bytes on two servers of two devices; 16 bytes/s in a server, 1
+    between servers; a cut of 12 bytes.
 
-    A pipeline in each server takes 4 s a microbatch, two of them 2 s, and exchange 4 bytes in 4 s for every 2 microbatches. One stage on
-    all devices exchanges 8 bytes in 12 s for every 4 microbatches; the cut between servers takes 12 s.
+    A pipeline in each server takes 4 s a microbatch, two of them 2 s, and exchange 4 bytes in 4 s
+    for every 2 microbatches. One stage on all devices exchanges 8 bytes in 12 s for every 4
+    microbatches; the cut between servers takes 12 s.
     """
     given = problem(chain([2, 2], [2, 2], [12], [4, 4]), topology((2, 16.0), (2, 1.0)))
     best = optimal.plan(given)

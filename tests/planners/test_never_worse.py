@@ -1,4 +1,6 @@
-"""The optimal planner beside the others, on everything that is shipped and on the published graphs."""
+"""The optimal planner beside the others, on everything that is shipped and on the published
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,33 @@ from itertools import product
 
 import pytest
 
-from partopt import planners, profile, shipped, topology
+from partopt import planners
 from partopt.cost.problem import Problem, problem_of
+from partopt.documents import shipped
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
-from partopt.profile import Profile
 from tests.helpers import ROOT
 from tests.importers.test_pipedream import published, read
 
 OTHERS = ("pipedream", "gpipe", "straight", "data_parallel")  # the planners that need nothing more
-SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 16), ("1f1b-eager", 16), ("gpipe", 16)]
+SCHEDULES = [
+    ("pipedream", None),
+    ("pipedream-2bw", None),
+    ("1f1b", 16),
+    ("1f1b-eager", 16),
+    ("gpipe", 16),
+]
 PROFILES = sorted(path.name.removesuffix(".json") for path in (ROOT / "profiles").glob("*.json"))
 TOPOLOGIES = sorted(path.stem for path in (ROOT / "topologies").glob("*.yaml"))
 GRAPHS = [("vgg16", 64), ("resnet50", 128), ("gnmt", 64)]
 
 
 def check(given: Problem) -> None:
-    """No other plan that fits is faster by the formulas; there is none where the planner says so."""
+    """No other plan that fits is faster by the formulas; there is none where the planner says
+    so.
+    """
     others = [planners.plan(name, given) for name in OTHERS]
     fitting = [plan.predicted.period_s for plan in others if plan.fits(given.memory_bytes)]
     try:
@@ -44,10 +56,14 @@ def graph(name: str, microbatch_size: int) -> Profile:
 @pytest.mark.parametrize("schedule, microbatches", SCHEDULES)
 @pytest.mark.parametrize("name", PROFILES)
 def test_on_what_is_shipped(name, schedule, microbatches):
-    model = profile.load(shipped.find(name, "profiles"))
+    model = Profile.load(shipped.find(name, "profiles"))
     for cluster, memory_bytes in product(TOPOLOGIES, (None, 2 * 10**9)):
-        on = topology.load(shipped.find(cluster, "topologies"))
-        check(problem_of(model, on, schedule=schedule, microbatches=microbatches, memory_bytes=memory_bytes))
+        on = Topology.load(shipped.find(cluster, "topologies"))
+        check(
+            problem_of(
+                model, on, schedule=schedule, microbatches=microbatches, memory_bytes=memory_bytes
+            )
+        )
 
 
 @pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
@@ -56,11 +72,20 @@ def test_on_what_is_shipped(name, schedule, microbatches):
 def test_on_the_published_graphs(name, microbatch_size, schedule, microbatches):
     model = graph(name, microbatch_size)
     for cluster in TOPOLOGIES:
-        check(problem_of(model, topology.load(shipped.find(cluster, "topologies")), schedule=schedule, microbatches=microbatches))
+        check(
+            problem_of(
+                model,
+                Topology.load(shipped.find(cluster, "topologies")),
+                schedule=schedule,
+                microbatches=microbatches,
+            )
+        )
 
 
 def check_the_best(partopt, *arguments: object) -> None:
-    """The plan of `optimal`, which is taken by default, is no slower, simulated, than that of each other that fits."""
+    """The plan of `optimal`, which is taken by default, is no slower, simulated, than that of each
+    other that fits.
+    """
     best = partopt("plan", *arguments, "--json").document
     assert best["planner"] == "optimal"
     assert partopt("plan", *arguments, "--planner", "optimal", "--json").document == best
@@ -79,6 +104,8 @@ def test_it_is_no_slower_than_each_on_what_is_shipped(partopt, name, cluster):
 
 @pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 @pytest.mark.parametrize("name, microbatch_size", GRAPHS)
-def test_it_is_no_slower_than_each_on_the_published_graphs(partopt, tmp_path, name, microbatch_size):
-    profile.save(graph(name, microbatch_size), str(tmp_path / "graph.json"))
+def test_it_is_no_slower_than_each_on_the_published_graphs(
+    partopt, tmp_path, name, microbatch_size
+):
+    graph(name, microbatch_size).save(str(tmp_path / "graph.json"))
     check_the_best(partopt, tmp_path / "graph.json", "--topology", "v100-pcie")

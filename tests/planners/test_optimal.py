@@ -11,24 +11,32 @@ from partopt.cost.chain import Chain
 from partopt.cost.period import binding, tied_exchange_s
 from partopt.cost.problem import Problem
 from partopt.cost.ranges import Group, RangeSum
+from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
 from partopt.planners.searching import Probe
-from partopt.topology import Device, Level, Topology
 from tests.planners.exhaustive import best_iteration, best_period, priced
 from tests.planners.problems import chain, chains, problem, topology
 
 
 @st.composite
 def clusters(draw: st.DrawFn, levels: int = 3, devices: int = 6, sizes: int = 4) -> Topology:
-    """One to `levels` levels, each with its own bandwidth, links, latency and bus; outer ones may be the faster."""
+    """One to `levels` levels, each with its own bandwidth, links, latency and bus; outer ones may
+    be the faster.
+    """
     made: list[Level] = []
     total = 1
     for k in range(1, draw(st.integers(1, levels)) + 1):
         size = draw(st.integers(1, max(1, min(sizes, devices // total))))
         total *= size
-        rates = {"bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8, 16]))), "links": draw(st.sampled_from([1, 1, 2]))}
-        waits = {"latency_s": float(draw(st.sampled_from([0, 0, 0, 1]))), "bus": draw(st.sampled_from([False, False, True]))}
+        rates = {
+            "bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8, 16]))),
+            "links": draw(st.sampled_from([1, 1, 2])),
+        }
+        waits = {
+            "latency_s": float(draw(st.sampled_from([0, 0, 0, 1]))),
+            "bus": draw(st.sampled_from([False, False, True])),
+        }
         made.append(Level(name=f"level{k}", size=size, **rates, **waits))
     return Topology(name="mixed", device=Device(name="device"), levels=made)
 
@@ -38,8 +46,16 @@ def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
     """Chains whose layers keep something for their backward, some of it shared."""
     model = draw(chains(layers))
     N = model.layers
-    groups = draw(st.lists(st.tuples(st.lists(st.integers(0, N - 1), min_size=1, max_size=3), st.integers(1, 9)), max_size=2))
-    stash = RangeSum(draw(st.lists(st.integers(0, 9), min_size=N, max_size=N)), [Group(*group) for group in groups])
+    groups = draw(
+        st.lists(
+            st.tuples(st.lists(st.integers(0, N - 1), min_size=1, max_size=3), st.integers(1, 9)),
+            max_size=2,
+        )
+    )
+    stash = RangeSum(
+        draw(st.lists(st.integers(0, 9), min_size=N, max_size=N)),
+        [Group(*group) for group in groups],
+    )
     return replace(model, stash_bytes=stash)
 
 
@@ -50,7 +66,9 @@ def refused(given: Problem) -> None:
 
 
 def check(given: Problem) -> None:
-    """The planner's period is the least there is, the plan has that period and fits; where none fits the planner says so."""
+    """The planner's period is the least there is, the plan has that period and fits; where none
+    fits the planner says so.
+    """
     best = best_period(given)
     if best is None:
         refused(given)
@@ -59,7 +77,11 @@ def check(given: Problem) -> None:
     plan = priced(given, partition)
     assert plan.predicted.period_s == pytest.approx(best.seconds, rel=1e-12)
     assert partition.objective_s == plan.predicted.period_s
-    assert (len(partition.stages), plan.peak_memory_bytes, sum(len(stage.ranks) for stage in partition.stages)) == best[1:4]
+    assert (
+        len(partition.stages),
+        plan.peak_memory_bytes,
+        sum(len(stage.ranks) for stage in partition.stages),
+    ) == best[1:4]
     assert plan.fits(given.memory_bytes)
     assert partition.status == "optimal"
 
@@ -77,9 +99,27 @@ def test_equals_exhaustive_search_on_several_levels(model, cluster, recompute, s
 
 
 @settings(max_examples=300, deadline=None)
-@given(stashed(), clusters(), st.booleans(), st.sampled_from(["pipedream", "pipedream-2bw"]), st.integers(10, 300), st.booleans())
-def test_equals_exhaustive_search_under_a_memory_limit(model, cluster, recompute, schedule, memory_bytes, serial):
-    check(problem(model, cluster, recompute=recompute, schedule=schedule, memory_bytes=memory_bytes, serial_transfers=serial))
+@given(
+    stashed(),
+    clusters(),
+    st.booleans(),
+    st.sampled_from(["pipedream", "pipedream-2bw"]),
+    st.integers(10, 300),
+    st.booleans(),
+)
+def test_equals_exhaustive_search_under_a_memory_limit(
+    model, cluster, recompute, schedule, memory_bytes, serial
+):
+    check(
+        problem(
+            model,
+            cluster,
+            recompute=recompute,
+            schedule=schedule,
+            memory_bytes=memory_bytes,
+            serial_transfers=serial,
+        )
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -103,7 +143,9 @@ def test_equals_exhaustive_search_with_replication_bound(model, cluster, replica
 @settings(max_examples=200, deadline=None)
 @given(stashed(), clusters(), st.integers(1, 5), st.sampled_from([None, 150]))
 def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes):
-    given = problem(model, cluster, stages=min(stages, model.layers, cluster.devices), memory_bytes=memory_bytes)
+    given = problem(
+        model, cluster, stages=min(stages, model.layers, cluster.devices), memory_bytes=memory_bytes
+    )
     check(given)
 
 
@@ -111,7 +153,9 @@ SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
 
 
 def check_iteration(given: Problem) -> None:
-    """The planner's iteration is the least there is, proven, and the plan fits; where none fits the planner says so."""
+    """The planner's iteration is the least there is, proven, and the plan fits; where none fits the
+    planner says so.
+    """
     best = best_iteration(given)
     if best is None:
         refused(given)
@@ -134,29 +178,73 @@ def check_iteration(given: Problem) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_equals_exhaustive_search_for_synchronous_schedules(model, cluster, schedule, M, memory_bytes, serial, recompute):
-    model, options = replace(model, optimizer_s=3.0), {"serial_transfers": serial, "recompute": recompute}
-    check_iteration(problem(model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, **options))
+def test_equals_exhaustive_search_for_synchronous_schedules(
+    model, cluster, schedule, M, memory_bytes, serial, recompute
+):
+    model, options = (
+        replace(model, optimizer_s=3.0),
+        {"serial_transfers": serial, "recompute": recompute},
+    )
+    check_iteration(
+        problem(
+            model, cluster, schedule=schedule, microbatches=M, memory_bytes=memory_bytes, **options
+        )
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(stashed(4), clusters(devices=4), SYNCHRONOUS, st.sampled_from([2, 3, 8]), st.sampled_from([30, 60, 100, 150]), st.booleans())
-def test_equals_exhaustive_search_for_synchronous_stages_that_choose_to_recompute(model, cluster, schedule, M, memory_bytes, serial):
-    options = {"memory_bytes": memory_bytes, "serial_transfers": serial, "recompute_per_stage": True}
+@given(
+    stashed(4),
+    clusters(devices=4),
+    SYNCHRONOUS,
+    st.sampled_from([2, 3, 8]),
+    st.sampled_from([30, 60, 100, 150]),
+    st.booleans(),
+)
+def test_equals_exhaustive_search_for_synchronous_stages_that_choose_to_recompute(
+    model, cluster, schedule, M, memory_bytes, serial
+):
+    options = {
+        "memory_bytes": memory_bytes,
+        "serial_transfers": serial,
+        "recompute_per_stage": True,
+    }
     check_iteration(problem(model, cluster, schedule=schedule, microbatches=M, **options))
 
 
 @settings(max_examples=100, deadline=None)
-@given(stashed(4), clusters(devices=4), SYNCHRONOUS, st.integers(1, 4), st.sampled_from([None, 100]), st.booleans())
-def test_takes_exactly_the_stages_asked_for_under_synchronous_schedules(model, cluster, schedule, stages, memory_bytes, auto):
-    options = {"stages": min(stages, model.layers, cluster.devices), "memory_bytes": memory_bytes, "recompute_per_stage": auto}
+@given(
+    stashed(4),
+    clusters(devices=4),
+    SYNCHRONOUS,
+    st.integers(1, 4),
+    st.sampled_from([None, 100]),
+    st.booleans(),
+)
+def test_takes_exactly_the_stages_asked_for_under_synchronous_schedules(
+    model, cluster, schedule, stages, memory_bytes, auto
+):
+    options = {
+        "stages": min(stages, model.layers, cluster.devices),
+        "memory_bytes": memory_bytes,
+        "recompute_per_stage": auto,
+    }
     check_iteration(problem(model, cluster, schedule=schedule, microbatches=3, **options))
 
 
 @settings(max_examples=100, deadline=None)
-@given(stashed(), clusters(), st.lists(st.integers(0, 5)), st.sampled_from(["exchange", "together"]))
-def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(model, cluster, starts, tied):
-    given = problem(model, cluster, cut_at=sorted({0, *(start for start in starts if start < model.layers)}), tied=tied)
+@given(
+    stashed(), clusters(), st.lists(st.integers(0, 5)), st.sampled_from(["exchange", "together"])
+)
+def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
+    model, cluster, starts, tied
+):
+    given = problem(
+        model,
+        cluster,
+        cut_at=sorted({0, *(start for start in starts if start < model.layers)}),
+        tied=tied,
+    )
     partition = planners.partition("optimal", given)
     assert {stage.start for stage in partition.stages} <= set(given.boundaries())
     assert priced(given, partition).predicted.period_s == partition.objective_s
@@ -184,16 +272,39 @@ def objective(given: Problem) -> float:
 )
 def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recompute, schedule):
     name, M = schedule
-    given = problem(model, cluster, memory_bytes=memory_bytes, recompute=recompute, schedule=name, microbatches=M)
+    given = problem(
+        model,
+        cluster,
+        memory_bytes=memory_bytes,
+        recompute=recompute,
+        schedule=name,
+        microbatches=M,
+    )
     best = objective(given) * (1 + 1e-11)
     last = cluster.levels[-1]
     faster = [
-        Level(name=level.name, size=level.size, bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s, links=level.links, bus=level.bus)
+        Level(
+            name=level.name,
+            size=level.size,
+            bandwidth_bytes_per_s=2 * level.bandwidth_bytes_per_s,
+            links=level.links,
+            bus=level.bus,
+        )
         for level in cluster.levels
     ]
-    assert objective(replace(given, topology=Topology(name="faster", device=cluster.device, levels=faster))) <= best
+    assert (
+        objective(
+            replace(given, topology=Topology(name="faster", device=cluster.device, levels=faster))
+        )
+        <= best
+    )
     larger = [*cluster.levels[:-1], msgspec.structs.replace(last, size=last.size + 1)]
-    assert objective(replace(given, topology=Topology(name="larger", device=cluster.device, levels=larger))) <= best
+    assert (
+        objective(
+            replace(given, topology=Topology(name="larger", device=cluster.device, levels=larger))
+        )
+        <= best
+    )
     if memory_bytes is not None:
         assert objective(replace(given, memory_bytes=2 * memory_bytes)) <= best
     assert objective(replace(given, recompute_per_stage=True)) <= best
@@ -212,7 +323,9 @@ def test_never_worse_than_the_other_contiguous_planners(model, cluster, serial):
 
 
 def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
-    """Two layers of 2 s; an all-reduce of two ranks of a server takes 2 s a round, of three 4 s, and across servers far longer."""
+    """Two layers of 2 s; an all-reduce of two ranks of a server takes 2 s a round, of three 4 s,
+    and across servers far longer.
+    """
     model = chain([2, 2], [0, 0], [0], [0, 0])
     cluster = Topology(
         name="two servers of three",
@@ -233,22 +346,40 @@ def test_a_plan_that_does_not_exist_is_said_so():
 
 
 def test_more_shapes_than_the_tables_hold_are_said_before_they_are_made():
-    with pytest.raises(PartoptError, match="32768 devices in components of 4096: its tables outgrow memory"):
+    with pytest.raises(
+        PartoptError, match="32768 devices in components of 4096: its tables outgrow memory"
+    ):
         optimal.plan(problem(chain([1], [1], [], [1]), topology((4096, 2.0), (8, 1.0))))
 
 
-@pytest.mark.parametrize("options, least", [({}, 2.0), ({"schedule": "1f1b", "microbatches": 3}, 4.0)])
-def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no_search(monkeypatch, options, least):
+@pytest.mark.parametrize(
+    "options, least", [({}, 2.0), ({"schedule": "1f1b", "microbatches": 3}, 4.0)]
+)
+def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no_search(
+    monkeypatch, options, least
+):
     """4 s of compute on 2 devices, of which one layer takes 3 s."""
-    monkeypatch.setattr(Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False)
-    partition = optimal.plan(problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options))
+    monkeypatch.setattr(
+        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+    )
+    partition = optimal.plan(
+        problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options)
+    )
     assert partition.lower_bound_s == pytest.approx(least)
     assert partition.status.startswith("gap ")
 
 
 def test_a_larger_rest_with_a_shorter_pass_is_found():
-    """The least X comes with a recomputed stage, 19 s in all; one stage that keeps its stash takes 18 s."""
+    """The least X comes with a recomputed stage, 19 s in all; one stage that keeps its stash takes
+    18 s.
+    """
     model = chain([2, 0, 0], [0, 7, 0], [3, 0], [3, 3, 0])
-    given = problem(model, topology((2, 1.0), bus=True), schedule="1f1b", microbatches=2, recompute_per_stage=True)
+    given = problem(
+        model,
+        topology((2, 1.0), bus=True),
+        schedule="1f1b",
+        microbatches=2,
+        recompute_per_stage=True,
+    )
     partition = optimal.plan(given)
     assert (partition.objective_s, partition.status) == (18.0, "optimal")

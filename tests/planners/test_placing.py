@@ -38,13 +38,17 @@ def test_the_order_of_every_schedule_accepts_what_is_placed_for_it(name, P, d, v
     layout = Layout([list(stage.ranks) for stage in partition.stages], 8, 32)
     made = order(name, layout)
     assert sum(made.rows[1:] > made.rows[:-1]) == P * d
-    assert [(stage.start, stage.stop) for stage in partition.stages] == [(s, s + 1) for s in range(S)]
+    assert [(stage.start, stage.stop) for stage in partition.stages] == [
+        (s, s + 1) for s in range(S)
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.uneven])
 def test_unequal_replicas_are_refused_where_they_cannot_run(name):
     stages = consecutive([0, 1, 2], [2, 1])
-    with pytest.raises(PartoptError, match=r"replicates stages unequally, 2-1, which it cannot run"):
+    with pytest.raises(
+        PartoptError, match=r"replicates stages unequally, 2-1, which it cannot run"
+    ):
         placed(Partition(CONTIGUOUS, stages), problem(name), "pipedream")
     assert placed(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
 
@@ -105,7 +109,9 @@ def test_planners_that_balance_plan_for_them(name, planner, devices):
 @pytest.mark.parametrize("name", CHUNKED)
 @pytest.mark.parametrize("planner", ["pipedream", "straight", "data_parallel"])
 def test_planners_of_one_stage_a_device_refuse_them(name, planner):
-    with pytest.raises(PartoptError, match="puts one stage on a device, this schedule has more") as raised:
+    with pytest.raises(
+        PartoptError, match="puts one stage on a device, this schedule has more"
+    ) as raised:
         planners.plan(planner, problem(name))
     assert raised.value.hint == "choose --planner gpipe, torchgpipe, lingvo, manual"
 
@@ -131,10 +137,23 @@ def test_a_split_of_ones_own_lies_where_the_schedule_has_it(name, replicas, rank
 @pytest.mark.parametrize(
     ("name", "cuts", "replicas", "message"),
     [
-        ("interleaved", [5, 10], [], "3 stages by the planner manual: interleaved takes a multiple of 2"),
+        (
+            "interleaved",
+            [5, 10],
+            [],
+            "3 stages by the planner manual: interleaved takes a multiple of 2",
+        ),
         ("zbv", [5, 10], [], "3 stages by the planner manual: zbv takes a multiple of 2"),
         ("dualpipe", [5, 10], [], "3 stages by the planner manual: dualpipe takes a multiple of 2"),
-        ("zbv", [5], [2, 1], "--schedule zbv: the planner manual replicates stages unequally, 2-1, which it cannot run"),
+        (
+            "zbv",
+            [5],
+            [2, 1],
+            (
+                "--schedule zbv: the planner manual replicates stages unequally, 2-1, "
+                "which it cannot run"
+            ),
+        ),
         ("zbv", [5], [5, 5], "--replicas: 10 devices needed, 8 there"),
         ("dualpipe", [5], [3, 3], "--replicas: 6 devices needed, 4 there"),
     ],

@@ -12,10 +12,14 @@ from tests.planners.problems import chains, problem, topologies, topology
 
 
 def least_period(given: Problem, counts: range) -> float:
-    """The least steady-state period over every partition into one-device stages, by the common cost."""
+    """The least steady-state period over every partition into one-device stages, by the common
+    cost.
+    """
     layers = given.chain.layers
     partitions = (
-        Partition(CONTIGUOUS, consecutive([0, *cuts, layers])) for count in counts for cuts in combinations(range(1, layers), count - 1)
+        Partition(CONTIGUOUS, consecutive([0, *cuts, layers]))
+        for count in counts
+        for cuts in combinations(range(1, layers), count - 1)
     )
     return min(binding(partition, given).seconds for partition in partitions)
 
@@ -23,10 +27,14 @@ def least_period(given: Problem, counts: range) -> float:
 @settings(max_examples=200, deadline=None)
 @given(chains(), topologies(), st.booleans(), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recompute, serial, bus):
-    cluster = topology(*[(level.size, level.bandwidth_bytes_per_s) for level in cluster.levels], bus=bus)
+    cluster = topology(
+        *[(level.size, level.bandwidth_bytes_per_s) for level in cluster.levels], bus=bus
+    )
     given = problem(model, cluster, recompute=recompute, serial_transfers=serial)
     partition = straight.plan(given)
-    assert partition.objective_s == pytest.approx(least_period(given, range(1, stage_count(given) + 1)), rel=1e-12)
+    assert partition.objective_s == pytest.approx(
+        least_period(given, range(1, stage_count(given) + 1)), rel=1e-12
+    )
     assert binding(partition, given).seconds == pytest.approx(partition.objective_s, rel=1e-12)
 
 

@@ -12,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt.profile import Measurement, Profile
+from partopt.documents.profile import Measurement, Profile
 from partopt.profiler import ModelSource, find_model, profile_model
 
-# found, not imported: torchvision's import fails beside a CPU-only torch until the examples have declared what it lacks
-needs_torchvision = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="this example comes from torchvision")
-needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="this example comes from transformers")
+# found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
+# declared what it lacks
+needs_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="this example comes from torchvision"
+)
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="this example comes from transformers"
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -55,12 +60,23 @@ def linear(inputs: int = 4, outputs: int = 4) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-def structure(model: nn.Module, example_inputs: Callable[[int], Any] = lambda size: torch.randn(size, 4), **options: Any) -> Profile:
+def structure(
+    model: nn.Module,
+    example_inputs: Callable[[int], Any] = lambda size: torch.randn(size, 4),
+    **options: Any,
+) -> Profile:
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
     return profile_model(
         model,
         example_inputs,
-        **{"microbatch_sizes": [1], "steps": 1, "clock": FakeClock(), "granularity": "leaf", "device": "cpu", **options},
+        **{
+            "microbatch_sizes": [1],
+            "steps": 1,
+            "clock": FakeClock(),
+            "granularity": "leaf",
+            "device": "cpu",
+            **options,
+        },
     )
 
 

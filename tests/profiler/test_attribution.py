@@ -1,4 +1,6 @@
-"""Real time, charged to the right layer: the intervals of a step add up whoever is charged, so known shares are the witness."""
+"""Real time, charged to the right layer: the intervals of a step add up whoever is charged, so
+known shares are the witness.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,14 @@ def test_each_layer_is_charged_its_share_of_the_forward_and_of_the_backward() ->
     tries = []
     for _ in range(3):
         model = nn.Sequential(*[Spinner(forward_s) for forward_s in FORWARD_S])
-        profile = profile_model(model, lambda size: torch.randn(size, 4), microbatch_sizes=[1], steps=5, device="cpu")
+        profile = profile_model(
+            model, lambda size: torch.randn(size, 4), microbatch_sizes=[1], steps=5, device="cpu"
+        )
         layers = profile.measurements[0].layers
-        found = shares([layer.forward_s for layer in layers]), shares([layer.backward_s for layer in layers])
+        found = (
+            shares([layer.forward_s for layer in layers]),
+            shares([layer.backward_s for layer in layers]),
+        )
         if all(each == pytest.approx(TRUE_SHARES, rel=TOLERANCE) for each in found):
             return
         tries.append(found)

@@ -1,4 +1,7 @@
-"""Real time: the layers add up to the bare step. Shares of it are asserted, never seconds; a machine at work gets three tries."""
+"""Real time: the layers add up to the bare step.
+
+Shares of it are asserted, never seconds; a machine at work gets three tries.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,25 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore:processor and wall time:partopt.errors.PartoptWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torchvision")
-@pytest.mark.parametrize("name", ["gpt", pytest.param("vgg16", marks=needs_torchvision), pytest.param("resnet50", marks=needs_torchvision)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt",
+        pytest.param("vgg16", marks=needs_torchvision),
+        pytest.param("resnet50", marks=needs_torchvision),
+    ],
+)
 def test_the_layers_cover_the_bare_step_within_ten_percent(name: str) -> None:
     arguments, size = MODELS[name]
     source = example(name, **arguments)
     tries = []
     for _ in range(3):
-        [measurement] = profile_source(source, microbatch_sizes=[size], steps=7, device="cpu").measurements
-        assert measurement.coverage == pytest.approx(layer_seconds(measurement) / measurement.step_s)
+        [measurement] = profile_source(
+            source, microbatch_sizes=[size], steps=7, device="cpu"
+        ).measurements
+        assert measurement.coverage == pytest.approx(
+            layer_seconds(measurement) / measurement.step_s
+        )
         tries.append(measurement.coverage)
         if 0.9 <= measurement.coverage <= 1.1:
             return

@@ -1,4 +1,7 @@
-"""Producer, consumers and bytes. A float32 vector of 4 is 16 bytes; layers are numbered in the order of their calls."""
+"""Producer, consumers and bytes.
+
+A float32 vector of 4 is 16 bytes; layers are numbered in the order of their calls.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from tests.profiler.helpers import Parts, flows, linear, names, structure
 
 
 def test_a_chain() -> None:
-    assert flows(structure(nn.Sequential(linear(4, 8), linear(8, 2), linear(2, 1)))) == [(0, [1], 32), (1, [2], 8)]
+    assert flows(structure(nn.Sequential(linear(4, 8), linear(8, 2), linear(2, 1)))) == [
+        (0, [1], 32),
+        (1, [2], 8),
+    ]
 
 
 def test_a_skip_connection_is_read_by_every_layer_that_needs_it() -> None:
@@ -18,7 +24,11 @@ def test_a_skip_connection_is_read_by_every_layer_that_needs_it() -> None:
         return self.d(self.c(self.b(kept)) + kept)
 
     # the sum runs after c and before d is called, so it is c's
-    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=linear(), d=linear()))) == [(0, [1, 2], 16), (1, [2], 16), (2, [3], 16)]
+    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=linear(), d=linear()))) == [
+        (0, [1, 2], 16),
+        (1, [2], 16),
+        (2, [3], 16),
+    ]
 
 
 def test_a_module_called_twice_is_two_layers_and_makes_no_cycle() -> None:
@@ -28,7 +38,10 @@ def test_a_module_called_twice_is_two_layers_and_makes_no_cycle() -> None:
 
 
 def test_a_write_in_place_makes_the_tensor_the_writers() -> None:
-    assert flows(structure(nn.Sequential(linear(), nn.ReLU(inplace=True), linear()))) == [(0, [1], 16), (1, [2], 16)]
+    assert flows(structure(nn.Sequential(linear(), nn.ReLU(inplace=True), linear()))) == [
+        (0, [1], 16),
+        (1, [2], 16),
+    ]
 
 
 def test_a_view_is_its_base() -> None:
@@ -36,7 +49,10 @@ def test_a_view_is_its_base() -> None:
         made = self.a(x)
         return self.c(self.b(made.view(1, 4)) * made.view(2, 2).t().sum())
 
-    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=linear()))) == [(0, [1], 16), (1, [2], 16)]
+    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=linear()))) == [
+        (0, [1], 16),
+        (1, [2], 16),
+    ]
 
 
 def test_only_the_part_that_is_read_is_carried() -> None:
@@ -60,8 +76,11 @@ def test_tensors_that_go_the_same_way_are_added_up() -> None:
 
 
 def test_inputs_of_the_model_have_no_producer() -> None:
-    # both layers read x, and b reads a mask made of x outside of every layer: each stage can make it for itself
-    profile = structure(Parts(lambda self, x: self.b(self.a(x) * (x > 0)) + x, a=linear(), b=linear()))
+    # both layers read x, and b reads a mask made of x outside of every layer: each stage can make
+    # it for itself
+    profile = structure(
+        Parts(lambda self, x: self.b(self.a(x) * (x > 0)) + x, a=linear(), b=linear())
+    )
     assert flows(profile) == [(0, [1], 16)]
 
 
@@ -75,11 +94,16 @@ def test_a_mask_made_of_the_inputs_is_nobodys_tensor() -> None:
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return x * mask
 
-    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=Masked()))) == [(0, [1], 16), (1, [2], 16)]
+    assert flows(structure(Parts(forward, a=linear(), b=linear(), c=Masked()))) == [
+        (0, [1], 16),
+        (1, [2], 16),
+    ]
 
 
 def test_work_on_parameters_before_the_first_layer_belongs_to_it() -> None:
-    model = Parts(lambda self, x: self.b(self.a(x @ self.root) * self.root.sum()), a=linear(), b=linear())
+    model = Parts(
+        lambda self, x: self.b(self.a(x @ self.root) * self.root.sum()), a=linear(), b=linear()
+    )
     model.root = nn.Parameter(torch.eye(4))
     profile = structure(model)
     assert flows(profile) == [(0, [1], 16)]
@@ -87,10 +111,15 @@ def test_work_on_parameters_before_the_first_layer_belongs_to_it() -> None:
 
 
 def test_buffers_are_not_carried() -> None:
-    profile = structure(nn.Sequential(nn.BatchNorm1d(4), linear(), nn.BatchNorm1d(4)), lambda size: torch.randn(8, 4))
+    profile = structure(
+        nn.Sequential(nn.BatchNorm1d(4), linear(), nn.BatchNorm1d(4)),
+        lambda size: torch.randn(8, 4),
+    )
     assert flows(profile) == [(0, [1], 128), (1, [2], 128)]
 
 
 def test_output_bytes_are_those_of_the_modules_output() -> None:
-    [measurement] = structure(nn.Sequential(linear(4, 8), nn.ReLU(inplace=True), linear(8, 2))).measurements
+    [measurement] = structure(
+        nn.Sequential(linear(4, 8), nn.ReLU(inplace=True), linear(8, 2))
+    ).measurements
     assert [layer.output_bytes for layer in measurement.layers] == [32, 32, 8]

@@ -23,9 +23,13 @@ def checkpointed(reentrant: bool) -> nn.Module:
     return Parts(forward, first=linear(), a=linear(), b=linear(), last=linear())
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # torch's, while the units are chosen
+# torch's, while the units are chosen
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_layers_in_reentrant_checkpoints_are_named() -> None:
-    with pytest.warns(PartoptWarning, match=r"^a, b: no backward of its own is seen, its time is charged to its neighbours;") as told:
+    with pytest.warns(
+        PartoptWarning,
+        match=r"^a, b: no backward of its own is seen, its time is charged to its neighbours;",
+    ) as told:
         structure(checkpointed(reentrant=True), microbatch_sizes=[1, 2])
     [message] = [str(each.message) for each in told if each.category is PartoptWarning]
     assert "use_reentrant=False" in message
@@ -36,7 +40,8 @@ def test_other_checkpoints_are_measured_without_a_word() -> None:
     structure(checkpointed(reentrant=False))
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # torch's, while the units are chosen
+# torch's, while the units are chosen
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_a_unit_that_holds_its_checkpoint_is_measured_without_a_word() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from partopt.profile import Profile
+from partopt.documents.profile import Profile
 from tests.profiler.helpers import Parts, linear, structure
 
 
@@ -22,14 +22,19 @@ def test_a_product_is_two_operations_for_each_weight_and_sample() -> None:
 
 def test_a_convolution_is_a_product_at_each_place() -> None:
     convolution = nn.Sequential(nn.Conv2d(3, 5, kernel_size=2, bias=False))
-    assert flops(structure(convolution, lambda size: torch.randn(1, 3, 4, 4))) == [2 * (3 * 2 * 2) * 5 * 3 * 3]
+    assert flops(structure(convolution, lambda size: torch.randn(1, 3, 4, 4))) == [
+        2 * (3 * 2 * 2) * 5 * 3 * 3
+    ]
 
 
 def test_attention_is_two_products() -> None:
-    # 6 tokens of 2 heads of 4: queries with keys, and weights with values, 2 * 6 * 6 * 4 operations each
+    # 6 tokens of 2 heads of 4: queries with keys, and weights with values, 2 * 6 * 6 * 4 operations
+    # each
     def forward(self: Parts, x: torch.Tensor) -> torch.Tensor:
         y = self.a(x).view(1, 6, 2, 4).transpose(1, 2)
         return functional.scaled_dot_product_attention(y, y, y)
 
     model = Parts(forward, a=linear(8, 8))
-    assert flops(structure(model, lambda size: torch.randn(1, 6, 8))) == [2 * 6 * 8 * 8 + 2 * (2 * 2 * 6 * 6 * 4)]
+    assert flops(structure(model, lambda size: torch.randn(1, 6, 8))) == [
+        2 * 6 * 8 * 8 + 2 * (2 * 2 * 6 * 6 * 4)
+    ]

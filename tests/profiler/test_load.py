@@ -10,7 +10,10 @@ from torch import nn
 from partopt.errors import PartoptError
 from partopt.profiler import find_model
 
-INPUTS = "import torch\nfrom torch import nn\ndef example_inputs(batch_size): return torch.zeros(batch_size, 2)\n"
+INPUTS = (
+    "import torch\nfrom torch import nn\ndef example_inputs(batch_size): return "
+    "torch.zeros(batch_size, 2)\n"
+)
 
 
 def write(folder: Path, content: str, name: str = "net.py") -> str:
@@ -26,7 +29,12 @@ def refusal(target: str, **arguments: object) -> PartoptError:
 
 def test_build_comes_before_create_model_and_model(tmp_path: Path) -> None:
     path = write(
-        tmp_path, INPUTS + "model = nn.Linear(2, 5)\ndef create_model(): return nn.Linear(2, 4)\ndef build(): return nn.Linear(2, 3)\n"
+        tmp_path,
+        INPUTS
+        + (
+            "model = nn.Linear(2, 5)\ndef create_model(): return nn.Linear(2, 4)\ndef "
+            "build(): return nn.Linear(2, 3)\n"
+        ),
     )
     assert find_model(path).entry == f"{path}:build"
     assert find_model(path).build().out_features == 3
@@ -37,7 +45,14 @@ def test_build_comes_before_create_model_and_model(tmp_path: Path) -> None:
 def test_a_sole_module_needs_no_name(tmp_path: Path) -> None:
     path = write(tmp_path, INPUTS + "network = nn.Linear(2, 7)\n")
     assert find_model(path).entry == f"{path}:network"
-    path = write(tmp_path, INPUTS + "class Net(nn.Linear):\n    def __init__(self, width=2): super().__init__(width, width)\n")
+    path = write(
+        tmp_path,
+        INPUTS
+        + (
+            "class Net(nn.Linear):\n    def __init__(self, width=2): "
+            "super().__init__(width, width)\n"
+        ),
+    )
     assert find_model(path, {"width": 6}).build().in_features == 6
 
 
@@ -59,7 +74,10 @@ def test_a_file_may_import_what_lies_beside_it_and_leaves_nothing_behind(tmp_pat
     for folder, width in (("one", 3), ("two", 4)):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder, f"WIDTH = {width}\n", "beside.py")
-        path = write(tmp_path / folder, INPUTS + "def build():\n    import beside\n    return nn.Linear(2, beside.WIDTH)\n")
+        path = write(
+            tmp_path / folder,
+            INPUTS + "def build():\n    import beside\n    return nn.Linear(2, beside.WIDTH)\n",
+        )
         assert find_model(path).build().out_features == width
     assert "beside" not in sys.modules
     assert str(tmp_path / "one") not in sys.path
@@ -67,29 +85,60 @@ def test_a_file_may_import_what_lies_beside_it_and_leaves_nothing_behind(tmp_pat
 
 def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
     find_model(write(tmp_path, INPUTS + "def build(): return nn.Linear(2, 3)\n"))
-    assert find_model(write(tmp_path, INPUTS + "def build(): return nn.Linear(2, 33)\n")).build().out_features == 33
+    assert (
+        find_model(write(tmp_path, INPUTS + "def build(): return nn.Linear(2, 33)\n"))
+        .build()
+        .out_features
+        == 33
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
-        ("raise ValueError('no GPU today')\n", "raised ValueError: no GPU today (net.py, line 1)", "--debug"),
+        (
+            "raise ValueError('no GPU today')\n",
+            "raised ValueError: no GPU today (net.py, line 1)",
+            "--debug",
+        ),
         ("import sys\nsys.exit(3)\n", "raised SystemExit: 3 (net.py, line 2)", "--debug"),
         ("def build(:\n", "raised SyntaxError", "--debug"),
-        ("import no_such_library\n", "needs no_such_library, which is not installed", 'pip install "no_such_library"'),
+        (
+            "import no_such_library\n",
+            "needs no_such_library, which is not installed",
+            'pip install "no_such_library"',
+        ),
         ("import torch\n", "has no build function and no model", "build(**options)"),
-        ("from torch import nn\ndef build(): return nn.Linear(2, 2)\n", "has no example_inputs", "example_inputs(batch_size)"),
-        (INPUTS + "build = 5\n", "is an int, neither a function nor an nn.Module", "build(**options)"),
-        (INPUTS + "def build(): return 'model'\n", "returned a str, not an nn.Module", "build(**options)"),
+        (
+            "from torch import nn\ndef build(): return nn.Linear(2, 2)\n",
+            "has no example_inputs",
+            "example_inputs(batch_size)",
+        ),
+        (
+            INPUTS + "build = 5\n",
+            "is an int, neither a function nor an nn.Module",
+            "build(**options)",
+        ),
+        (
+            INPUTS + "def build(): return 'model'\n",
+            "returned a str, not an nn.Module",
+            "build(**options)",
+        ),
         (
             INPUTS + "def build(): return nn.Linear(2, -1)\n",
             "build: raised RuntimeError: Trying to create tensor with negative dimension",
             "--debug",
         ),
-        (INPUTS + "def build(depth): return nn.Linear(2, depth)\n", 'needs the argument "depth"', "--set depth="),
+        (
+            INPUTS + "def build(depth): return nn.Linear(2, depth)\n",
+            'needs the argument "depth"',
+            "--set depth=",
+        ),
     ],
 )
-def test_a_file_that_breaks_the_contract(tmp_path: Path, content: str, message: str, hint: str) -> None:
+def test_a_file_that_breaks_the_contract(
+    tmp_path: Path, content: str, message: str, hint: str
+) -> None:
     error = refusal(write(tmp_path, content))
     assert message in error.message
     assert "net.py" in error.message
@@ -99,25 +148,34 @@ def test_a_file_that_breaks_the_contract(tmp_path: Path, content: str, message: 
 
 def test_a_missing_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    error = refusal(write(tmp_path, INPUTS + "def build():\n    from transformers import GPT2Config\n"))
+    error = refusal(
+        write(tmp_path, INPUTS + "def build():\n    from transformers import GPT2Config\n")
+    )
     assert "needs transformers, which is not installed" in error.message
     assert error.hint == 'pip install "partopt[examples]"'
 
 
 def test_a_wrong_attribute_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    error = refusal(write(tmp_path, INPUTS + "def build_large(): return nn.Linear(2, 2)\n") + ":build_lage")
+    error = refusal(
+        write(tmp_path, INPUTS + "def build_large(): return nn.Linear(2, 2)\n") + ":build_lage"
+    )
     assert 'has no "build_lage"' in error.message
     assert error.hint == 'did you mean "build_large"?'
 
 
 def test_an_unknown_argument_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    error = refusal(write(tmp_path, INPUTS + "def build(layers=1): return nn.Linear(2, 2)\n"), layer=3)
+    error = refusal(
+        write(tmp_path, INPUTS + "def build(layers=1): return nn.Linear(2, 2)\n"), layer=3
+    )
     assert error.message.startswith("--set layer:")
     assert error.hint == 'did you mean "layers"?'
 
 
 def test_a_module_already_built_takes_no_arguments(tmp_path: Path) -> None:
-    assert "takes no arguments" in refusal(write(tmp_path, INPUTS + "model = nn.Linear(2, 2)\n"), layers=3).message
+    assert (
+        "takes no arguments"
+        in refusal(write(tmp_path, INPUTS + "model = nn.Linear(2, 2)\n"), layers=3).message
+    )
 
 
 def test_build_may_take_any_argument(tmp_path: Path) -> None:

@@ -5,13 +5,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partopt.profile import Profile
+from partopt.documents.profile import Profile
 from tests.profiler.helpers import Parts, example, linear, structure
 
 
 def distinct_bytes(profile: Profile) -> int:
-    shared = {parameter.name: parameter.bytes for layer in profile.layers for parameter in layer.shared_parameters}
-    own = sum(layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in profile.layers)
+    shared = {
+        parameter.name: parameter.bytes
+        for layer in profile.layers
+        for parameter in layer.shared_parameters
+    }
+    own = sum(
+        layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters)
+        for layer in profile.layers
+    )
     return own + sum(shared.values())
 
 
@@ -27,10 +34,13 @@ def shared(profile: Profile) -> list[list[str]]:
 def test_a_tied_gpt_adds_up_to_the_model(granularity: str) -> None:
     source = example("gpt", layers=2, width=8, heads=2, context=4, vocabulary=11)
     model = source.build()
-    profile = structure(model, source.example_inputs, loss_fn=source.loss_fn, granularity=granularity)
+    profile = structure(
+        model, source.example_inputs, loss_fn=source.loss_fn, granularity=granularity
+    )
     assert distinct_bytes(profile) == total_bytes(model)
     assert shared(profile)[0] == shared(profile)[-1] == ["tokens.weight"]
-    assert profile.layers[0].parameter_bytes == (11 * 8 + 4 * 8) * 4  # the embedding, and the positions that it is added to
+    # the embedding, and the positions that it is added to
+    assert profile.layers[0].parameter_bytes == (11 * 8 + 4 * 8) * 4
 
 
 def test_a_module_called_twice_shares_its_parameters_with_itself() -> None:
@@ -41,7 +51,11 @@ def test_a_module_called_twice_shares_its_parameters_with_itself() -> None:
 
 
 def test_a_head_that_borrows_the_embeddings_weight_holds_it_too() -> None:
-    model = Parts(lambda self, x: functional.linear(self.norm(self.a(x)), self.a.weight), a=linear(), norm=nn.LayerNorm(4))
+    model = Parts(
+        lambda self, x: functional.linear(self.norm(self.a(x)), self.a.weight),
+        a=linear(),
+        norm=nn.LayerNorm(4),
+    )
     profile = structure(model)
     assert shared(profile) == [["a.weight"], ["a.weight"]]
     assert profile.layers[1].parameter_bytes == 64 + 32

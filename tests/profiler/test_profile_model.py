@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt import profile as documents
+from partopt.documents import profile as documents
+from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
-from partopt.profile import Measurement
 from partopt.profiler import ProfilingStopped, find_model, profile_model, profile_source
 from partopt.profiler.measure import _summary
 from partopt.profiler.timeline import LayerTimes
@@ -36,22 +36,37 @@ class Full(nn.Linear):
 OUT_OF_MEMORY = {
     "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "host": lambda: RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        (
+            "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 9 bytes"
+        )
     ),
     "python": lambda: MemoryError(),
-    "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cublas": lambda: RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
     "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    "cudnn backend": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    "cudnn backend": lambda: RuntimeError(
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
+    ),
     "engine": lambda: RuntimeError("GET was unable to find an engine to execute this computation"),
 }
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY.keys())
-def test_the_sizes_from_the_first_that_runs_out_of_memory_are_recorded_as_such(error: Callable[[], Exception]) -> None:
-    profile = structure(nn.Sequential(Full({2}, error), linear()), vectors, microbatch_sizes=[1, 2, 4])
-    assert [(each.microbatch_size, each.out_of_memory) for each in profile.measurements] == [(1, False), (2, True), (4, True)]
+def test_the_sizes_from_the_first_that_runs_out_of_memory_are_recorded_as_such(
+    error: Callable[[], Exception],
+) -> None:
+    profile = structure(
+        nn.Sequential(Full({2}, error), linear()), vectors, microbatch_sizes=[1, 2, 4]
+    )
+    assert [(each.microbatch_size, each.out_of_memory) for each in profile.measurements] == [
+        (1, False),
+        (2, True),
+        (4, True),
+    ]
     assert profile.measurements[1] == Measurement(microbatch_size=2, out_of_memory=True)
-    assert list(documents.find_faults(profile)) == []
+    assert list(profile.faults()) == []
 
 
 def test_sizes_larger_than_one_that_does_not_fit_are_not_run() -> None:
@@ -61,7 +76,11 @@ def test_sizes_larger_than_one_that_does_not_fit_are_not_run() -> None:
         asked.append(size)
         return vectors(size)
 
-    structure(nn.Sequential(Full({2}, OUT_OF_MEMORY["cuda"]), linear()), inputs, microbatch_sizes=[1, 2, 4, 8])
+    structure(
+        nn.Sequential(Full({2}, OUT_OF_MEMORY["cuda"]), linear()),
+        inputs,
+        microbatch_sizes=[1, 2, 4, 8],
+    )
     assert asked == [1, 2]
 
 
@@ -73,7 +92,9 @@ def test_when_no_size_fits_the_answer_is_no() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_an_optimizer_that_does_not_fit_leaves_the_layers_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_does_not_fit_leaves_the_layers_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tries = []
 
     def full(*arguments: object, **options: object) -> None:
@@ -99,8 +120,16 @@ def test_sizes_are_measured_once_each_the_smallest_first() -> None:
         ({"microbatch_sizes": []}, "--microbatch: no size given", "from 1"),
         ({"steps": 0}, "--steps: 0 steps measure nothing", "at least 1"),
         ({"granularity": "blok"}, "--granularity: blok is not known", 'did you mean "block"?'),
-        ({"dtype": "float3"}, "--dtype float3: not a dtype that partopt measures", 'did you mean "float32"?'),
-        ({"device": "gpu"}, "--device gpu: not a device that partopt measures", 'did you mean "cpu"?'),
+        (
+            {"dtype": "float3"},
+            "--dtype float3: not a dtype that partopt measures",
+            'did you mean "float32"?',
+        ),
+        (
+            {"device": "gpu"},
+            "--device gpu: not a device that partopt measures",
+            'did you mean "cpu"?',
+        ),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], message: str, hint: str) -> None:
@@ -123,19 +152,33 @@ MODELS = {
         {},
         "the model returned str: no .loss and no floating tensor in it",
     ),
-    "loss of many": (linear, {"loss_fn": lambda output, inputs: output}, "loss_fn returned a tensor of shape [1, 4], not a single number"),
-    "loss of none": (linear, {"loss_fn": lambda output, inputs: None}, "loss_fn returned NoneType, not a single number"),
+    "loss of many": (
+        linear,
+        {"loss_fn": lambda output, inputs: output},
+        "loss_fn returned a tensor of shape [1, 4], not a single number",
+    ),
+    "loss of none": (
+        linear,
+        {"loss_fn": lambda output, inputs: None},
+        "loss_fn returned NoneType, not a single number",
+    ),
     "detached": (
         linear,
         {"loss_fn": lambda output, inputs: output.detach().sum()},
         "the loss depends on no parameter that requires a gradient",
     ),
-    "wrong inputs": (lambda: linear(5), {}, "the training step raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    "wrong inputs": (
+        lambda: linear(5),
+        {},
+        "the training step raised RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
 }
 
 
 @pytest.mark.parametrize(("build", "options", "message"), MODELS.values(), ids=MODELS.keys())
-def test_models_that_cannot_be_measured(build: Callable[[], nn.Module], options: dict[str, object], message: str) -> None:
+def test_models_that_cannot_be_measured(
+    build: Callable[[], nn.Module], options: dict[str, object], message: str
+) -> None:
     with pytest.raises(PartoptError) as caught:
         structure(build(), vectors, **options)
     assert caught.value.message.startswith(message)
@@ -144,13 +187,20 @@ def test_models_that_cannot_be_measured(build: Callable[[], nn.Module], options:
 
 
 def test_errors_of_the_model_name_its_file(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(batch_size): return torch.zeros(1)\n")
+    (tmp_path / "net.py").write_text(
+        (
+            "import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(batch_size): return "
+            "torch.zeros(1)\n"
+        )
+    )
     with pytest.raises(PartoptError, match=r"net\.py: the model has no parameters"):
         profile_source(find_model(str(tmp_path / "net.py")), device="cpu")
 
 
 def test_nan_is_no_problem() -> None:
-    [measurement] = structure(linear(), lambda size: torch.full((size, 4), float("nan"))).measurements
+    [measurement] = structure(
+        linear(), lambda size: torch.full((size, 4), float("nan"))
+    ).measurements
     assert measurement.step_s is not None
 
 
@@ -168,7 +218,11 @@ def test_the_loss_of_an_output_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "inputs", [lambda size: (torch.ones(size, 4), torch.ones(size, 4)), lambda size: {"y": torch.ones(size, 4), "x": torch.ones(size, 4)}]
+    "inputs",
+    [
+        lambda size: (torch.ones(size, 4), torch.ones(size, 4)),
+        lambda size: {"y": torch.ones(size, 4), "x": torch.ones(size, 4)},
+    ],
 )
 def test_inputs_may_be_a_tuple_or_a_dict(inputs: Callable[[int], object]) -> None:
     class Two(nn.Linear):
@@ -188,7 +242,9 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
     model = Parts(lambda self, x: self.a(x) if len(x) == 1 else self.a(self.a(x)), a=linear())
-    with pytest.raises(ProfilingStopped, match="at microbatch size 2 the model calls other layers than at 1") as caught:
+    with pytest.raises(
+        ProfilingStopped, match="at microbatch size 2 the model calls other layers than at 1"
+    ) as caught:
         structure(model, vectors, microbatch_sizes=[1, 2])
     assert isinstance(caught.value.error, PartoptError)
     assert "--granularity block" in caught.value.error.hint
@@ -196,16 +252,24 @@ def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
 
 def test_an_interrupt_keeps_the_sizes_that_are_finished() -> None:
     with pytest.raises(ProfilingStopped) as caught:
-        structure(nn.Sequential(Full({4}, KeyboardInterrupt), linear()), vectors, microbatch_sizes=[1, 2, 4])
+        structure(
+            nn.Sequential(Full({4}, KeyboardInterrupt), linear()),
+            vectors,
+            microbatch_sizes=[1, 2, 4],
+        )
     assert caught.value.profile is not None
     assert caught.value.error is None
     assert [each.microbatch_size for each in caught.value.profile.measurements] == [1, 2]
-    assert list(documents.find_faults(caught.value.profile)) == []
+    assert list(caught.value.profile.faults()) == []
 
 
 def test_an_error_at_a_later_size_keeps_the_sizes_that_are_finished() -> None:
     with pytest.raises(ProfilingStopped) as caught:
-        structure(nn.Sequential(Full({4}, lambda: RuntimeError("no kernel")), linear()), vectors, microbatch_sizes=[1, 2, 4])
+        structure(
+            nn.Sequential(Full({4}, lambda: RuntimeError("no kernel")), linear()),
+            vectors,
+            microbatch_sizes=[1, 2, 4],
+        )
     assert caught.value.profile is not None
     assert isinstance(caught.value.error, PartoptError)
     assert caught.value.error.message.startswith("the training step raised RuntimeError: no kernel")
@@ -237,18 +301,30 @@ def test_threads_are_one_while_measuring_and_restored_after() -> None:
 
 def test_progress_is_told_size_by_size() -> None:
     told: list[tuple[int, int, int]] = []
-    structure(linear(), vectors, microbatch_sizes=[1, 2], steps=2, progress=lambda *step: told.append(step))
+    structure(
+        linear(),
+        vectors,
+        microbatch_sizes=[1, 2],
+        steps=2,
+        progress=lambda *step: told.append(step),
+    )
     assert told == [(1, 0, 2), (1, 1, 2), (1, 2, 2), (2, 0, 2), (2, 1, 2), (2, 2, 2)]
 
 
 def test_a_profile_says_what_was_measured() -> None:
     source = example("mlp", layers=2, width=8)
-    profile = profile_source(source, "small", microbatch_sizes=[1], steps=2, device="cpu", clock=FakeClock())
-    assert (profile.model.name, profile.model.arguments, profile.dtype) == ("small", {"layers": 2, "width": 8}, "float32")
+    profile = profile_source(
+        source, "small", microbatch_sizes=[1], steps=2, device="cpu", clock=FakeClock()
+    )
+    assert (profile.model.name, profile.model.arguments, profile.dtype) == (
+        "small",
+        {"layers": 2, "width": 8},
+        "float32",
+    )
     assert profile.model.entry.endswith("examples/mlp.py:build")
     assert (profile.device.type, profile.environment.torch) == ("cpu", str(torch.__version__))
     assert profile.measurements[0].optimizer_s is not None
-    assert documents.parse(documents_bytes(profile)) == profile
+    assert Profile.parse(documents_bytes(profile)) == profile
 
 
 def documents_bytes(profile: documents.Profile) -> bytes:
@@ -262,19 +338,24 @@ def summary(bare_s: float, instrumented_s: float) -> Measurement:
 
     half = instrumented_s / 2
     layers = structure(linear(), vectors).layers
-    return _summary(1, Structure(layers, {}, {}, [], []), [bare_s], [LayerTimes([half], [half])], None, None)
+    return _summary(
+        1, Structure(layers, {}, {}, [], []), [bare_s], [LayerTimes([half], [half])], None, None
+    )
 
 
 def test_layer_times_are_brought_back_to_the_bare_step_above_five_percent() -> None:
     slight, clear, strong = summary(100.0, 104.0), summary(100.0, 110.0), summary(100.0, 125.0)
     assert [each.overhead for each in (slight, clear, strong)] == [1.04, 1.1, 1.25]
-    assert [each.layers[0].forward_s for each in (slight, clear, strong)] == pytest.approx([52.0, 50.0, 50.0])
+    assert [each.layers[0].forward_s for each in (slight, clear, strong)] == pytest.approx(
+        [52.0, 50.0, 50.0]
+    )
     assert [each.coverage for each in (slight, clear, strong)] == pytest.approx([1.04, 1.0, 1.0])
     assert [each.overhead_bound for each in (slight, clear, strong)] == [False, False, True]
 
 
 @needs_transformers
-@pytest.mark.filterwarnings("ignore")  # transformers and torchvision warn of their own affairs while they are imported
+# transformers and torchvision warn of their own affairs while they are imported
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "layers"), [("gpt2", 7), ("bert", 4)])
 def test_transformers_examples(name: str, layers: int) -> None:
     source = example(name, layers=2, width=8, heads=2, context=8, vocabulary=64)
@@ -285,5 +366,12 @@ def test_transformers_examples(name: str, layers: int) -> None:
 
 
 def test_profile_model_takes_a_plain_module() -> None:
-    profile = profile_model(nn.Sequential(linear(), linear()), vectors, microbatch_sizes=[1], steps=1, device="cpu", clock=FakeClock())
+    profile = profile_model(
+        nn.Sequential(linear(), linear()),
+        vectors,
+        microbatch_sizes=[1],
+        steps=1,
+        device="cpu",
+        clock=FakeClock(),
+    )
     assert (profile.model.name, len(profile.layers)) == ("Sequential", 2)

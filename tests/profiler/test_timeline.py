@@ -27,7 +27,9 @@ class Logged(FakeClock):
         return super().intervals_s(stamps)
 
 
-def stepper(model: nn.Module, inputs: object, granularity: str = "leaf", clock: FakeClock | None = None) -> Stepper:
+def stepper(
+    model: nn.Module, inputs: object, granularity: str = "leaf", clock: FakeClock | None = None
+) -> Stepper:
     tracker = Tracker(model, choose_units(model, called_modules(model, inputs), granularity))
     with tracker.discover():
         model(inputs)
@@ -49,11 +51,23 @@ def backward_order(model: nn.Module, inputs: Tensor, granularity: str = "leaf") 
 
 MODELS = {
     "chain": lambda: nn.Sequential(linear(), nn.ReLU(), linear()),
-    "in place": lambda: nn.Sequential(linear(), nn.ReLU(inplace=True), linear(), nn.ReLU(inplace=True)),
-    "called twice": lambda: Parts(lambda self, x: self.a(self.b(self.a(x))), a=linear(), b=linear()),
-    "skip": lambda: Parts(lambda self, x: self.c((y := self.a(x)) + self.b(y)), a=linear(), b=linear(), c=linear()),
-    "view": lambda: Parts(lambda self, x: self.b(self.a(x).view(-1, 2, 2).transpose(1, 2).reshape(-1, 4)), a=linear(), b=linear()),
-    "tied": lambda: Parts(lambda self, x: functional.linear(self.b(self.a(x)), self.a.weight), a=linear(), b=linear()),
+    "in place": lambda: nn.Sequential(
+        linear(), nn.ReLU(inplace=True), linear(), nn.ReLU(inplace=True)
+    ),
+    "called twice": lambda: Parts(
+        lambda self, x: self.a(self.b(self.a(x))), a=linear(), b=linear()
+    ),
+    "skip": lambda: Parts(
+        lambda self, x: self.c((y := self.a(x)) + self.b(y)), a=linear(), b=linear(), c=linear()
+    ),
+    "view": lambda: Parts(
+        lambda self, x: self.b(self.a(x).view(-1, 2, 2).transpose(1, 2).reshape(-1, 4)),
+        a=linear(),
+        b=linear(),
+    ),
+    "tied": lambda: Parts(
+        lambda self, x: functional.linear(self.b(self.a(x)), self.a.weight), a=linear(), b=linear()
+    ),
 }
 
 
@@ -98,12 +112,17 @@ def test_what_runs_between_units_belongs_to_the_one_before() -> None:
     clock = FakeClock()
     steps = stepper(Between(clock), torch.randn(1, 4), clock=clock)
     begin = next(clock.stamps) + 1
-    assert steps.instrumented().forward_s == [(begin + 2) ** 2 - begin**2, (begin + 3) ** 2 - (begin + 2) ** 2]
+    assert steps.instrumented().forward_s == [
+        (begin + 2) ** 2 - begin**2,
+        (begin + 3) ** 2 - (begin + 2) ** 2,
+    ]
 
 
 def test_a_backward_that_needs_no_input_gradient_is_charged_too() -> None:
     # the input needs no gradient: a full backward hook on the first module would never fire
-    times = stepper(nn.Sequential(linear(), nn.ReLU(inplace=True)), torch.randn(1, 4)).instrumented()
+    times = stepper(
+        nn.Sequential(linear(), nn.ReLU(inplace=True)), torch.randn(1, 4)
+    ).instrumented()
     assert times.backward_s[0] > 0
 
 
@@ -126,7 +145,9 @@ def test_a_call_that_the_numbering_does_not_know_stays_with_the_layer_before() -
 def test_hooks_are_gone_after_a_step() -> None:
     steps = stepper(nn.Sequential(linear(), linear()), torch.randn(1, 4))
     steps.instrumented()
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in steps.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in steps.model.modules()
+    )
 
 
 def test_gradients_of_an_instrumented_step_are_those_of_a_bare_one() -> None:
@@ -141,7 +162,9 @@ def test_gradients_of_an_instrumented_step_are_those_of_a_bare_one() -> None:
         run()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
         zero_grad()
-    assert all(torch.equal(bare, instrumented) for bare, instrumented in zip(*gradients, strict=True))
+    assert all(
+        torch.equal(bare, instrumented) for bare, instrumented in zip(*gradients, strict=True)
+    )
 
 
 def test_the_cpu_clock_tells_how_far_processor_and_wall_time_part() -> None:

@@ -10,14 +10,23 @@ from partopt.profiler.units import called_modules, choose_units
 from tests.profiler.helpers import Parts, example, linear, needs_torchvision
 
 
-def units_of(model: nn.Module, inputs: object, granularity: str = "auto", globs: tuple[str, ...] = ()) -> list[str]:
+def units_of(
+    model: nn.Module, inputs: object, granularity: str = "auto", globs: tuple[str, ...] = ()
+) -> list[str]:
     return choose_units(model, called_modules(model, inputs), granularity, globs)
 
 
-def units_of_example(name: str, granularity: str = "auto", globs: tuple[str, ...] = (), **arguments: int) -> list[str]:
+def units_of_example(
+    name: str, granularity: str = "auto", globs: tuple[str, ...] = (), **arguments: int
+) -> list[str]:
     source = example(name, **arguments)
     model = source.build()
-    return units_of(model, place(source.example_inputs(2), torch.device("cpu"), torch.float32), granularity, globs)
+    return units_of(
+        model,
+        place(source.example_inputs(2), torch.device("cpu"), torch.float32),
+        granularity,
+        globs,
+    )
 
 
 GPT = {"layers": 2, "width": 8, "heads": 2, "context": 4, "vocabulary": 11}
@@ -25,7 +34,13 @@ GPT = {"layers": 2, "width": 8, "heads": 2, "context": 4, "vocabulary": 11}
 
 def test_a_gpt_is_its_blocks_and_what_is_around_them() -> None:
     assert units_of_example("gpt", **GPT) == ["tokens", "blocks.0", "blocks.1", "norm", "head"]
-    assert units_of_example("gpt", "block", **GPT) == ["tokens", "blocks.0", "blocks.1", "norm", "head"]
+    assert units_of_example("gpt", "block", **GPT) == [
+        "tokens",
+        "blocks.0",
+        "blocks.1",
+        "norm",
+        "head",
+    ]
 
 
 def test_leaf_units_of_a_gpt() -> None:
@@ -40,15 +55,31 @@ def test_leaf_units_of_a_gpt() -> None:
 
 @needs_torchvision
 def test_vgg16_is_every_child_of_its_lists() -> None:
-    expected = [*[f"features.{n}" for n in range(31)], "avgpool", *[f"classifier.{n}" for n in range(7)]]
+    expected = [
+        *[f"features.{n}" for n in range(31)],
+        "avgpool",
+        *[f"classifier.{n}" for n in range(7)],
+    ]
     assert units_of_example("vgg16", size=32) == expected
     assert units_of_example("vgg16", "block", size=32) == ["features", "avgpool", "classifier"]
 
 
 @needs_torchvision
 def test_resnet50_is_its_bottlenecks_and_its_stem() -> None:
-    blocks = [f"layer{stage}.{n}" for stage, count in ((1, 3), (2, 4), (3, 6), (4, 3)) for n in range(count)]
-    assert units_of_example("resnet50", size=32) == ["conv1", "bn1", "relu", "maxpool", *blocks, "avgpool", "fc"]
+    blocks = [
+        f"layer{stage}.{n}"
+        for stage, count in ((1, 3), (2, 4), (3, 6), (4, 3))
+        for n in range(count)
+    ]
+    assert units_of_example("resnet50", size=32) == [
+        "conv1",
+        "bn1",
+        "relu",
+        "maxpool",
+        *blocks,
+        "avgpool",
+        "fc",
+    ]
 
 
 class Block(nn.Module):
@@ -73,11 +104,19 @@ class Stage(nn.Module):
 
 def test_a_stage_is_opened_down_to_its_blocks() -> None:
     model = nn.Sequential(Stage(), linear(), Stage())
-    assert units_of(model, torch.randn(1, 4)) == ["0.blocks.0", "0.blocks.1", "1", "2.blocks.0", "2.blocks.1"]
+    assert units_of(model, torch.randn(1, 4)) == [
+        "0.blocks.0",
+        "0.blocks.1",
+        "1",
+        "2.blocks.0",
+        "2.blocks.1",
+    ]
 
 
 def test_a_module_that_is_not_called_is_opened() -> None:
-    model = Parts(lambda self, x: self.b.down(self.b.up(self.a(x))), a=Block(), b=Block(), never=Block())
+    model = Parts(
+        lambda self, x: self.b.down(self.b.up(self.a(x))), a=Block(), b=Block(), never=Block()
+    )
     assert units_of(model, torch.randn(1, 4)) == ["a", "b.up", "b.down"]
 
 
@@ -88,7 +127,13 @@ def test_a_model_that_calls_no_module_is_one_unit() -> None:
 
 
 def test_globs_are_exact_and_what_is_left_is_covered() -> None:
-    assert units_of_example("gpt", globs=("blocks.*",), **GPT) == ["tokens", "blocks.0", "blocks.1", "norm", "head"]
+    assert units_of_example("gpt", globs=("blocks.*",), **GPT) == [
+        "tokens",
+        "blocks.0",
+        "blocks.1",
+        "norm",
+        "head",
+    ]
     assert units_of_example("gpt", globs=("blocks.0.attention",), **GPT) == [
         "tokens",
         "blocks.0.norm1",

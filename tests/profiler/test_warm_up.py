@@ -9,7 +9,9 @@ from partopt.profiler.measure import _warm_up
 
 
 class Steps:
-    """Stands for a stepper: each bare step takes as long as given, on a clock that only steps move."""
+    """Stands for a stepper: each bare step takes as long as given, on a clock that only steps
+    move.
+    """
 
     def __init__(self, step_s: float) -> None:
         self.step_s, self.now_s, self.kinds = step_s, 0.0, []
@@ -23,9 +25,13 @@ class Steps:
 
 
 @pytest.mark.parametrize(
-    ("device", "step_s", "bare_steps"), [("cpu", 0.125, 2), ("cuda", 0.125, 4), ("cuda", 10.0, 2)], ids=["cpu", "cuda", "cuda, long steps"]
+    ("device", "step_s", "bare_steps"),
+    [("cpu", 0.125, 2), ("cuda", 0.125, 4), ("cuda", 10.0, 2)],
+    ids=["cpu", "cuda", "cuda, long steps"],
 )
-def test_cuda_is_warmed_up_for_half_a_second(monkeypatch: pytest.MonkeyPatch, device: str, step_s: float, bare_steps: int) -> None:
+def test_cuda_is_warmed_up_for_half_a_second(
+    monkeypatch: pytest.MonkeyPatch, device: str, step_s: float, bare_steps: int
+) -> None:
     steps = Steps(step_s)
     monkeypatch.setattr("partopt.profiler.measure.time.perf_counter", lambda: steps.now_s)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)

@@ -60,7 +60,17 @@ def test_numbers_are_text_where_they_fit(case):
     [
         ("1f1b", {"forward", "backward", "optimizer step", "idle"}),
         ("recomputation", {"forward", "backward", "recomputation", "optimizer step", "idle"}),
-        ("zbv", {"forward", "backward of inputs", "backward of weights", "optimizer step", "idle", "a rank's stages from light to dark"}),
+        (
+            "zbv",
+            {
+                "forward",
+                "backward of inputs",
+                "backward of weights",
+                "optimizer step",
+                "idle",
+                "a rank's stages from light to dark",
+            },
+        ),
     ],
 )
 def test_the_legend_names_what_appears(case, legend):
@@ -84,7 +94,9 @@ def test_messages_are_lines_if_they_are_asked_for():
 
 def test_small_figures_take_one_column_and_large_ones_two():
     widths = {case: page.page_of(CASES[case]()[1], None).width for case in CASES}
-    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(page.COLUMN - page.LEFT - page.RIGHT)
+    assert (
+        widths["1f1b"] == widths["dualpipe"] == pytest.approx(page.COLUMN - page.LEFT - page.RIGHT)
+    )
     assert widths["large"] == pytest.approx(page.FULL - page.LEFT - page.RIGHT)
 
 
@@ -126,10 +138,18 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartoptError) as error:
         figure.render(CASES["1f1b"]()[1], "svg")
-    assert (error.value.message, error.value.hint) == ("a figure needs matplotlib", 'pip install "partopt[figures]"')
+    assert (error.value.message, error.value.hint) == (
+        "a figure needs matplotlib",
+        'pip install "partopt[figures]"',
+    )
 
 
 def test_importing_the_reports_does_not_import_matplotlib():
-    script = "import sys, partopt.report.figure, partopt.report.trace, partopt.report.gantt; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    script = (
+        "import sys, partopt.report.figure, partopt.report.trace, partopt.report.gantt; "
+        "print('matplotlib' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "False\n"

@@ -27,7 +27,9 @@ def long_timeline(ranks: int, microbatches: int) -> Timeline:
     kind = np.tile(np.array([F, B], np.int8), count // 2)
     stage = np.repeat(np.arange(ranks, dtype=np.int32), 2 * microbatches)
     microbatch = np.tile(np.repeat(np.arange(microbatches, dtype=np.int32), 2), ranks)
-    order = Order(kind, stage, microbatch, np.zeros(count, np.bool_), np.arange(ranks + 1) * 2 * microbatches)
+    order = Order(
+        kind, stage, microbatch, np.zeros(count, np.bool_), np.arange(ranks + 1) * 2 * microbatches
+    )
     start = np.tile(np.arange(2 * microbatches, dtype=np.float64), ranks)
     nothing = np.zeros(0)
     return Timeline(order, start, start + 1, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4))
@@ -62,15 +64,29 @@ def test_two_actions_at_once_stand_side_by_side():
 
 def test_recomputation_and_the_optimizer_have_their_letters():
     lines = picture(fast("gpipe", P=2, M=2, recompute=True, optimizer_s=1e-3), width=48)
-    assert [line[6:-5].rstrip() for line in lines[1:3]] == ["F0-F1-R0-.........B0----R1-B1----U--", "...F0-F1-R0-B0----R1-B1----U--......"]
+    assert [line[6:-5].rstrip() for line in lines[1:3]] == [
+        "F0-F1-R0-.........B0----R1-B1----U--",
+        "...F0-F1-R0-B0----R1-B1----U--......",
+    ]
     assert "R recomputation" in "\n".join(lines) and "U optimizer step" in "\n".join(lines)
 
 
 def test_all_reduces_are_seen_where_a_rank_has_nothing_else_to_do():
-    plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9), optimizer_s=0.0)
+    plan = plan_of(
+        "1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9), optimizer_s=0.0
+    )
     lines = picture(simulated(plan, 4), width=80)
-    assert lines[1][6:].split()[0] == "F0----F2----............B0----------......B2----------AAAAAA."
-    blocking = plan_of("pipedream", [[0, 1], [2]], None, parameter_bytes=10**6, allreduce="blocking", topology=flat(3, 1e9))
+    assert (
+        lines[1][6:].split()[0] == "F0----F2----............B0----------......B2----------AAAAAA."
+    )
+    blocking = plan_of(
+        "pipedream",
+        [[0, 1], [2]],
+        None,
+        parameter_bytes=10**6,
+        allreduce="blocking",
+        topology=flat(3, 1e9),
+    )
     assert "A" in picture(simulated(blocking, 8), width=110)[1]
 
 
@@ -83,7 +99,9 @@ def test_where_names_do_not_fit_letters_stand_in_proportion_to_time():
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
-@pytest.mark.parametrize("schedule, P, M", [("gpipe", 4, 8), ("1f1b", 32, 128), ("zbv", 4, 8), ("dualpipe", 8, 20)])
+@pytest.mark.parametrize(
+    "schedule, P, M", [("gpipe", 4, 8), ("1f1b", 32, 128), ("zbv", 4, 8), ("dualpipe", 8, 20)]
+)
 def test_no_line_is_wider_than_the_page(schedule, P, M, width):
     for colour in (False, True):
         assert max(map(len, picture(fast(schedule, P, M), width=width, colour=colour))) <= width
@@ -133,13 +151,26 @@ def test_many_ranks_are_sampled_and_a_note_says_so():
 
 def test_one_replica_stands_for_all_of_its_stage():
     plan = plan_of("1f1b", [list(range(20)), list(range(20, 40))], 40)
-    assert drawn_ranks(simulated(plan, 40).order, 32) == ([0, 20], "2 of 40 ranks are shown, a replica of each stage")
+    assert drawn_ranks(simulated(plan, 40).order, 32) == (
+        [0, 20],
+        "2 of 40 ranks are shown, a replica of each stage",
+    )
 
 
 def test_nothing_to_draw_is_said():
-    empty = Order(*(np.zeros(0, kind) for kind in (np.int8, np.int32, np.int32, np.bool_)), np.zeros(3, np.int64))
+    empty = Order(
+        *(np.zeros(0, kind) for kind in (np.int8, np.int32, np.int32, np.bool_)),
+        np.zeros(3, np.int64),
+    )
     nothing = np.zeros(0)
-    assert render(Timeline(empty, nothing, nothing, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4))) == "nothing happens"
+    assert (
+        render(
+            Timeline(
+                empty, nothing, nothing, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4)
+            )
+        )
+        == "nothing happens"
+    )
 
 
 def test_millions_of_actions_are_drawn_in_seconds():
@@ -149,7 +180,10 @@ def test_millions_of_actions_are_drawn_in_seconds():
     assert time.perf_counter() - began < 5
 
 
-@pytest.mark.parametrize("seconds, label", [(0, "0 s"), (0.02, "20 ms"), (0.0015, "1.5 ms"), (100, "100 s"), (2e-6, "2 us")])
+@pytest.mark.parametrize(
+    "seconds, label",
+    [(0, "0 s"), (0.02, "20 ms"), (0.0015, "1.5 ms"), (100, "100 s"), (2e-6, "2 us")],
+)
 def test_ticks_are_written_short(seconds, label):
     assert tick_label(seconds) == label
 

@@ -12,13 +12,21 @@ from tests.planners.problems import topology
 
 def two_one_plan(**options):
     """Layers of 6, 3 and 3 s on a 2-1 split of four devices."""
-    sizes = measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8000, 8000, 0], microbatch_size=4)
-    profile = profile_of([sizes], parameter_bytes=[4000, 4000, 8000], names=["body.0", "body.1", "head"])
-    return planners.plan("manual", problem_of(profile, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options))
+    sizes = measurement(
+        [2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8000, 8000, 0], microbatch_size=4
+    )
+    profile = profile_of(
+        [sizes], parameter_bytes=[4000, 4000, 8000], names=["body.0", "body.1", "head"]
+    )
+    return planners.plan(
+        "manual", problem_of(profile, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options)
+    )
 
 
 def test_a_plan_is_read_at_a_glance():
-    """Stage 0 holds 2 microbatches: 2 x 8 kB of weights, 8 of gradients, 16 of moments, 2 x 16 of activations, 2 x 8 of buffers: 88 kB."""
+    """Stage 0 holds 2 microbatches: 2 x 8 kB of weights, 8 of gradients, 16 of moments, 2 x 16 of
+    activations, 2 x 8 of buffers: 88 kB.
+    """
     assert click.unstyle(render(two_one_plan(), memory_bytes=200_000)).splitlines() == [
         "model    chain: 3 layers, 16 kB of parameters, microbatch 4",
         "cluster  test, 4 x device: level1 (4, 1 MB/s)",
@@ -39,36 +47,56 @@ def test_a_plan_is_read_at_a_glance():
     ]
 
 
-@pytest.mark.parametrize("limit, text", [(200_000, "kB"), (50_000, "DOES NOT FIT 50 kB"), (None, "no limit is known")])
+@pytest.mark.parametrize(
+    "limit, text", [(200_000, "kB"), (50_000, "DOES NOT FIT 50 kB"), (None, "no limit is known")]
+)
 def test_memory_is_held_against_the_limit(limit, text):
     assert text in render(two_one_plan(), memory_bytes=limit)
 
 
 def loads(plan, limit=None):
     """The lines on what binds and what is slack, as one each."""
-    lines = click.unstyle(render(plan, limit)).split("\nspeed")[0].split("\nbinds    ")[1].replace("\n         ", " ")
+    lines = (
+        click.unstyle(render(plan, limit))
+        .split("\nspeed")[0]
+        .split("\nbinds    ")[1]
+        .replace("\n         ", " ")
+    )
     return lines.split("\nslack    ")
 
 
 def test_what_binds_is_named_and_of_the_rest_the_slack():
-    """9 / 2 s of compute; 4 ms of all-reduce a microbatch and 8 ms for a cut of 8 kB, after layer 1; 88 of 100 kB."""
+    """9 / 2 s of compute; 4 ms of all-reduce a microbatch and 8 ms for a cut of 8 kB, after layer
+    1; 88 of 100 kB.
+    """
     assert loads(two_one_plan(), 100_000) == [
         "compute of stage 0",
-        "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%, memory of stage 0 12% (12 kB)",
+        (
+            "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%, memory "
+            "of stage 0 12% (12 kB)"
+        ),
     ]
-    assert loads(two_one_plan())[1] == "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%"
+    assert (
+        loads(two_one_plan())[1]
+        == "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%"
+    )
     assert loads(two_one_plan(), 50_000)[1].endswith("(after layer 1) 100%")
 
 
 def test_a_cut_that_binds_is_named_with_its_layer():
     sizes = measurement([1.0, 1.0], [2.0, 2.0], output_bytes=[4_000_000, 0])
     problem = problem_of(profile_of([sizes], [0, 0]), topology((2, 1e6)), cuts=(1,))
-    assert loads(planners.plan("manual", problem)) == ["cut before stage 1 (after layer 0)", "compute of stage 0 25%"]
+    assert loads(planners.plan("manual", problem)) == [
+        "cut before stage 1 (after layer 0)",
+        "compute of stage 0 25%",
+    ]
 
 
 def test_where_nothing_is_always_busy_every_load_has_slack():
     plan = two_one_plan()
-    slower = msgspec.structs.replace(plan.predicted, period_s=5.0, bound_by="microbatches in flight")
+    slower = msgspec.structs.replace(
+        plan.predicted, period_s=5.0, bound_by="microbatches in flight"
+    )
     binds, slack = loads(msgspec.structs.replace(plan, predicted=slower))
     assert (binds, slack.split(",")[0]) == ("microbatches in flight", "compute of stage 0 10%")
 
@@ -84,10 +112,15 @@ def test_idle_devices_are_named():
 
 
 def test_a_synchronous_plan_shows_its_iteration():
-    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s: 36 s of 39.01 s."""
+    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s: 36 s of
+    39.01 s.
+    """
     text = render(two_one_plan(schedule="1f1b", microbatches=8))
     assert "period   4.88 s a microbatch\n         39.01 s an iteration of 8 microbatches\n" in text
-    assert "binds    compute of stage 0, busy 92% of the time; all-reduce of stage 0 adds\n         0.0%\n" in text
+    assert (
+        "binds    compute of stage 0, busy 92% of the time; all-reduce of stage 0 "
+        "adds\n         0.0%\n"
+    ) in text
     assert "NOAM" not in text
 
 
@@ -103,11 +136,16 @@ def test_a_synchronous_plan_shows_its_iteration():
     ],
 )
 def test_layer_names_are_kept_to_a_column(names, shown):
-    stage = msgspec.structs.replace(two_one_plan().stages[0], start=4, stop=4 + len(names), modules=names)
+    stage = msgspec.structs.replace(
+        two_one_plan().stages[0], start=4, stop=4 + len(names), modules=names
+    )
     assert _layers(stage, 19) == shown
 
 
-@pytest.mark.parametrize("ranks, text", [([3], "3"), ([0, 1, 2], "0-2 (x3)"), ([0, 4, 1, 5], "0-1,4-5 (x4)"), ([0, 2], "0,2 (x2)")])
+@pytest.mark.parametrize(
+    "ranks, text",
+    [([3], "3"), ([0, 1, 2], "0-2 (x3)"), ([0, 4, 1, 5], "0-1,4-5 (x4)"), ([0, 2], "0,2 (x2)")],
+)
 def test_ranks_are_folded(ranks, text):
     assert format_ranks(ranks) == text
 

@@ -15,10 +15,16 @@ def asynchronous(devices):
 
 
 def test_the_efficiency_is_the_speed_up_a_device():
-    rows = scaling.scaling([asynchronous(1), plan_of([2, 1, 1], [2.0, 1.0, 2.0], [4.0, 2.0, 4.0])], None).rows
+    rows = scaling.scaling(
+        [asynchronous(1), plan_of([2, 1, 1], [2.0, 1.0, 2.0], [4.0, 2.0, 4.0])], None
+    ).rows
     assert [row.devices for row in rows] == [1, 4]
-    assert (rows[0].speedup_over_one_device, rows[0].efficiency) == (pytest.approx(1.0), pytest.approx(1.0))
-    assert rows[1].efficiency == pytest.approx(15.0 / 6.0 / 4)  # 15 s on one device, 6 s on the slowest of four
+    assert (rows[0].speedup_over_one_device, rows[0].efficiency) == (
+        pytest.approx(1.0),
+        pytest.approx(1.0),
+    )
+    # 15 s on one device, 6 s on the slowest of four
+    assert rows[1].efficiency == pytest.approx(15.0 / 6.0 / 4)
     assert rows[1].efficiency == rows[1].speedup_over_one_device / 4
     assert [row.shape for row in rows] == ["1", "2-1-1"]
 
@@ -32,7 +38,10 @@ def test_microbatches_are_shown_where_there_are_some():
 
 def test_what_does_not_fit_is_said():
     plan = asynchronous(2)
-    assert [row.fits for row in scaling.scaling([plan, plan], plan.peak_memory_bytes - 1).rows] == [False, False]
+    assert [row.fits for row in scaling.scaling([plan, plan], plan.peak_memory_bytes - 1).rows] == [
+        False,
+        False,
+    ]
     assert scaling.render(scaling.scaling([plan], plan.peak_memory_bytes)).endswith(" yes")
 
 

@@ -42,13 +42,27 @@ def test_a_plan_that_recomputes():
     assert "always" in lines([plan])[1]
 
 
-@pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.asynchronous])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in SCHEDULES.items() if not entry.asynchronous]
+)
 @pytest.mark.parametrize("seconds", [1e-9, 12345.678])
 @pytest.mark.parametrize("size", [1, 123456789])
 def test_it_fits_the_page_whatever_the_numbers(name, seconds, size):
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4)
-    predicted = structs.replace(plan.predicted, iteration_s=seconds, samples_per_s=1 / seconds * size, bubble=0.999)
-    devices = [structs.replace(stage, ranks=list(range(s * 8192, (s + 1) * 8192)), replicas=8192) for s, stage in enumerate(plan.stages)]
-    large = structs.replace(plan, schedule=name, predicted=predicted, stages=devices, microbatch_size=1024, microbatches=65536)
+    predicted = structs.replace(
+        plan.predicted, iteration_s=seconds, samples_per_s=1 / seconds * size, bubble=0.999
+    )
+    devices = [
+        structs.replace(stage, ranks=list(range(s * 8192, (s + 1) * 8192)), replicas=8192)
+        for s, stage in enumerate(plan.stages)
+    ]
+    large = structs.replace(
+        plan,
+        schedule=name,
+        predicted=predicted,
+        stages=devices,
+        microbatch_size=1024,
+        microbatches=65536,
+    )
     assert all(len(line) <= WIDTH for line in lines([large, plan]))
     assert ("4096x4" if name == "dualpipe" else "8192x2") in lines([large, plan])[1]

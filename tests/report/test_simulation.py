@@ -22,16 +22,28 @@ from tests.report.timelines import plan_of
 def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
     """A plan of stages that exchange 1 MB, and its simulation."""
     entry = SCHEDULES[schedule]
-    ranks = ranks or ranks_of(entry.shape, 4, CHUNKS.get(entry.shape, 2 if entry.shape == LOOPED else 1))
-    plan = plan_of(schedule, ranks, None if entry.asynchronous else microbatches, **({"output_bytes": 10**6} | fields))
-    stages = [msgspec.structs.replace(stage, input_bytes=10**6 if s else 0) for s, stage in enumerate(plan.stages)]
+    ranks = ranks or ranks_of(
+        entry.shape, 4, CHUNKS.get(entry.shape, 2 if entry.shape == LOOPED else 1)
+    )
+    plan = plan_of(
+        schedule,
+        ranks,
+        None if entry.asynchronous else microbatches,
+        **({"output_bytes": 10**6} | fields),
+    )
+    stages = [
+        msgspec.structs.replace(stage, input_bytes=10**6 if s else 0)
+        for s, stage in enumerate(plan.stages)
+    ]
     plan = restated(msgspec.structs.replace(plan, stages=stages))
     simulation = simulation_of(plan)
     return plan, simulation
 
 
 def text_of(plan, simulation, **how):
-    return click.unstyle(render(simulation, plan, findings(simulation, plan.topology.device.memory_bytes), **how))
+    return click.unstyle(
+        render(simulation, plan, findings(simulation, plan.topology.device.memory_bytes), **how)
+    )
 
 
 def document_of(plan, simulation):
@@ -43,16 +55,27 @@ def test_the_time_of_every_rank_adds_up_to_the_window(schedule):
     found = document_of(*case(schedule))
     window = found.window_end_s - found.window_start_s
     for rank in found.ranks:
-        assert rank.compute_s + rank.transfer_s + rank.allreduce_s + rank.idle_s == pytest.approx(window)
-        assert rank.idle_s == pytest.approx(rank.waiting_for_activations_s + rank.waiting_for_gradients_s + rank.finished_s)
-    assert (found.iteration_s, found.settled) == ((None, True) if SCHEDULES[schedule].asynchronous else (found.makespan_s, None))
+        assert rank.compute_s + rank.transfer_s + rank.allreduce_s + rank.idle_s == pytest.approx(
+            window
+        )
+        assert rank.idle_s == pytest.approx(
+            rank.waiting_for_activations_s + rank.waiting_for_gradients_s + rank.finished_s
+        )
+    assert (found.iteration_s, found.settled) == (
+        (None, True) if SCHEDULES[schedule].asynchronous else (found.makespan_s, None)
+    )
 
 
 def test_the_document_is_the_one_that_is_described():
     plan, simulation = case(topology=flat(4, 10e9, memory_bytes=10**9))
     raw = json.loads(documents.encode(document_of(plan, simulation)))
     assert raw["schema"] == "partopt.simulation/1"
-    assert (raw["schedule"], raw["microbatches"], raw["fits"], raw["changed"]) == ("1f1b", 8, True, [])
+    assert (raw["schedule"], raw["microbatches"], raw["fits"], raw["changed"]) == (
+        "1f1b",
+        8,
+        True,
+        [],
+    )
     assert raw["samples_per_s"] == pytest.approx(1 / raw["period_s"])
     assert raw["period_s"] == pytest.approx(raw["makespan_s"] / 8)
     assert [rank["stages"] for rank in raw["ranks"]] == [[0], [1], [2], [3]]
@@ -81,7 +104,11 @@ def test_ascii_only():
 
 def test_the_bar_is_as_long_for_every_row_and_shows_the_shares():
     plan, simulation = case("1f1b", topology=flat(4, 1e8))
-    rows = [line for line in text_of(plan, simulation, ascii_only=True).splitlines() if re.match(r"\d +\d +#", line)]
+    rows = [
+        line
+        for line in text_of(plan, simulation, ascii_only=True).splitlines()
+        if re.match(r"\d +\d +#", line)
+    ]
     assert len(rows) == 4
     for row, rank in zip(rows, range(4), strict=True):
         share = simulation.shares.compute_s[rank] / simulation.makespan_s
@@ -96,16 +123,23 @@ def test_replicas_of_a_stage_are_one_row():
 
 def test_columns_are_explained_where_something_is_in_them():
     meaning = re.compile(r"Shares of .*?\.\n", re.DOTALL)
-    plan, simulation = case("pipedream", topology=flat(6, 10e9))  # two ranks without work, which have nothing left to do
+    # two ranks without work, which have nothing left to do
+    plan, simulation = case("pipedream", topology=flat(6, 10e9))
     assert not re.search(r"\bEND\b", meaning.search(text_of(plan, simulation))[0])
     plan, simulation = case("gpipe", topology=flat(4, 10e9))
-    assert "END nothing left to do." in re.sub(r"\s+", " ", meaning.search(text_of(plan, simulation))[0])
+    assert "END nothing left to do." in re.sub(
+        r"\s+", " ", meaning.search(text_of(plan, simulation))[0]
+    )
 
 
 def test_a_thousand_stages_are_a_short_table():
     plan, simulation = case("1f1b", [[rank] for rank in range(256)], microbatches=16)
     text = text_of(plan, simulation)
-    assert re.search(r"^1[456] of 256 rows are shown, the busiest and the fullest among them\.$", text, re.MULTILINE)
+    assert re.search(
+        r"^1[456] of 256 rows are shown, the busiest and the fullest among them\.$",
+        text,
+        re.MULTILINE,
+    )
     assert len(text.splitlines()) < 90
     fullest = int(simulation.peak_memory_bytes.argmax())
     assert re.search(rf"^{fullest} +{fullest} ", text, re.MULTILINE)
@@ -126,7 +160,9 @@ def test_a_level_that_is_used():
     _, simulation = case("1f1b", [[0], [1], [2], [3]], topology=two_level(2, 2, 10e9, 1e9))
     use = {each.level: each for each in simulation.level_use}
     text = text_of(simulation.plan, simulation)
-    assert re.search(rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE)
+    assert re.search(
+        rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE
+    )
     assert np.isclose(use["cluster"].bytes, 2 * 8 * 10**6)
 
 
@@ -134,7 +170,12 @@ def test_what_was_changed_is_told_with_before_and_after():
     before, simulation = case("1f1b")
     after = restated(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
     text = text_of(before, simulation_of(after))
-    for change in ("schedule 1f1b -> zb-h1", "microbatches 8 -> 16", "bandwidth of all 1 GB/s -> 2 GB/s", "latency of all 0 s -> 1.00 us"):
+    for change in (
+        "schedule 1f1b -> zb-h1",
+        "microbatches 8 -> 16",
+        "bandwidth of all 1 GB/s -> 2 GB/s",
+        "latency of all 0 s -> 1.00 us",
+    ):
         assert change in text
     assert re.search(r"^period +3.00 ms +[\d.]+ ms +\+[\d.]+%$", text, re.MULTILINE)
     assert "PLANNED" not in text_of(simulation.plan, simulation)
@@ -144,17 +185,30 @@ def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
     before, _ = case("pipedream", [[0, 1], [2]])
     after = restated(before, warmups=[3, 1], comm="serial", allreduce="blocking")
     found = document(simulation_of(after), before, [])
-    assert found.changed == ["warm-up 1,0 -> 3,1", "transfers overlap -> serial", "all-reduces overlap -> blocking"]
+    assert found.changed == [
+        "warm-up 1,0 -> 3,1",
+        "transfers overlap -> serial",
+        "all-reduces overlap -> blocking",
+    ]
     assert found.planned.period_s == before.predicted.period_s
 
 
 def test_a_plan_that_says_something_else_than_its_simulation():
     plan, simulation = case("1f1b")
     assert f"; the plan says {3:.2f} ms" in text_of(plan, simulation)
-    agreeing = msgspec.structs.replace(plan, predicted=msgspec.structs.replace(plan.predicted, period_s=simulation.period_s))
+    agreeing = msgspec.structs.replace(
+        plan, predicted=msgspec.structs.replace(plan.predicted, period_s=simulation.period_s)
+    )
     assert "the plan says" not in text_of(agreeing, simulation)
 
 
 def test_nothing_to_point_at():
-    _, simulation = case("zb-h1", microbatches=16, forward_s=3e-3, backward_s=6e-3, backward_weight_s=3e-3, compute_s=9e-3)
+    _, simulation = case(
+        "zb-h1",
+        microbatches=16,
+        forward_s=3e-3,
+        backward_s=6e-3,
+        backward_weight_s=3e-3,
+        compute_s=9e-3,
+    )
     assert text_of(simulation.plan, simulation).endswith("advice   nothing to point at")

@@ -20,7 +20,9 @@ CASES = {
     "replicas": lambda: replicated("overlap"),
     "replicas that wait": lambda: replicated("blocking"),
     "two lanes": lambda: example("1f1b", P=4, M=8, topology=flat(4, 1e4, links=2), input_bytes=40),
-    "latency": lambda: example("1f1b", P=4, M=8, topology=two_level(2, 2, inner_latency=1e-4, outer_latency=5e-3)),
+    "latency": lambda: example(
+        "1f1b", P=4, M=8, topology=two_level(2, 2, inner_latency=1e-4, outer_latency=5e-3)
+    ),
 }
 
 
@@ -56,13 +58,21 @@ def test_every_action_is_a_slice_at_its_time(case):
     _, timeline, found = case
     order = timeline.order
     ranks = np.repeat(np.arange(order.ranks), np.diff(order.rows))
-    drawn = {(event["pid"] - 1, event["name"]): event for event in of_phase(found, "X") if event["tid"] < 100}
-    waits = [action for action in range(len(order.kind)) if timeline.end[action] > timeline.start[action]]
+    drawn = {
+        (event["pid"] - 1, event["name"]): event
+        for event in of_phase(found, "X")
+        if event["tid"] < 100
+    }
+    waits = [
+        action for action in range(len(order.kind)) if timeline.end[action] > timeline.start[action]
+    ]
     assert len(drawn) == len(waits)
     for action in waits:
         event = drawn[ranks[action], order.name(action)]
         assert event["ts"] == pytest.approx(timeline.start[action] * 1e6, abs=1e-3)
-        assert event["dur"] == pytest.approx((timeline.end[action] - timeline.start[action]) * 1e6, abs=2e-3)
+        assert event["dur"] == pytest.approx(
+            (timeline.end[action] - timeline.start[action]) * 1e6, abs=2e-3
+        )
         assert event["args"]["stage"] == order.stage[action]
 
 
@@ -73,7 +83,9 @@ def test_every_transfer_is_a_slice_with_its_bytes(case):
     assert sum(event["dur"] for event in drawn) == pytest.approx(
         sum(timeline.transfers.end - timeline.transfers.start) * 1e6, abs=1e-3 * len(drawn)
     )
-    assert {event["args"]["bytes"] for event in drawn} <= {stage.input_bytes for stage in plan.stages}
+    assert {event["args"]["bytes"] for event in drawn} <= {
+        stage.input_bytes for stage in plan.stages
+    }
 
 
 def test_flows_lead_from_the_action_through_the_transfer_to_the_action(case):
@@ -82,7 +94,12 @@ def test_flows_lead_from_the_action_through_the_transfer_to_the_action(case):
     for event in of_phase(found, "X"):
         slices[event["pid"], event["tid"]].append(event)
     flows = {phase: {event["id"]: event for event in of_phase(found, phase)} for phase in "stf"}
-    assert flows["s"].keys() == flows["t"].keys() == flows["f"].keys() == set(range(len(timeline.transfers.start)))
+    assert (
+        flows["s"].keys()
+        == flows["t"].keys()
+        == flows["f"].keys()
+        == set(range(len(timeline.transfers.start)))
+    )
 
     def at(event):
         return next(
@@ -94,10 +111,17 @@ def test_flows_lead_from_the_action_through_the_transfer_to_the_action(case):
     for number, start in flows["s"].items():
         made, taken = at(start), at(flows["f"][number])
         sent = timeline.transfers
-        assert made == f"{sent.stage[number]}{made.lstrip('0123456789')[0]}{sent.microbatch[number]}"
-        assert at(flows["t"][number]).startswith(f"{sent.stage[number]}{'FB'[int(sent.kind[number])]}{sent.microbatch[number]} to rank")
+        assert (
+            made == f"{sent.stage[number]}{made.lstrip('0123456789')[0]}{sent.microbatch[number]}"
+        )
+        assert at(flows["t"][number]).startswith(
+            f"{sent.stage[number]}{'FB'[int(sent.kind[number])]}{sent.microbatch[number]} to rank"
+        )
         assert taken.lstrip("0123456789")[1:] == str(sent.microbatch[number])
-        assert start["ts"] <= flows["t"][number]["ts"] + 1e-3 and flows["t"][number]["ts"] <= flows["f"][number]["ts"]
+        assert (
+            start["ts"] <= flows["t"][number]["ts"] + 1e-3
+            and flows["t"][number]["ts"] <= flows["f"][number]["ts"]
+        )
 
 
 def test_counters_return_to_what_they_began_with_and_reach_the_peak(case):
@@ -105,7 +129,9 @@ def test_counters_return_to_what_they_began_with_and_reach_the_peak(case):
     peaks, base = peak_memory_bytes(timeline.order, plan), base_memory_bytes(plan)
     counters = defaultdict(list)
     for event in of_phase(found, "C"):
-        counters[event["pid"] - 1, event["name"]].append((event["ts"], next(iter(event["args"].values()))))
+        counters[event["pid"] - 1, event["name"]].append(
+            (event["ts"], next(iter(event["args"].values())))
+        )
     for (rank, name), points in counters.items():
         times, values = zip(*points, strict=True)
         assert list(times) == sorted(set(times))
@@ -117,14 +143,26 @@ def test_counters_return_to_what_they_began_with_and_reach_the_peak(case):
 def test_all_reduces_are_slices_on_every_rank_that_takes_part():
     plan, timeline = replicated("overlap")
     drawn = [event for event in of_phase(events(timeline, plan), "X") if event["tid"] >= 10_000]
-    assert [(event["pid"] - 1, event["name"]) for event in drawn] == [(rank, f"0A{number}") for rank in (0, 1) for number in range(4)]
-    assert drawn[0]["args"] == {"stage": 0, "round": 0, "bytes": 10**6, "replicas": 2, "tied_bytes": 0}
+    assert [(event["pid"] - 1, event["name"]) for event in drawn] == [
+        (rank, f"0A{number}") for rank in (0, 1) for number in range(4)
+    ]
+    assert drawn[0]["args"] == {
+        "stage": 0,
+        "round": 0,
+        "bytes": 10**6,
+        "replicas": 2,
+        "tied_bytes": 0,
+    }
 
 
 def test_ranks_and_tracks_have_names_and_their_order():
     plan, timeline = CASES["dualpipe"]()
     found = of_phase(events(timeline, plan), "M")
-    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in found
+        if event["name"] == "thread_name"
+    }
     assert names[1, 1], names[1, 2] == ("compute", "compute, at the same time")
     processes = [event["args"]["name"] for event in found if event["name"] == "process_name"]
     assert processes[0] == "rank 0, stage 0 (replica 0) and 3 (replica 1)"
@@ -138,7 +176,9 @@ def test_names_of_layers_are_escaped():
 
 
 def test_the_same_timeline_gives_the_same_bytes():
-    whole = [b"".join(trace.write(timeline, plan)) for plan, timeline in (CASES["zbv"](), CASES["zbv"]())]
+    whole = [
+        b"".join(trace.write(timeline, plan)) for plan, timeline in (CASES["zbv"](), CASES["zbv"]())
+    ]
     assert whole[0] == whole[1]
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
-from partopt.plan import Memory, Plan, Predicted, ProfileReference, Request, Stage
+from partopt.documents.plan import Memory, Plan, Predicted, ProfileReference, Request, Stage
+from partopt.documents.topology import Topology
 from partopt.schedules.layout import Layout, ranks_of
 from partopt.simulator.execute import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import work_of
-from partopt.topology import Topology
 from tests.helpers import flat
 
-MEMORY = Memory(parameters_bytes=100, gradients_bytes=50, optimizer_bytes=200, activations_bytes=30, buffers_bytes=20, total_bytes=400)
+MEMORY = Memory(
+    parameters_bytes=100,
+    gradients_bytes=50,
+    optimizer_bytes=200,
+    activations_bytes=30,
+    buffers_bytes=20,
+    total_bytes=400,
+)
 
 
 def stage_of(s: int, ranks: list[int], **fields: Any) -> Stage:
-    """Stage s, layer s alone: 1 ms forward, 2 ms backward, half of it for the weights; it keeps 10 bytes, or its input of 2 bytes."""
+    """Stage s, layer s alone: 1 ms forward, 2 ms backward, half of it for the weights; it keeps 10
+    bytes, or its input of 2 bytes.
+    """
     usual: dict[str, Any] = {
         "start": s,
         "stop": s + 1,
@@ -52,7 +61,9 @@ def plan_of(
     allreduce: Any = "overlap",
     **stage: Any,
 ) -> Plan:
-    """A plan of equal stages on `ranks`, each a list of its replicas; `stage` are fields of all of them."""
+    """A plan of equal stages on `ranks`, each a list of its replicas; `stage` are fields of all of
+    them.
+    """
     devices = max(rank for each in ranks for rank in each) + 1
     return Plan(
         planner="manual",
@@ -64,7 +75,14 @@ def plan_of(
         optimizer="adam",
         comm=comm,
         allreduce=allreduce,
-        request=Request(stages=None, cut_at=None, replication="free", tied="exchange", recompute="never", costs=None),
+        request=Request(
+            stages=None,
+            cut_at=None,
+            replication="free",
+            tied="exchange",
+            recompute="never",
+            costs=None,
+        ),
         stages=[stage_of(s, each, **stage) for s, each in enumerate(ranks)],
         communication=[],
         predicted=Predicted(
@@ -84,13 +102,22 @@ def plan_of(
 
 def simulated(plan: Plan, microbatches: int) -> Timeline:
     """The plan's schedule, executed with `microbatches`."""
-    layout = Layout([stage.ranks for stage in plan.stages], plan.topology.devices, microbatches, [stage.recompute for stage in plan.stages])
+    layout = Layout(
+        [stage.ranks for stage in plan.stages],
+        plan.topology.devices,
+        microbatches,
+        [stage.recompute for stage in plan.stages],
+    )
     order = schedules.order(plan.schedule, layout)
     return simulate(order, work_of(plan, schedules.SCHEDULES[plan.schedule].recomputes))
 
 
-def example(schedule: str, P: int, M: int, v: int = 1, d: int = 1, **fields: Any) -> tuple[Plan, Timeline]:
-    """d pipelines of P devices with v stages each, side by side, and M microbatches through them."""
+def example(
+    schedule: str, P: int, M: int, v: int = 1, d: int = 1, **fields: Any
+) -> tuple[Plan, Timeline]:
+    """d pipelines of P devices with v stages each, side by side, and M microbatches through
+    them.
+    """
     ranks = ranks_of(schedules.SCHEDULES[schedule].shape, P, v, d)
     plan = plan_of(schedule, ranks, M, **fields)
     return plan, simulated(plan, M)

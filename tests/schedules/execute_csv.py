@@ -1,4 +1,6 @@
-"""Executes CSV files on two processes with torch and prints `RANK:NAME` of every one whose gradients are right: FOLDER NAME:CHUNKS.."""
+"""Executes CSV files on two processes with torch and prints `RANK:NAME` of every one whose
+gradients are right: FOLDER NAME:CHUNKS..
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ def gradients_of(rank: int, folder: str, name: str, v: int) -> bool:
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     rows = (Path(folder) / f"{name}.csv").read_text().splitlines()
-    held = sorted({int(cell.strip("(").split("F")[0]) for cell in rows[rank].split(",") if "F" in cell.split(";")[0]})
+    held = sorted(
+        {
+            int(cell.strip("(").split("F")[0])
+            for cell in rows[rank].split(",")
+            if "F" in cell.split(";")[0]
+        }
+    )
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2 * v)]
     inputs, targets = (torch.randn(MICROBATCHES, WIDTH, dtype=torch.float64) for _ in range(2))
@@ -29,9 +37,13 @@ def gradients_of(rank: int, folder: str, name: str, v: int) -> bool:
     stages = [PipelineStage(layers[s], s, 2 * v, torch.device("cpu")) for s in held]
     schedule = _PipelineScheduleRuntime(stages, MICROBATCHES, loss_fn=torch.nn.functional.mse_loss)
     schedule._load_csv(str(Path(folder) / f"{name}.csv"), format="compute_only")
-    schedule.step(*([inputs] if 0 in held else []), **({"target": targets} if 2 * v - 1 in held else {}))
+    schedule.step(
+        *([inputs] if 0 in held else []), **({"target": targets} if 2 * v - 1 in held else {})
+    )
     return all(
-        torch.allclose(parameter.grad, right) for s in held for parameter, right in zip(layers[s].parameters(), expected[s], strict=True)
+        torch.allclose(parameter.grad, right)
+        for s in held
+        for parameter, right in zip(layers[s].parameters(), expected[s], strict=True)
     )
 
 
@@ -39,7 +51,9 @@ def work(rank: int, folder: str, cases: list[str]) -> None:
     """One process: every case in turn."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
     for case in cases:
         name, _, chunks = case.partition(":")
         if gradients_of(rank, folder, name, int(chunks)):

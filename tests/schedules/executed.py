@@ -1,4 +1,6 @@
-"""Orders as pictures, and executed at the costs that the closed forms assume: F = 1, B = 2, I = W = 1, no communication."""
+"""Orders as pictures, and executed at the costs that the closed forms assume: F = 1, B = 2, I = W =
+1, no communication.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ def straight(name: str, replicas: Sequence[int], microbatches: int, **fields: An
     return Layout(ranks, ends[-1], microbatches, **fields)
 
 
-def executed(given: Order, layout: Layout, latency: float = 0.0, serial: bool = False, seconds: dict[str, float] | None = None) -> Timeline:
+def executed(
+    given: Order,
+    layout: Layout,
+    latency: float = 0.0,
+    serial: bool = False,
+    seconds: dict[str, float] | None = None,
+) -> Timeline:
     """The order executed by the exact reference."""
     costs = SECONDS | (seconds or {})
     S = len(layout.ranks)
@@ -61,7 +69,9 @@ def makespan(name: str, P: int, v: int, microbatches: int, **fields: Any) -> Fra
 
 
 def picture(given: Order, updates: bool = False) -> list[str]:
-    """A line a rank: actions without their stage on a rank that holds one, without optimizer steps; joined ones as `F3&B1`."""
+    """A line a rank: actions without their stage on a rank that holds one, without optimizer steps;
+    joined ones as `F3&B1`.
+    """
     lines = []
     for rank in range(given.ranks):
         own = range(given.rows[rank], given.rows[rank + 1])
@@ -70,7 +80,9 @@ def picture(given: Order, updates: bool = False) -> list[str]:
         for place in own:
             name = given.name(place)
             if updates or not name.endswith("U"):
-                line += (name.lstrip("0123456789") if alone else name) + ("&" if given.joined[place] else " ")
+                line += (name.lstrip("0123456789") if alone else name) + (
+                    "&" if given.joined[place] else " "
+                )
         lines.append(line.strip())
     return lines
 

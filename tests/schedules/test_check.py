@@ -35,7 +35,10 @@ def test_every_schedule_passes(name):
             for M in (1, 2, 3, 8, 12):
                 for d in (1, 2):
                     if refusal(name, P, v, M) is None:
-                        check(order(name, layout_of(name, P, v, M * d, d)), layout_of(name, P, v, M * d, d))
+                        check(
+                            order(name, layout_of(name, P, v, M * d, d)),
+                            layout_of(name, P, v, M * d, d),
+                        )
 
 
 def test_unequal_replicas_and_recomputation_pass():
@@ -94,7 +97,9 @@ def test_any_action_left_out_is_missed():
     for action in np.flatnonzero(given.kind != KINDS.index("U")):
         kept = np.arange(len(given.kind)) != action
         rows = given.rows - (given.rows > action)
-        spoilt = Order(given.kind[kept], given.stage[kept], given.microbatch[kept], given.joined[kept], rows)
+        spoilt = Order(
+            given.kind[kept], given.stage[kept], given.microbatch[kept], given.joined[kept], rows
+        )
         with pytest.raises(PartoptError, match="is missing"):
             check(spoilt, layout)
 

@@ -1,4 +1,6 @@
-"""Makespan and microbatches in flight, as their papers have them, of every schedule executed in exact arithmetic."""
+"""Makespan and microbatches in flight, as their papers have them, of every schedule executed in
+exact arithmetic.
+"""
 
 from fractions import Fraction
 
@@ -14,10 +16,16 @@ CLOSED_FORMS = {
     "naive": lambda P, v, M: (3 * P * M, [1] * P),
     "gpipe": lambda P, v, M: (3 * (M + P - 1), [M] * P),
     "1f1b": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
-    "1f1b-eager": lambda P, v, M: (3 * (M + P - 1), [min(M, 2 * (P - 1 - p) + 1) for p in range(P)]),
+    "1f1b-eager": lambda P, v, M: (
+        3 * (M + P - 1),
+        [min(M, 2 * (P - 1 - p) + 1) for p in range(P)],
+    ),
     "pipedream": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
     "pipedream-2bw": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
-    "interleaved": lambda P, v, M: (3 * (M * v + P - 1), [min(M * v, 2 * (P - 1 - p) + (v - 1) * P + 1) for p in range(P)]),
+    "interleaved": lambda P, v, M: (
+        3 * (M * v + P - 1),
+        [min(M * v, 2 * (P - 1 - p) + (v - 1) * P + 1) for p in range(P)],
+    ),
     "zb-h1": lambda P, v, M: (3 * M + P - 1, [P] * P),
     "interleaved-zb": lambda P, v, M: (3 * M * v + P - 1, [v * P] * P),
     "zbv": lambda P, v, M: (6 * M + P - 1, [2 * P] * P),
@@ -70,10 +78,14 @@ def test_few_microbatches_or_devices_run_to_the_end_or_are_refused(name, P, M):
 
 
 def test_groups_larger_than_the_devices_keep_the_makespan_and_hold_more():
-    """Six microbatches on four devices have no group of four: they pass as one group of six, or ten as two of five."""
+    """Six microbatches on four devices have no group of four: they pass as one group of six, or ten
+    as two of five.
+    """
     for M, G in ((6, 6), (10, 5)):
         assert makespan("interleaved", 4, 2, M) == 3 * (2 * M + 3)
-        assert in_flight(built("interleaved", 4, 2, M)).tolist() == [min(2 * M, G + 2 * (3 - p) + 1) for p in range(4)]
+        assert in_flight(built("interleaved", 4, 2, M)).tolist() == [
+            min(2 * M, G + 2 * (3 - p) + 1) for p in range(4)
+        ]
         assert makespan("interleaved-zb", 4, 2, M) == 3 * 2 * M + 3
         assert in_flight(built("interleaved-zb", 4, 2, M)).tolist() == [G + 4] * 4
 
@@ -98,7 +110,9 @@ def test_share_of_the_bubble(P, M):
 
 @pytest.mark.parametrize("P, M", [(1, 3), (2, 4), (3, 9), (4, 8), (5, 25)])
 @pytest.mark.parametrize("latency", [0.0, 0.25, 0.5])
-def test_gpipe_and_eager_1f1b_pay_for_latency_once_on_the_way_there_and_once_on_the_way_back(P, M, latency):
+def test_gpipe_and_eager_1f1b_pay_for_latency_once_on_the_way_there_and_once_on_the_way_back(
+    P, M, latency
+):
     expected = 3 * (M + P - 1) + 2 * latency * (P - 1)
     assert makespan("gpipe", P, 1, M, latency=latency) == expected
     assert makespan("1f1b-eager", P, 1, M, latency=latency) == expected
@@ -117,10 +131,16 @@ def test_gpipe_recomputes_before_the_gradient_comes(P, M):
     """(M+P-1)(F+B) + M R: recomputation delays the last device alone."""
     for R in (0.5, 1.0):
         layout = layout_of("gpipe", P, 1, M, recompute=[True] * P)
-        assert executed(order("gpipe", layout), layout, seconds={"R": R}).makespan == 3 * (M + P - 1) + M * R
+        assert (
+            executed(order("gpipe", layout), layout, seconds={"R": R}).makespan
+            == 3 * (M + P - 1) + M * R
+        )
 
 
-@pytest.mark.parametrize("replicas", [[3, 1], [1, 3], [2, 1, 1], [1, 2, 1], [1, 3, 1], [5, 2, 3], [1, 1, 4, 1], [2, 2, 2]])
+@pytest.mark.parametrize(
+    "replicas",
+    [[3, 1], [1, 3], [2, 1, 1], [1, 2, 1], [1, 3, 1], [5, 2, 3], [1, 1, 4, 1], [2, 2, 2]],
+)
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if entry.uneven])
 def test_stages_with_unequal_replicas_run_to_the_end_and_hold_what_the_formula_says(name, replicas):
     for M in (1, 2, 3, 7, 12, 30):

@@ -1,4 +1,6 @@
-"""Exact counts of microbatches in flight against a walk through every row, and on small orders by hand."""
+"""Exact counts of microbatches in flight against a walk through every row, and on small orders by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -10,11 +12,19 @@ from tests.schedules.executed import built, chunks, straight
 
 
 def walked(given, stage=None):
-    """The largest number of microbatches between their forward and their backward on each rank, of one stage or of all."""
+    """The largest number of microbatches between their forward and their backward on each rank, of
+    one stage or of all.
+    """
     most = []
     for rank in range(given.ranks):
         held, peak = set(), 0
-        for name in " ".join(given.names(rank)).replace("(", "").replace(")OVERLAP_F_B", "").replace(";", " ").split():
+        for name in (
+            " ".join(given.names(rank))
+            .replace("(", "")
+            .replace(")OVERLAP_F_B", "")
+            .replace(";", " ")
+            .split()
+        ):
             letter = next(each for each in name if each.isalpha())
             of, microbatch = name.split(letter)
             if stage in (None, int(of)):
@@ -35,8 +45,14 @@ def test_the_count_is_that_of_a_walk_through_the_rows(name):
                 given = built(name, P, v, M)
                 assert in_flight(given).tolist() == walked(given)
                 held = in_flight_by_stage(given)
-                expected = {(rank, s): walked(given, s)[rank] for rank in range(P) for s in {*given.stage.tolist()}}
-                assert {(r, s): n for r, s, n in zip(*held, strict=True)} == {key: n for key, n in expected.items() if n}
+                expected = {
+                    (rank, s): walked(given, s)[rank]
+                    for rank in range(P)
+                    for s in {*given.stage.tolist()}
+                }
+                assert {(r, s): n for r, s, n in zip(*held, strict=True)} == {
+                    key: n for key, n in expected.items() if n
+                }
 
 
 def test_unequal_replicas():
@@ -65,4 +81,6 @@ def test_ranks_without_work_hold_nothing():
 
 def test_a_replica_without_microbatches_holds_none():
     assert in_flight(order("gpipe", straight("gpipe", [3], 2))).tolist() == [1, 1, 0]
-    assert np.array_equal(in_flight_by_stage(order("gpipe", straight("gpipe", [3], 2))).most, [1, 1, 0])
+    assert np.array_equal(
+        in_flight_by_stage(order("gpipe", straight("gpipe", [3], 2))).most, [1, 1, 0]
+    )

@@ -1,4 +1,6 @@
-"""Every order that is not refused is complete and runs to its end, whatever the plan; and it is written quickly."""
+"""Every order that is not refused is complete and runs to its end, whatever the plan; and it is
+written quickly.
+"""
 
 import time
 
@@ -22,7 +24,9 @@ REPLICATED = [name for name, entry in SCHEDULES.items() if entry.uneven]
 
 
 def run(name, layout, serial, blocking):
-    """Check and execute the schedule with transfers and all-reduces that take time; a deadlock raises."""
+    """Check and execute the schedule with transfers and all-reduces that take time; a deadlock
+    raises.
+    """
     S = len(layout.ranks)
     work = Work(
         ranks=layout.ranks,
@@ -40,21 +44,36 @@ def run(name, layout, serial, blocking):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(REPLICATED), st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 20), st.booleans(), st.booleans())
+@given(
+    st.sampled_from(REPLICATED),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.integers(1, 20),
+    st.booleans(),
+    st.booleans(),
+)
 def test_any_replication_runs_to_its_end(name, replicas, microbatches, serial, blocking):
     warmup = blocking_warmups(replicas) if blocking and SCHEDULES[name].asynchronous else None
-    run(name, straight(name, replicas, microbatches, warmup=warmup), serial, blocking and name != "naive")
+    run(
+        name,
+        straight(name, replicas, microbatches, warmup=warmup),
+        serial,
+        blocking and name != "naive",
+    )
 
 
 def test_pipedreams_warmup_can_be_too_short_for_all_reduces_that_are_waited_for():
-    """1-3-1: the middle stage's round needs microbatch 5, which the first stage takes in only after a gradient of that round."""
+    """1-3-1: the middle stage's round needs microbatch 5, which the first stage takes in only after
+    a gradient of that round.
+    """
     with pytest.raises(PartoptError, match="deadlocks: rank 3 waits at 1F5"):
         run("pipedream", straight("pipedream", [1, 3, 1], 6), serial=False, blocking=True)
     assert blocking_warmups([1, 3, 1]) == [5, 1, 0]
 
 
 def test_a_naive_pipeline_with_replicas_cannot_block_in_its_all_reduce():
-    """The exchange waits for the second replica, that for the next microbatch, that for the gradient that the exchange holds back."""
+    """The exchange waits for the second replica, that for the next microbatch, that for the
+    gradient that the exchange holds back.
+    """
     with pytest.raises(PartoptError, match="deadlocks: rank 2 waits at 1F1"):
         run("naive", straight("naive", [1, 2], 2), serial=False, blocking=True)
 
@@ -80,4 +99,6 @@ def test_a_quarter_of_a_million_tasks_are_written_within_seconds(name):
     start = time.perf_counter()
     written = built(name, 256, 1 if SCHEDULES[name].shape == STRAIGHT else 2, 1024)
     assert time.perf_counter() - start < 3
-    assert np.count_nonzero(written.kind == 0) == 256 * 1024 * (1 if name == "dualpipe" else written.stage.max() // 256 + 1)
+    assert np.count_nonzero(written.kind == 0) == 256 * 1024 * (
+        1 if name == "dualpipe" else written.stage.max() // 256 + 1
+    )

@@ -1,4 +1,6 @@
-"""Orders as pictures: a line a rank, `F3&B1` for two that run at once, stages named where a rank holds several."""
+"""Orders as pictures: a line a rank, `F3&B1` for two that run at once, stages named where a rank
+holds several.
+"""
 
 import pytest
 
@@ -76,8 +78,14 @@ def test_interleaved_zb_two_devices_two_chunks_two_microbatches():
 
 def test_zbv_two_devices_two_chunks_four_microbatches():
     assert picture(built("zbv", 2, 2, 4)) == [
-        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3",
-        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3",
+        (
+            "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 "
+            "3W3 0I2 0W2 0I3 0W3"
+        ),
+        (
+            "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 "
+            "2I3 1I3 1W2 2W3 1W3"
+        ),
     ]
 
 
@@ -103,11 +111,17 @@ def test_dualpipev_two_devices_two_chunks_four_microbatches():
 
 
 def test_gpipe_recomputes_before_every_backward():
-    assert picture(order("gpipe", straight("gpipe", [1, 1], 2, recompute=[True, False]))) == ["F0 F1 R0 B0 R1 B1", "F0 F1 B0 B1"]
+    assert picture(order("gpipe", straight("gpipe", [1, 1], 2, recompute=[True, False]))) == [
+        "F0 F1 R0 B0 R1 B1",
+        "F0 F1 B0 B1",
+    ]
 
 
 def test_1f1b_takes_the_warmup_that_it_is_given():
-    assert picture(order("1f1b", straight("1f1b", [1, 1], 3, warmup=[2, 0]))) == ["F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2"]
+    assert picture(order("1f1b", straight("1f1b", [1, 1], 3, warmup=[2, 0]))) == [
+        "F0 F1 F2 B0 B1 B2",
+        "F0 B0 F1 B1 F2 B2",
+    ]
 
 
 def test_pipedream_exchanges_after_every_whole_round():
@@ -127,7 +141,11 @@ def test_1f1b_exchanges_and_updates_once_an_iteration():
 
 
 def test_a_replica_without_microbatches_exchanges_all_the_same():
-    assert picture(order("1f1b", straight("1f1b", [3], 2)), updates=True) == ["F0 B0 A0 U", "F1 B1 A0 U", "A0 U"]
+    assert picture(order("1f1b", straight("1f1b", [3], 2)), updates=True) == [
+        "F0 B0 A0 U",
+        "F1 B1 A0 U",
+        "A0 U",
+    ]
 
 
 def test_eager_1f1b_shares_its_warmup_among_replicas():
@@ -154,8 +172,22 @@ def test_a_rank_without_work_does_nothing():
 @pytest.mark.parametrize(
     "name, P, v, microbatches, message, hint",
     [
-        ("interleaved", 4, 2, 9, "9 microbatches do not divide into 2 equal groups", "for example 8"),
-        ("interleaved-zb", 2, 3, 7, "7 microbatches do not divide into 3 equal groups", "multiple of 2"),
+        (
+            "interleaved",
+            4,
+            2,
+            9,
+            "9 microbatches do not divide into 2 equal groups",
+            "for example 8",
+        ),
+        (
+            "interleaved-zb",
+            2,
+            3,
+            7,
+            "7 microbatches do not divide into 3 equal groups",
+            "multiple of 2",
+        ),
         ("dualpipe", 3, 2, 12, "3 devices have no two equal halves", "dualpipev"),
         ("dualpipe", 4, 2, 9, "9 microbatches do not divide among 2 replicas", "multiple of 2"),
         ("dualpipe", 4, 2, 6, "6 microbatches do not fill two copies of 4 stages", "8 or more"),
@@ -165,7 +197,9 @@ def test_a_rank_without_work_does_nothing():
         ("1f1b", 4, 1, 0, "0 microbatches", "1 or more"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_planned(name, P, v, microbatches, message, hint):
+def test_what_cannot_run_is_refused_before_anything_is_planned(
+    name, P, v, microbatches, message, hint
+):
     error = refusal(name, P, v, microbatches)
     assert message in error.message
     assert hint in error.hint

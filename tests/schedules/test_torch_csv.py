@@ -1,4 +1,6 @@
-"""The CSV that torch executes: written, read back, understood by torch's own reader, and executed by it on two processes."""
+"""The CSV that torch executes: written, read back, understood by torch's own reader, and executed
+by it on two processes.
+"""
 
 import subprocess
 import sys
@@ -19,23 +21,33 @@ EXECUTED = {"1f1b": 1, "1f1b-eager": 1, "interleaved": 2, "zb-h1": 1, "zbv": 2, 
 
 
 def same(one, other):
-    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in ("kind", "stage", "microbatch", "joined", "rows"))
+    return all(
+        np.array_equal(getattr(one, field), getattr(other, field))
+        for field in ("kind", "stage", "microbatch", "joined", "rows")
+    )
 
 
 def test_a_row_a_rank_without_updates():
     layout = layout_of("1f1b", 2, 1, 3)
-    assert to_csv(order("1f1b", layout), layout) == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    assert (
+        to_csv(order("1f1b", layout), layout)
+        == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    )
 
 
 def test_joined_actions_share_a_cell():
     layout = layout_of("dualpipev", 1, 2, 3)
-    assert to_csv(order("dualpipev", layout), layout).startswith("0F0,1F0,0F1,1B0,(1F1;0B0)OVERLAP_F_B,")
+    assert to_csv(order("dualpipev", layout), layout).startswith(
+        "0F0,1F0,0F1,1B0,(1F1;0B0)OVERLAP_F_B,"
+    )
 
 
 def test_equal_replicas_share_a_file_with_their_own_numbers():
     layout = layout_of("interleaved", 2, 2, 4, 2)
     alone = layout_of("interleaved", 2, 2, 2)
-    assert to_csv(order("interleaved", layout), layout) == to_csv(order("interleaved", alone), alone)
+    assert to_csv(order("interleaved", layout), layout) == to_csv(
+        order("interleaved", alone), alone
+    )
 
 
 def test_recomputation_is_torchs_own():
@@ -50,7 +62,9 @@ def test_what_is_written_reads_back(name, d):
         if v in chunks(name) and refusal(name, P, v, M) is None:
             layout = layout_of(name, P, v, M * d, d)
             given = order(name, layout)
-            assert same(from_csv(to_csv(given, layout), layout, SCHEDULES[name].asynchronous), given)
+            assert same(
+                from_csv(to_csv(given, layout), layout, SCHEDULES[name].asynchronous), given
+            )
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if "pipedream" not in name])
@@ -107,10 +121,22 @@ def test_what_torch_cannot_execute_is_not_written(name, layout, message):
 
 
 def test_torch_executes_what_is_written(tmp_path):
-    """Two processes run a small model by each file; the gradients are those of the model run whole."""
+    """Two processes run a small model by each file; the gradients are those of the model run
+    whole.
+    """
     for name, v in EXECUTED.items():
-        (tmp_path / f"{name}.csv").write_text(to_csv(built(name, 2, v, 4), layout_of(name, 2, v, 4)))
-    command = [sys.executable, "-m", "tests.schedules.execute_csv", str(tmp_path), *(f"{name}:{v}" for name, v in EXECUTED.items())]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+        (tmp_path / f"{name}.csv").write_text(
+            to_csv(built(name, 2, v, 4), layout_of(name, 2, v, 4))
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "tests.schedules.execute_csv",
+        str(tmp_path),
+        *(f"{name}:{v}" for name, v in EXECUTED.items()),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"{rank}:{name}" for name in EXECUTED for rank in (0, 1)]

@@ -1,7 +1,8 @@
 """Orders against those that torch computes for its own schedule classes: an independent witness.
 
-Left out: `Schedule1F1B`, whose printed order is wrong on the last rank (it runs another). With one chunk a device torch's interleaved
-schedule is 1f1b-eager, and its interleaved zero-bubble schedule zb-h1.
+Left out: `Schedule1F1B`, whose printed order is wrong on the last rank (it runs another). With one
+chunk a device torch's interleaved schedule is 1f1b-eager, and its interleaved zero-bubble schedule
+zb-h1.
 """
 
 import warnings
@@ -23,7 +24,9 @@ CLASSES = {
 
 
 def torch_order(name, P, v, M):
-    """Compute actions of every rank, without idle slots; the class is given what its constructor would take from real stages."""
+    """Compute actions of every rank, without idle slots; the class is given what its constructor
+    would take from real stages.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.distributed.pipelining import schedules
@@ -37,7 +40,10 @@ def torch_order(name, P, v, M):
         rows = list(theirs._get_pipeline_order().values())
     else:
         rows = [theirs._calculate_single_rank_operations(rank) for rank in range(P)]
-    return [[repr(action) for action in row if action is not None and action.is_compute_op] for row in rows]
+    return [
+        [repr(action) for action in row if action is not None and action.is_compute_op]
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -48,11 +54,20 @@ def test_the_order_is_torchs(name):
             for M in (1, 2, 3, 4, 6, 8, 10, 12, 16, 24):
                 if refusal(name, P, v, M) is None:
                     given = built(name, P, v, M)
-                    ours = [[action for action in given.names(rank) if not action.endswith("U")] for rank in range(P)]
+                    ours = [
+                        [action for action in given.names(rank) if not action.endswith("U")]
+                        for rank in range(P)
+                    ]
                     assert ours == torch_order(name, P, v, M), (P, v, M)
                     tried += 1
     assert tried >= 30
 
 
 def test_every_schedule_of_torch_is_compared():
-    assert set(CLASSES) == SCHEDULES.keys() - {"naive", "1f1b", "pipedream", "pipedream-2bw", "dualpipe"}
+    assert set(CLASSES) == SCHEDULES.keys() - {
+        "naive",
+        "1f1b",
+        "pipedream",
+        "pipedream-2bw",
+        "dualpipe",
+    }

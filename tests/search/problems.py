@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
 from partopt.search.schedule import Candidate, Stated
 from partopt.simulator.judge import judged
 from tests.helpers import measurement, profile_of, two_level
@@ -23,13 +23,19 @@ def judged_candidate(candidate: Candidate) -> Plan:
 
 
 def stated_by(problem_at: Callable[[int, bool], Problem], batch: int) -> Stated:
-    """The problem of a batch of so many samples an iteration, at a microbatch size that divides it."""
-    return lambda size, recompute: replace(problem_at(size, recompute), schedule="1f1b", microbatches=batch // size)
+    """The problem of a batch of so many samples an iteration, at a microbatch size that divides
+    it.
+    """
+    return lambda size, recompute: replace(
+        problem_at(size, recompute), schedule="1f1b", microbatches=batch // size
+    )
 
 
 @st.composite
 def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
-    """Layers of any times, some of them none, on up to three servers of up to four devices whose links may be slow, shared or several."""
+    """Layers of any times, some of them none, on up to three servers of up to four devices whose
+    links may be slow, shared or several.
+    """
     count = draw(st.integers(2, layers))
 
     def drawn(*values: float) -> list[float]:
@@ -59,10 +65,18 @@ def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
         inner_bus=draw(st.booleans()),
         outer_bus=draw(st.booleans()),
     )
-    weights, tied = [int(size) for size in drawn(0, 1, 8)], draw(st.sampled_from([(), (0, count - 1), (1, count // 2, count - 1)]))
+    weights, tied = (
+        [int(size) for size in drawn(0, 1, 8)],
+        draw(st.sampled_from([(), (0, count - 1), (1, count // 2, count - 1)])),
+    )
     members = sorted(set(tied))
     for layer in members:
         weights[layer] += 4
     profile = profile_of(measured, weights, shared=[("tied", members, 4)])
     serial, batch = draw(st.booleans()), draw(st.sampled_from([4, 8, 12, 16, 24]))
-    return stated_by(lambda size, recompute: problem_of(profile, topology, size, recompute=recompute, serial_transfers=serial), batch)
+    return stated_by(
+        lambda size, recompute: problem_of(
+            profile, topology, size, recompute=recompute, serial_transfers=serial
+        ),
+        batch,
+    )

@@ -32,9 +32,13 @@ def problem(**options):
 @pytest.mark.filterwarnings("ignore:lingvo")
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]), st.sampled_from([None, 90, 120, 200]), st.booleans()
+    st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]),
+    st.sampled_from([None, 90, 120, 200]),
+    st.booleans(),
 )
-def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(schedule, limit, blocking):
+def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
+    schedule, limit, blocking
+):
     asynchronous = schedule.startswith("pipedream")
     options = {"blocking_allreduce": blocking} if asynchronous else {"microbatches": 8}
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
@@ -45,7 +49,9 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(schedu
     each = [contest.planned(name, stated) for name in plans]
     fitting = [plan for plan in each if plan.fits(stated.memory_bytes)]
     assert best.fits(stated.memory_bytes) == bool(fitting)
-    assert best.predicted.samples_per_s == max(plan.predicted.samples_per_s for plan in fitting or each)
+    assert best.predicted.samples_per_s == max(
+        plan.predicted.samples_per_s for plan in fitting or each
+    )
 
 
 def test_of_equal_plans_the_first_is_the_best():
@@ -80,12 +86,15 @@ def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
 
 
 def test_where_all_refuse_each_reason_is_given_once():
-    stated = problem(schedule="interleaved", microbatches=9)  # in groups for 4 devices: none that are equal
+    # in groups for 4 devices: none that are equal
+    stated = problem(schedule="interleaved", microbatches=9)
     with pytest.raises(PartoptError) as raised, contest.quiet():
         contest.plans_of(["gpipe", "torchgpipe", "pipedream"], stated)
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
-    assert messages[1].startswith("--schedule interleaved: the planner pipedream puts one stage on a device")
+    assert messages[1].startswith(
+        "--schedule interleaved: the planner pipedream puts one stage on a device"
+    )
 
 
 def test_nobody_is_no_mistake():
@@ -93,11 +102,16 @@ def test_nobody_is_no_mistake():
 
 
 def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
-    """Two stages, 1-2: waiting for gradients, the formula's warm-up gives 1.5 times the period of the loads."""
+    """Two stages, 1-2: waiting for gradients, the formula's warm-up gives 1.5 times the period of
+    the loads.
+    """
     profile = chain_profile([1.0, 2.0], [2.0, 4.0])
     stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], blocking_allreduce=True)
     plan = contest.planned("manual", stated)
-    assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (pytest.approx(3.0), pytest.approx(4.5))
+    assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (
+        pytest.approx(3.0),
+        pytest.approx(4.5),
+    )
     assert planners.plan("manual", stated).predicted.period_s == pytest.approx(3.0)
 
 
@@ -114,7 +128,9 @@ def test_uniform_layers_on_one_device():
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 
-@pytest.mark.parametrize("options", [{"recompute_per_stage": True}, {"replication": "uniform"}, {"replication": "none"}])
+@pytest.mark.parametrize(
+    "options", [{"recompute_per_stage": True}, {"replication": "uniform"}, {"replication": "none"}]
+)
 def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
     """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
     stated = problem(blocking_allreduce=True, **options)
@@ -133,5 +149,8 @@ def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(
 def test_the_naive_iteration_of_replicas_is_what_they_take():
     """Two replicas work side by side, and exchange at the end."""
     stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
-    simulated, formula = contest.decided("data_parallel", stated), planners.plan("data_parallel", stated)
+    simulated, formula = (
+        contest.decided("data_parallel", stated),
+        planners.plan("data_parallel", stated),
+    )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)

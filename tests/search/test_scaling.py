@@ -14,7 +14,12 @@ def asynchronous(on):
 def test_each_plan_is_the_best_on_its_own_number_of_devices():
     plans = scaling(two_level(2, 4), [1, 2, 4, 6], None, asynchronous)
     assert [plan.topology.devices for plan in plans] == [1, 2, 4, 6]
-    assert [[level.size for level in plan.topology.levels] for plan in plans] == [[1, 1], [2, 1], [2, 2], [2, 3]]
+    assert [[level.size for level in plan.topology.levels] for plan in plans] == [
+        [1, 1],
+        [2, 1],
+        [2, 2],
+        [2, 3],
+    ]
     for plan in plans:
         problem = asynchronous(plan.topology)
         found = contest.plans_of(contest.contestants(problem), problem)
@@ -22,7 +27,9 @@ def test_each_plan_is_the_best_on_its_own_number_of_devices():
 
 
 def test_a_planner_that_is_named_makes_every_plan():
-    assert [plan.planner for plan in scaling(flat(4), [2, 4], "straight", asynchronous)] == ["straight"] * 2
+    assert [plan.planner for plan in scaling(flat(4), [2, 4], "straight", asynchronous)] == [
+        "straight"
+    ] * 2
 
 
 def test_numbers_are_judged_before_any_plan_is_made(monkeypatch):

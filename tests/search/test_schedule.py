@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from partopt import planners
 from partopt.cost.problem import problem_of
+from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
 from partopt.search.schedule import candidates, chosen, with_free_replicas
@@ -27,11 +27,16 @@ def per_sample_s(plan: Plan) -> float:
 def best_of_each(plans: list[Plan], memory_bytes: int | None = None) -> dict[str, float]:
     """Seconds a sample of the fastest plan under each schedule, of those that fit."""
     fitting = [plan for plan in plans if plan.fits(memory_bytes)]
-    return {name: min(per_sample_s(plan) for plan in fitting if plan.schedule == name) for name in {plan.schedule for plan in fitting}}
+    return {
+        name: min(per_sample_s(plan) for plan in fitting if plan.schedule == name)
+        for name in {plan.schedule for plan in fitting}
+    }
 
 
 def same(found: dict[str, float], expected: dict[str, float]) -> bool:
-    return found.keys() == expected.keys() and all(found[name] == pytest.approx(expected[name], rel=1e-8) for name in found)
+    return found.keys() == expected.keys() and all(
+        found[name] == pytest.approx(expected[name], rel=1e-8) for name in found
+    )
 
 
 @settings(max_examples=18, deadline=None, derandomize=True)
@@ -49,14 +54,22 @@ def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
 @given(problems(8))
 def test_of_what_fits_nothing_is_lost_either(stated):
     plans = [judged_candidate(candidate) for candidate in candidates(SIZES, BOTH, stated)]
-    for limit in np.quantile([plan.peak_memory_bytes for plan in plans], [0.1, 0.5]) if plans else []:
-        found = chosen(SIZES, BOTH, lambda b, again: replace(stated(b, again), memory_bytes=int(limit)))  # noqa: B023
+    for limit in (
+        np.quantile([plan.peak_memory_bytes for plan in plans], [0.1, 0.5]) if plans else []
+    ):
+        found = chosen(
+            SIZES, BOTH, lambda b, again: replace(stated(b, again), memory_bytes=int(limit))
+        )  # noqa: B023
         assert same(best_of_each(found, int(limit)), best_of_each(plans, int(limit)))
 
 
 def test_without_messages_the_bound_of_whole_backwards_is_what_they_take():
-    """Equal stages: 1F1B and GPipe take (M + P - 1)(F + B), and the last device waits for nothing else."""
-    stated = stated_by(lambda b, again: problem_of(uniform_profile(8), flat(4, 1e30), b, recompute=again), 16)
+    """Equal stages: 1F1B and GPipe take (M + P - 1)(F + B), and the last device waits for nothing
+    else.
+    """
+    stated = stated_by(
+        lambda b, again: problem_of(uniform_profile(8), flat(4, 1e30), b, recompute=again), 16
+    )
     for candidate in candidates([1], [False], stated):
         if candidate.problem.schedule in ("1f1b", "gpipe"):
             assert candidate.least_s == pytest.approx(per_sample_s(judged_candidate(candidate)))
@@ -66,21 +79,31 @@ def test_without_messages_the_bound_of_whole_backwards_is_what_they_take():
 def test_the_estimates_are_in_the_order_of_the_simulations():
     """Spearman's rank correlation on a cluster with slow links between servers."""
     profile = profile_of(
-        [measurement([1e-3] * 32, [2e-3] * 32, [4 * 10**6] * 32), measurement([1.7e-3] * 32, [3.4e-3] * 32, [8 * 10**6] * 32, 2)],
+        [
+            measurement([1e-3] * 32, [2e-3] * 32, [4 * 10**6] * 32),
+            measurement([1.7e-3] * 32, [3.4e-3] * 32, [8 * 10**6] * 32, 2),
+        ],
         [10**7] * 32,
     )
-    stated = stated_by(lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64)
+    stated = stated_by(
+        lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64
+    )
     everything = list(candidates(SIZES, BOTH, stated))
     ranks = [
         np.argsort(np.argsort(seconds))
-        for seconds in ([c.estimate_s for c in everything], [per_sample_s(judged_candidate(c)) for c in everything])
+        for seconds in (
+            [c.estimate_s for c in everything],
+            [per_sample_s(judged_candidate(c)) for c in everything],
+        )
     ]
     assert len(everything) > 100
     assert np.corrcoef(*ranks)[0, 1] > 0.9
 
 
 @pytest.mark.parametrize("layers", [5, 9, 24])
-@pytest.mark.parametrize("cluster", [flat(4, 1e9), two_level(2, 4, 1e9, 1e8)], ids=["flat", "servers"])
+@pytest.mark.parametrize(
+    "cluster", [flat(4, 1e9), two_level(2, 4, 1e9, 1e8)], ids=["flat", "servers"]
+)
 def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
     """Also where a device holds so many stages that there are more of them than devices."""
     problem = problem_of(uniform_profile(layers), cluster, schedule="1f1b", microbatches=16)
@@ -98,13 +121,18 @@ def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
 
 def test_a_batch_that_does_not_divide_among_all_devices_may_be_data_parallel():
     problem = problem_of(uniform_profile(4), flat(4, 1e12), schedule="1f1b", microbatches=15)
-    plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "1f1b")
+    plan = next(
+        plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "1f1b"
+    )
     assert plan.shape == "4"
-    assert plan.predicted.iteration_s == pytest.approx(4 * 4 * 3e-3, rel=1e-3)  # 4 microbatches on the fullest of them
+    # 4 microbatches on the fullest of them
+    assert plan.predicted.iteration_s == pytest.approx(4 * 4 * 3e-3, rel=1e-3)
 
 
 class TestWhatIsReturned:
-    PROBLEM = problem_of(uniform_profile(12), two_level(2, 2, 1e10, 1e9), schedule="1f1b", microbatches=16)
+    PROBLEM = problem_of(
+        uniform_profile(12), two_level(2, 2, 1e10, 1e9), schedule="1f1b", microbatches=16
+    )
 
     def plans(self, **changed: object) -> list[Plan]:
         problem = replace(self.PROBLEM, **changed)  # type: ignore[arg-type]
@@ -112,9 +140,15 @@ class TestWhatIsReturned:
 
     def test_one_of_each_schedule_but_the_naive_one_fastest_first(self):
         plans = self.plans()
-        assert [plan.schedule for plan in plans] == list(dict.fromkeys(plan.schedule for plan in plans))
-        assert {plan.schedule for plan in plans} == {name for name, entry in SCHEDULES.items() if not entry.asynchronous} - {"naive"}
-        assert [per_sample_s(plan) for plan in plans] == sorted(per_sample_s(plan) for plan in plans)
+        assert [plan.schedule for plan in plans] == list(
+            dict.fromkeys(plan.schedule for plan in plans)
+        )
+        assert {plan.schedule for plan in plans} == {
+            name for name, entry in SCHEDULES.items() if not entry.asynchronous
+        } - {"naive"}
+        assert [per_sample_s(plan) for plan in plans] == sorted(
+            per_sample_s(plan) for plan in plans
+        )
         assert {plan.planner for plan in plans} == {"grid"}
 
     def test_what_a_plan_predicts_is_its_simulation(self):
@@ -127,32 +161,57 @@ class TestWhatIsReturned:
         peaks = sorted(plan.peak_memory_bytes for plan in self.plans())
         limit = peaks[len(peaks) // 2] // 2
         plans = self.plans(memory_bytes=limit)
-        assert [plan.fits(limit) for plan in plans] == sorted((plan.fits(limit) for plan in plans), reverse=True)
+        assert [plan.fits(limit) for plan in plans] == sorted(
+            (plan.fits(limit) for plan in plans), reverse=True
+        )
         assert {plan.fits(limit) for plan in plans} == {True, False}
 
     def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
         simulated = []
-        monkeypatch.setattr(search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan))
+        monkeypatch.setattr(
+            search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan)
+        )
         plans = self.plans(memory_bytes=1)
         assert sorted(simulated) == sorted(plan.schedule for plan in plans)
 
     def test_without_a_budget_the_best_estimate_of_each_schedule_is_simulated(self, monkeypatch):
         simulated = []
         monkeypatch.setattr(search, "ACTION_BUDGET", -1)
-        monkeypatch.setattr(search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan))
+        monkeypatch.setattr(
+            search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan)
+        )
         assert len(self.plans()) == len(simulated) == len(set(simulated))
 
     def test_pipelines_may_lie_inside_servers(self):
         """Messages are large and gradients none: pipelines keep to servers, replicas lie across."""
-        profile = profile_of([measurement([1e-3] * 2, [2e-3] * 2, [10**7] * 2, stash_groups=[((0,), 10**9), ((1,), 10**9)])])
-        problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16, memory_bytes=5 * 10**9)
-        plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zb-h1")
-        assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == ("nested", [[0, 2], [1, 3]])
+        profile = profile_of(
+            [
+                measurement(
+                    [1e-3] * 2, [2e-3] * 2, [10**7] * 2, stash_groups=[((0,), 10**9), ((1,), 10**9)]
+                )
+            ]
+        )
+        problem = problem_of(
+            profile,
+            two_level(2, 2, 1e11, 1e8),
+            schedule="1f1b",
+            microbatches=16,
+            memory_bytes=5 * 10**9,
+        )
+        plan = next(
+            plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zb-h1"
+        )
+        assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == (
+            "nested",
+            [[0, 2], [1, 3]],
+        )
 
     def test_chunks_may_lie_inside_servers_too(self):
         profile = profile_of([measurement([1e-3] * 4, [2e-3] * 4, [10**7] * 4)])
         problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16)
-        plan = next(plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zbv")
+        plan = next(
+            plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zbv"
+        )
         assert [list(stage.ranks) for stage in plan.stages] == [[0, 2], [1, 3], [1, 3], [0, 2]]
 
 
@@ -171,16 +230,26 @@ def test_where_nothing_can_run_the_answer_is_no():
     problem = problem_of(uniform_profile(2), flat(7), schedule="1f1b", microbatches=3)
     with pytest.raises(PartoptError, match="no schedule can run this") as raised:
         chosen([1], [False], lambda *_: problem)
-    assert (raised.value.exit_code, raised.value.hint) == (ANSWER_IS_NO, "give more microbatches, or fewer devices")
+    assert (raised.value.exit_code, raised.value.hint) == (
+        ANSWER_IS_NO,
+        "give more microbatches, or fewer devices",
+    )
 
 
 def test_any_replicas_are_better_than_a_grid_where_layers_differ():
-    """One layer takes as long as the other three; two stages with equal replicas, or one stage, exchange or wait for more."""
-    profile = profile_of([measurement([9e-3, 1e-3, 1e-3, 1e-3], [18e-3, 2e-3, 2e-3, 2e-3], [10**3] * 4)], [10**6, 10**6, 10**6, 4 * 10**8])
+    """One layer takes as long as the other three; two stages with equal replicas, or one stage,
+    exchange or wait for more.
+    """
+    profile = profile_of(
+        [measurement([9e-3, 1e-3, 1e-3, 1e-3], [18e-3, 2e-3, 2e-3, 2e-3], [10**3] * 4)],
+        [10**6, 10**6, 10**6, 4 * 10**8],
+    )
     stated = stated_by(lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12)
     grids = chosen([1], [False], stated)
     free = with_free_replicas(grids, stated, recompute_per_stage=False)
-    assert [plan.predicted.samples_per_s for plan in free] == sorted((plan.predicted.samples_per_s for plan in free), reverse=True)
+    assert [plan.predicted.samples_per_s for plan in free] == sorted(
+        (plan.predicted.samples_per_s for plan in free), reverse=True
+    )
     assert free[0].shape == "3-1"
     assert free[0].planner == "optimal"
     assert per_sample_s(free[0]) < per_sample_s(grids[0])

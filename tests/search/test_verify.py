@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partopt import documents, planners
-from partopt import plan as plans
 from partopt.cost.problem import Problem, problem_behind, problem_of
+from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
-from partopt.plan import Certificate, Plan
 from partopt.planners import PLANNERS, optimal
 from partopt.planners.searching import Probe
 from partopt.search.contest import planned
@@ -30,24 +29,41 @@ SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 6}
 
 def failed(plan: Plan, problem: Problem) -> list[str]:
     """The checks that do not hold of a plan that was written and read again."""
-    return [check.check for check in verify(plans.parse(documents.encode(plan)), problem.profile) if not check.passed]
+    return [
+        check.check
+        for check in verify(Plan.parse(documents.encode(plan)), problem.profile)
+        if not check.passed
+    ]
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Up to seven layers on up to two servers of three devices, with every option that a plan records."""
+    """Up to seven layers on up to two servers of three devices, with every option that a plan
+    records.
+    """
     count = draw(st.integers(2, 7))
 
     def drawn(*values: Any) -> list[Any]:
         return draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
 
-    sizes = measurement(drawn(1e-3, 2e-3, 3e-3), drawn(2e-3, 0.0, 5e-3), drawn(0, 10**6, 10**7), optimizer_s=1e-3)
-    schedule = draw(st.sampled_from([ASYNCHRONOUS, SYNCHRONOUS, {"schedule": "gpipe", "microbatches": 4}]))
+    sizes = measurement(
+        drawn(1e-3, 2e-3, 3e-3), drawn(2e-3, 0.0, 5e-3), drawn(0, 10**6, 10**7), optimizer_s=1e-3
+    )
+    schedule = draw(
+        st.sampled_from([ASYNCHRONOUS, SYNCHRONOUS, {"schedule": "gpipe", "microbatches": 4}])
+    )
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
     starts = draw(st.none() | st.sets(st.integers(1, count - 1)))
     return problem_of(
         profile_of([sizes], drawn(0, 10**6, 2 * 10**7)),
-        two_level(3, draw(st.sampled_from([1, 2])), 1e10, 1e9, outer_latency=draw(st.sampled_from([0.0, 1e-3])), memory_bytes=10**9),
+        two_level(
+            3,
+            draw(st.sampled_from([1, 2])),
+            1e10,
+            1e9,
+            outer_latency=draw(st.sampled_from([0.0, 1e-3])),
+            memory_bytes=10**9,
+        ),
         **schedule,
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",
@@ -67,12 +83,24 @@ def problems(draw: st.DrawFn) -> Problem:
 def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
     found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
     assert found.topology == problem.limited_topology
-    for name in ("schedule", "microbatches", "optimizer", "recompute", "recompute_per_stage", "replication", "tied", "serial_transfers"):
+    for name in (
+        "schedule",
+        "microbatches",
+        "optimizer",
+        "recompute",
+        "recompute_per_stage",
+        "replication",
+        "tied",
+        "serial_transfers",
+    ):
         assert getattr(found, name) == getattr(problem, name), name
     for name in ("blocking_allreduce", "memory_bytes", "stages", "cut_at", "request"):
         assert getattr(found, name) == getattr(problem, name), name
     assert found.cell_costs().tolist() == problem.cell_costs().tolist()
-    assert (found.chain.f.tolist(), found.chain.a.tolist()) == (problem.chain.f.tolist(), problem.chain.a.tolist())
+    assert (found.chain.f.tolist(), found.chain.a.tolist()) == (
+        problem.chain.f.tolist(),
+        problem.chain.a.tolist(),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:lingvo")
@@ -89,13 +117,21 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
 
 def manual(**options: Any) -> tuple[Plan, Problem]:
     """Six equal layers as 2-1-1 on four devices."""
-    problem = problem_of(uniform_profile(6), flat(4, 10e9, memory_bytes=10**9), cuts=(2, 4), replicas=(2, 1, 1), **options)
+    problem = problem_of(
+        uniform_profile(6),
+        flat(4, 10e9, memory_bytes=10**9),
+        cuts=(2, 4),
+        replicas=(2, 1, 1),
+        **options,
+    )
     return planned("manual", problem), problem
 
 
 def plan_of(name: str, **options: Any) -> tuple[Plan, Problem]:
     """Layers of 1 to 4 ms on two servers of two, all of whose devices every planner uses."""
-    profile = chain_profile([1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3], output_bytes=[10**6] * 6, parameter_bytes=[10**5] * 6)
+    profile = chain_profile(
+        [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3], output_bytes=[10**6] * 6, parameter_bytes=[10**5] * 6
+    )
     problem = problem_of(profile, two_level(2, 2, memory_bytes=10**9), **options)
     return planned(name, problem), problem
 
@@ -109,7 +145,9 @@ def grid() -> tuple[Plan, Problem]:
 CASES = {
     "optimal": lambda: plan_of("optimal"),
     "optimal, an iteration": lambda: plan_of("optimal", **SYNCHRONOUS),
-    "optimal, requested": lambda: plan_of("optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute_per_stage=True),
+    "optimal, requested": lambda: plan_of(
+        "optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute_per_stage=True
+    ),
     "pipedream": lambda: plan_of("pipedream"),
     "straight": lambda: plan_of("straight", stages=4),
     "gpipe": lambda: plan_of("gpipe", stages=4, costs=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 1.0])),
@@ -149,7 +187,9 @@ def others(value: Any) -> list[Any]:
 
 
 def altered(plan: Plan) -> Iterator[tuple[tuple[Any, ...], Plan | None]]:
-    """The plan with each of its values changed in turn, `None` where it cannot be read; the version of its format stays."""
+    """The plan with each of its values changed in turn, `None` where it cannot be read; the version
+    of its format stays.
+    """
     document = json.loads(documents.encode(plan))
     for path, value in values(document):
         for other in others(value) if path != ("schema",) else []:
@@ -159,12 +199,13 @@ def altered(plan: Plan) -> Iterator[tuple[tuple[Any, ...], Plan | None]]:
                 node = node[step]
             node[path[-1]] = other
             try:
-                yield path, plans.parse(json.dumps(changed).encode())
+                yield path, Plan.parse(json.dumps(changed).encode())
             except PartoptError:
                 yield path, None
 
 
-# What a plan may say otherwise and still be right: labels, a request that it keeps to as well, and another cluster that it suits.
+# What a plan may say otherwise and still be right: labels, a request that it keeps to as well, and
+# another cluster that it suits.
 QUESTION = ("request", "topology")
 
 
@@ -185,14 +226,22 @@ def test_an_altered_question_holds_only_where_its_best_answer_is_the_plans(case)
     for path, other in altered(plan):
         if path[0] in QUESTION and other is not None and not failed(other, problem):
             best = planned("optimal", problem_behind(other, problem.profile))
-            assert best.certificate.objective_s == pytest.approx(plan.certificate.objective_s, rel=1e-9), path
+            assert best.certificate.objective_s == pytest.approx(
+                plan.certificate.objective_s, rel=1e-9
+            ), path
 
 
 def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     """Everything about it is right, but that nothing is better."""
     worse, problem = manual()
     period = worse.predicted.period_s
-    boast = Certificate(status="optimal", objective_s=period, lower_bound_s=period, gap=0.0, proof=optimal.proof(problem, True))
+    boast = Certificate(
+        status="optimal",
+        objective_s=period,
+        lower_bound_s=period,
+        gap=0.0,
+        proof=optimal.proof(problem, True),
+    )
     plan = msgspec.structs.replace(worse, planner="optimal", certificate=boast)
     assert failed(plan, problem) == ["bound"]
     [check] = [check for check in verify(plan, problem.profile) if not check.passed]
@@ -205,16 +254,22 @@ def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():
 
     def with_bound(lower: float) -> Plan:
         gap = reached / lower - 1
-        changed = msgspec.structs.replace(plan.certificate, lower_bound_s=lower, gap=gap, status=f"gap {100 * gap:.3g} %")
+        changed = msgspec.structs.replace(
+            plan.certificate, lower_bound_s=lower, gap=gap, status=f"gap {100 * gap:.3g} %"
+        )
         return msgspec.structs.replace(plan, certificate=changed)
 
     assert failed(with_bound(reached * 1.01), problem) == ["bound", "status"]
     assert failed(with_bound(reached * 0.99), problem) == []
-    assert claim(with_bound(reached / 1.01)).startswith("at most 1 % above the optimum within the contiguous")
+    assert claim(with_bound(reached / 1.01)).startswith(
+        "at most 1 % above the optimum within the contiguous"
+    )
 
 
 def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
-    monkeypatch.setattr(Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+    )
     plan, problem = plan_of("optimal", replication="none")
     assert plan.certificate.status.startswith("gap ")
     assert failed(plan, problem) == []
@@ -222,7 +277,9 @@ def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
 
 def test_a_search_that_was_not_complete_proves_nothing(monkeypatch):
     plan, problem = plan_of("optimal", replication="none")
-    monkeypatch.setattr(Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+    )
     assert failed(plan, problem) == ["bound"]
 
 
@@ -232,8 +289,19 @@ def test_another_profile_is_named_and_every_check_is_made_all_the_same(case):
     slower = msgspec.structs.replace(problem.profile, dtype="bfloat16")
     assert failed(plan, replace(problem, profile=slower))[:2] == ["profile", "numbers"]
     checks = verify(plan, uniform_profile(3, name="three"))
-    assert [check.check for check in checks] == ["profile", "numbers", "memory", "request", "sought", "bound", "status"]
-    assert checks[1].text == "cannot be worked out: a plan of chain, whose layers are not those of three"
+    assert [check.check for check in checks] == [
+        "profile",
+        "numbers",
+        "memory",
+        "request",
+        "sought",
+        "bound",
+        "status",
+    ]
+    assert (
+        checks[1].text
+        == "cannot be worked out: a plan of chain, whose layers are not those of three"
+    )
 
 
 def test_every_field_that_differs_is_named_with_both_values():
@@ -247,7 +315,10 @@ def test_every_field_that_differs_is_named_with_both_values():
     ]
 
 
-@pytest.mark.parametrize(("case", "certificate"), [("optimal", None), ("pipedream", None), ("manual", "boast"), ("gpipe", "boast")])
+@pytest.mark.parametrize(
+    ("case", "certificate"),
+    [("optimal", None), ("pipedream", None), ("manual", "boast"), ("gpipe", "boast")],
+)
 def test_a_certificate_that_is_missing_or_that_no_planner_gave(case, certificate):
     plan, problem = CASES[case]()
     boast = Certificate(status="optimal", objective_s=1.0, lower_bound_s=1.0, gap=0.0, proof="")

@@ -1,4 +1,6 @@
-"""The warm-up search beside every warm-up there is, simulated one by one, and beside closed forms."""
+"""The warm-up search beside every warm-up there is, simulated one by one, and beside closed
+forms.
+"""
 
 import itertools
 import math
@@ -7,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.plan import Plan
 from partopt.search import warmup
 from partopt.search.warmup import WORTHWHILE, judged_at_best, warmups
 from partopt.simulator.judge import judged, simulation_of
@@ -37,7 +39,14 @@ def depths_of(plan: Plan) -> list[int]:
 
 @pytest.mark.parametrize(
     ("replicas", "formula"),
-    [([2, 1, 1], 1.5), ([1, 2], 1.5), ([3, 2], 4 / 3), ([2, 3], 4 / 3), ([1, 2, 1], 2.0), ([1, 1, 3], 5 / 3)],
+    [
+        ([2, 1, 1], 1.5),
+        ([1, 2], 1.5),
+        ([3, 2], 4 / 3),
+        ([2, 3], 4 / 3),
+        ([1, 2, 1], 2.0),
+        ([1, 1, 3], 5 / 3),
+    ],
 )
 def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
     """Stages of 3 s for each replica: the loads allow 3 s a microbatch."""
@@ -68,10 +77,14 @@ def test_latency_asks_for_more_than_the_formula(stages, latency):
     assert best.predicted.period_s == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "pipedream-2bw"}, {"schedule": "1f1b", "microbatches": 4}])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "pipedream-2bw"}, {"schedule": "1f1b", "microbatches": 4}]
+)
 def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, options):
     plan = plan_of([2, 1, 1], **options)
-    monkeypatch.setattr(warmup, "restated", lambda *_, **__: pytest.fail("it tried another warm-up"))
+    monkeypatch.setattr(
+        warmup, "restated", lambda *_, **__: pytest.fail("it tried another warm-up")
+    )
     assert judged_at_best(plan, None) == judged(plan)
 
 
@@ -118,7 +131,10 @@ def test_the_least_of_the_warmups_is_pipedreams(replicas):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_warmup_there_is_is_better(data):
-    """Whole seconds, so that ties are ties. Of 150 cases like these the search finds the best but twice, by 6 and 2 %."""
+    """Whole seconds, so that ties are ties.
+
+    Of 150 cases like these the search finds the best but twice, by 6 and 2 %.
+    """
     replicas = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
 
     def drawn(least: int, most: int, size: int) -> list[int]:
@@ -131,12 +147,18 @@ def test_no_warmup_there_is_is_better(data):
         [float(seconds) for seconds in drawn(1, 6, S)],
         drawn(0, 4, S - 1),
         [6 * size for size in drawn(0, 3, S)],
-        flat(sum(replicas), data.draw(st.sampled_from([2.0, 8.0])), latency=data.draw(st.sampled_from([0.0, 0.5, 2.0]))),
+        flat(
+            sum(replicas),
+            data.draw(st.sampled_from([2.0, 8.0])),
+            latency=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
+        ),
         blocking_allreduce=data.draw(st.booleans()),
     )
     found = judged_at_best(plan, None)
     assert found.predicted.period_s == pytest.approx(period_at(plan, depths_of(found)))
-    assert found.predicted.period_s <= min(shortest(plan, 5 if S == 3 else 8) * 1.07, judged_or_none(plan) * (1 + 1e-12))
+    assert found.predicted.period_s <= min(
+        shortest(plan, 5 if S == 3 else 8) * 1.07, judged_or_none(plan) * (1 + 1e-12)
+    )
 
 
 def judged_or_none(plan: Plan) -> float:

@@ -1,4 +1,6 @@
-"""Orders and what they cost, drawn at random: every schedule, on topologies of one to three levels, or made by hand."""
+"""Orders and what they cost, drawn at random: every schedule, on topologies of one to three levels,
+or made by hand.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import structs
 
+from partopt.documents.topology import Device, Level, Topology
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.layout import LOOPED, MIRRORED, STRAIGHT, VEE, Layout, ranks_of
 from partopt.schedules.order import KINDS, A, Order, U
 from partopt.simulator.work import Work
-from partopt.topology import Device, Level, Topology
 from tests.helpers import flat
 
-COSTS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 0.1, 1 / 3])  # the first four make many ties; sums of the others depend on their order
+# the first four make many ties; sums of the others depend on their order
+COSTS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 0.1, 1 / 3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +48,24 @@ def case(
     warmup: list[int] | None = None,
     **costs: Any,
 ) -> Case:
-    """A case by hand. `costs`: forward, backward, cut, gradient, tied (one for all, or of each), serial, blocking."""
+    """A case by hand.
+
+    `costs`: forward, backward, cut, gradient, tied (one for all, or of each), serial, blocking.
+    """
     S, devices = len(ranks), max(max(each) for each in ranks) + 1
     on = topology or flat(devices, bandwidth=1.0)
     tied = np.broadcast_to(np.array(costs.pop("tied", 0.0), dtype=float), S).copy()
     layout = Layout(ranks, on.devices, microbatches, warmup=warmup, tied=(tied > 0).tolist())
     forward, backward = (
-        np.broadcast_to(np.array(costs.pop(kind, default), dtype=float), S) for kind, default in (("forward", 1), ("backward", 2))
+        np.broadcast_to(np.array(costs.pop(kind, default), dtype=float), S)
+        for kind, default in (("forward", 1), ("backward", 2))
     )
     nothing = np.zeros(S)
     work = Work(
         ranks=ranks,
-        seconds=np.array([forward, backward, backward / 2, backward / 2, forward, nothing, nothing]),
+        seconds=np.array(
+            [forward, backward, backward / 2, backward / 2, forward, nothing, nothing]
+        ),
         cut_bytes=np.broadcast_to(np.array(costs.pop("cut", 0.0), dtype=float), S + 1).copy(),
         gradient_bytes=np.broadcast_to(np.array(costs.pop("gradient", 0.0), dtype=float), S).copy(),
         tied_s=tied,
@@ -67,8 +76,13 @@ def case(
 
 
 @st.composite
-def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0, 0.5, 0.1), ties: bool = False) -> Topology:
-    """One to three levels with room for `devices`. `ties`: times on them add up without rounding, so that ties are ties."""
+def topologies(
+    draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0, 0.5, 0.1), ties: bool = False
+) -> Topology:
+    """One to three levels with room for `devices`.
+
+    `ties`: times on them add up without rounding, so that ties are ties.
+    """
     sizes = draw(st.lists(st.integers(1, 4), min_size=0, max_size=2))
     inside = int(np.prod(sizes, dtype=int))
     sizes.append(-(-devices // inside) + draw(st.integers(0, 1)))
@@ -76,7 +90,9 @@ def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0,
         Level(
             name=f"level{k}",
             size=size,
-            bandwidth_bytes_per_s=draw(st.sampled_from([0.5, 1.0, 2.0] if ties else [0.5, 1.0, 2.0, 3.0])),
+            bandwidth_bytes_per_s=draw(
+                st.sampled_from([0.5, 1.0, 2.0] if ties else [0.5, 1.0, 2.0, 3.0])
+            ),
             links=1 if ties else draw(st.integers(1, 3)),
             latency_s=draw(st.sampled_from(latencies)),
             bus=draw(st.booleans()),
@@ -87,8 +103,15 @@ def topologies(draw: st.DrawFn, devices: int, latencies: Sequence[float] = (0.0,
 
 
 @st.composite
-def cases(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES), latencies: Sequence[float] = (0.0, 0.5, 0.1), **fixed: Any) -> Case:
-    """Any schedule over stages on any ranks at any costs; `fixed` are fields of Work that are not drawn."""
+def cases(
+    draw: st.DrawFn,
+    names: Sequence[str] = tuple(SCHEDULES),
+    latencies: Sequence[float] = (0.0, 0.5, 0.1),
+    **fixed: Any,
+) -> Case:
+    """Any schedule over stages on any ranks at any costs; `fixed` are fields of Work that are not
+    drawn.
+    """
     name = draw(st.sampled_from(names))
     entry = SCHEDULES[name]
     ranks, microbatches = draw(_straight() if entry.uneven else _chunked(name))
@@ -96,8 +119,12 @@ def cases(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES), latencies: S
     place = draw(st.permutations(range(topology.devices)))
     ranks = [[place[rank] for rank in each] for each in ranks]
     S = len(ranks)
-    recompute = draw(st.lists(st.booleans(), min_size=S, max_size=S)) if entry.recomputes else [False] * S
-    tied = np.array(draw(st.lists(COSTS, min_size=S, max_size=S)) if draw(st.booleans()) else [0.0] * S)
+    recompute = (
+        draw(st.lists(st.booleans(), min_size=S, max_size=S)) if entry.recomputes else [False] * S
+    )
+    tied = np.array(
+        draw(st.lists(COSTS, min_size=S, max_size=S)) if draw(st.booleans()) else [0.0] * S
+    )
     layout = Layout(ranks, topology.devices, microbatches, recompute, tied=(tied > 0).tolist())
 
     def drawn(count: int) -> np.ndarray[Any, Any]:
@@ -105,8 +132,13 @@ def cases(draw: st.DrawFn, names: Sequence[str] = tuple(SCHEDULES), latencies: S
 
     seconds = drawn(len(KINDS) * S).reshape(len(KINDS), S)
     seconds[A] = 0.0
-    options = {"serial": draw(st.booleans()), "blocking": entry.asynchronous and draw(st.booleans())} | fixed
-    work = Work(ranks, seconds, np.array([0.0, *drawn(S - 1), 0.0]), drawn(S), tied, topology, **options)
+    options = {
+        "serial": draw(st.booleans()),
+        "blocking": entry.asynchronous and draw(st.booleans()),
+    } | fixed
+    work = Work(
+        ranks, seconds, np.array([0.0, *drawn(S - 1), 0.0]), drawn(S), tied, topology, **options
+    )
     return Case(name, layout, order(name, layout), work)
 
 
@@ -119,9 +151,14 @@ def _straight(draw: st.DrawFn) -> tuple[list[list[int]], int]:
 @st.composite
 def _chunked(draw: st.DrawFn, name: str) -> tuple[list[list[int]], int]:
     shape = SCHEDULES[name].shape
-    P, d = draw(st.sampled_from([2, 4]) if shape == MIRRORED else st.integers(1, 3)), draw(st.integers(1, 2))
+    P, d = (
+        draw(st.sampled_from([2, 4]) if shape == MIRRORED else st.integers(1, 3)),
+        draw(st.integers(1, 2)),
+    )
     v = {STRAIGHT: 1, LOOPED: draw(st.integers(1, 3)), VEE: 2, MIRRORED: 2}[shape]
-    microbatches = draw(st.sampled_from([M for M in range(1, 11) if refusal(name, P, v, M) is None]))
+    microbatches = draw(
+        st.sampled_from([M for M in range(1, 11) if refusal(name, P, v, M) is None])
+    )
     return ranks_of(shape, P, v, d), microbatches * d
 
 
@@ -137,7 +174,9 @@ def row_of(given: Order, rank: int) -> list[int]:
 
 def scaled(work: Work, factor: float) -> Work:
     """The same work where everything takes `factor` times as long: compute, bytes and latencies."""
-    levels = [structs.replace(level, latency_s=factor * level.latency_s) for level in work.topology.levels]
+    levels = [
+        structs.replace(level, latency_s=factor * level.latency_s) for level in work.topology.levels
+    ]
     return replace(
         work,
         seconds=factor * work.seconds,

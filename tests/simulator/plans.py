@@ -10,11 +10,11 @@ from msgspec import structs
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.plan import Plan
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import ranks_of
 from partopt.simulator.restate import restated
-from partopt.topology import Topology
 from tests.helpers import chain_profile, flat
 from tests.simulator.cases import topologies
 
@@ -29,10 +29,11 @@ def plan_of(
     tied: tuple[Sequence[int], int] = ((), 0),
     **options: Any,
 ) -> Plan:
-    """A stage a layer, asynchronous unless `options` say otherwise; stages of 1 s and 2 s for each replica where no costs are given.
+    """A stage a layer, asynchronous unless `options` say otherwise; stages of 1 s and 2 s for each
+    replica where no costs are given.
 
-    `cuts` are the bytes between the stages, over links of 1 byte/s where no topology is given; `tied` are stages that share a parameter,
-    and its bytes.
+    `cuts` are the bytes between the stages, over links of 1 byte/s where no topology is given;
+    `tied` are stages that share a parameter, and its bytes.
     """
     S = len(replicas)
     own = [0] * S if weights is None else weights
@@ -46,24 +47,41 @@ def plan_of(
     )
     on = topology or flat(sum(replicas), 1.0)
     options = {"schedule": "pipedream"} | options
-    return planners.plan("manual", problem_of(profile, on, cuts=list(range(1, S)), replicas=list(replicas), **options))
+    return planners.plan(
+        "manual",
+        problem_of(profile, on, cuts=list(range(1, S)), replicas=list(replicas), **options),
+    )
 
 
 def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: Any) -> Plan:
-    """A plan under a schedule of several stages a device: made as a straight pipeline, its stages then laid where they belong."""
+    """A plan under a schedule of several stages a device: made as a straight pipeline, its stages
+    then laid where they belong.
+    """
     ranks = ranks_of(SCHEDULES[name].shape, P, v, d)
     straight = plan_of([1] * len(ranks), schedule="1f1b", microbatches=microbatches, **costs)
-    stages = [structs.replace(stage, ranks=own, replicas=len(own)) for stage, own in zip(straight.stages, ranks, strict=True)]
-    laid = structs.replace(straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0))
+    stages = [
+        structs.replace(stage, ranks=own, replicas=len(own))
+        for stage, own in zip(straight.stages, ranks, strict=True)
+    ]
+    laid = structs.replace(
+        straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0)
+    )
     return restated(laid, name, microbatches)
 
 
 @st.composite
-def plans(draw: st.DrawFn, messages: bool = True, gradients: bool = True, stages: int = 4, replicas: int = 3, **options: Any) -> Plan:
+def plans(
+    draw: st.DrawFn,
+    messages: bool = True,
+    gradients: bool = True,
+    stages: int = 4,
+    replicas: int = 3,
+    **options: Any,
+) -> Plan:
     """Asynchronous plans on random topologies of single links.
 
-    Their times add up without rounding: where two events are due at once and rounding decided which comes first, it would decide on what
-    follows for hundreds of microbatches.
+    Their times add up without rounding: where two events are due at once and rounding decided which
+    comes first, it would decide on what follows for hundreds of microbatches.
     """
     counts = draw(st.lists(st.integers(1, replicas), min_size=1, max_size=stages))
     S = len(counts)
@@ -76,7 +94,8 @@ def plans(draw: st.DrawFn, messages: bool = True, gradients: bool = True, stages
         [float(seconds) for seconds in drawn(1, 6, S)],
         [float(seconds) for seconds in drawn(0, 12, S)],
         drawn(0, 10, S - 1) if messages else None,
-        [6 * size for size in drawn(0, 5, S)] if gradients else None,  # a ring moves 2(r-1)/r of them: whole numbers
+        # a ring moves 2(r-1)/r of them: whole numbers
+        [6 * size for size in drawn(0, 5, S)] if gradients else None,
         draw(topologies(sum(counts), (0.0, 0.5) if messages else (0.0,), ties=True)),
         **options,
     )

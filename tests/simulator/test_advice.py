@@ -5,10 +5,10 @@ import re
 import msgspec
 import pytest
 
+from partopt.documents.topology import Level
 from partopt.simulator import simulation_of
 from partopt.simulator.advice import BUSY, FULL, NOTICED, findings
 from partopt.simulator.restate import restated
-from partopt.topology import Level
 from tests.helpers import flat
 from tests.report.timelines import plan_of
 
@@ -16,11 +16,23 @@ STRAIGHT = [[0], [1], [2], [3]]
 
 
 def case(schedule="1f1b", ranks=STRAIGHT, microbatches=16, warmups=None, slower=(), **fields):
-    """Stages of 3 ms forward and 6 ms backward that exchange 1 MB; those in `slower`, {stage: factor}, take longer."""
-    usual = {"forward_s": 3e-3, "backward_s": 6e-3, "backward_weight_s": 3e-3, "compute_s": 9e-3, "output_bytes": 10**6}
+    """Stages of 3 ms forward and 6 ms backward that exchange 1 MB; those in `slower`, {stage:
+    factor}, take longer.
+    """
+    usual = {
+        "forward_s": 3e-3,
+        "backward_s": 6e-3,
+        "backward_weight_s": 3e-3,
+        "compute_s": 9e-3,
+        "output_bytes": 10**6,
+    }
     plan = plan_of(schedule, ranks, microbatches, **(usual | fields))
     stages = [
-        msgspec.structs.replace(stage, input_bytes=10**6 if s else 0, **{name: getattr(stage, name) * factor for name in TIMES})
+        msgspec.structs.replace(
+            stage,
+            input_bytes=10**6 if s else 0,
+            **{name: getattr(stage, name) * factor for name in TIMES},
+        )
         for s, stage in enumerate(plan.stages)
         for factor in [dict(slower).get(s, 1.0)]
     ]
@@ -32,7 +44,10 @@ FAST = flat(4, 1e12)
 
 
 def found(plan, memory_bytes=None, microbatches=None):
-    return {finding.kind: finding for finding in findings(simulation_of(plan, microbatches), memory_bytes)}
+    return {
+        finding.kind: finding
+        for finding in findings(simulation_of(plan, microbatches), memory_bytes)
+    }
 
 
 def test_a_balanced_plan_with_enough_microbatches_has_nothing_to_point_at():
@@ -53,17 +68,31 @@ def test_the_layer_of_the_slowest_stage_that_its_lighter_neighbour_could_take():
     stages[3] = msgspec.structs.replace(stages[3], start=7, stop=8)
     finding = found(msgspec.structs.replace(plan, stages=stages))["imbalance"]
     assert finding.value == pytest.approx(2 / 1.3)
-    assert finding.text == "stage 2 takes 18.00 ms a microbatch, 1.54 times the mean of all devices, 11.70 ms"
-    assert finding.change == "stage 3 takes 9.00 ms: try layer 6, e, on stage 3: partopt plan --cuts 1,2,6"
+    assert (
+        finding.text
+        == "stage 2 takes 18.00 ms a microbatch, 1.54 times the mean of all devices, 11.70 ms"
+    )
+    assert (
+        finding.change
+        == "stage 3 takes 9.00 ms: try layer 6, e, on stage 3: partopt plan --cuts 1,2,6"
+    )
 
 
 def test_where_the_slowest_stage_is_one_layer_it_gets_a_replica_more():
     idle = found(case(topology=flat(5, 1e12), slower={3: 2.0}))["imbalance"]
-    assert idle.change == "a replica more of stage 3, of the idle ranks: partopt plan --cuts 1,2,3 --replicas 1,1,1,2"
+    assert idle.change == (
+        "a replica more of stage 3, of the idle ranks: partopt plan --cuts 1,2,3 --replicas 1,1,1,2"
+    )
     taken = found(case(ranks=[[0, 1, 2], [3]], topology=FAST, slower={1: 2.0}))["imbalance"]
-    assert taken.change == "a replica more of stage 1 and one less of stage 0: partopt plan --cuts 1 --replicas 2,2"
+    assert (
+        taken.change
+        == "a replica more of stage 1 and one less of stage 0: partopt plan --cuts 1 --replicas 2,2"
+    )
     none = found(case(topology=FAST, slower={3: 2.0}))["imbalance"]
-    assert none.change == "stage 3 is one layer, layer3: profile smaller ones, partopt profile --granularity leaf"
+    assert (
+        none.change
+        == "stage 3 is one layer, layer3: profile smaller ones, partopt profile --granularity leaf"
+    )
 
 
 @pytest.mark.parametrize("microbatches, has", [(15, True), (16, False)])
@@ -75,13 +104,19 @@ def test_few_microbatches(microbatches, has):
 def test_few_microbatches_say_what_enough_would_bring():
     finding = found(case(microbatches=8, topology=FAST))["microbatches"]
     assert (finding.value, finding.unit) == (2.0, "microbatches a device")
-    assert finding.text == "8 microbatches for 4 devices: equal stages wait for 27.3% of the time, with 16 for 15.8%"
+    assert finding.text == (
+        "8 microbatches for 4 devices: equal stages wait for 27.3% of the time, with 16 for 15.8%"
+    )
     assert finding.change == "--microbatches 16, a batch of 16 samples"
-    assert "microbatches" not in found(case(microbatches=int(re.findall(r"\d+", finding.change)[0]), topology=FAST))
+    assert "microbatches" not in found(
+        case(microbatches=int(re.findall(r"\d+", finding.change)[0]), topology=FAST)
+    )
 
 
 def test_replicas_of_one_stage_have_no_pipeline_to_fill():
-    assert "microbatches" not in found(case(ranks=[[0, 1, 2, 3]], microbatches=4, topology=FAST, parameter_bytes=0))
+    assert "microbatches" not in found(
+        case(ranks=[[0, 1, 2, 3]], microbatches=4, topology=FAST, parameter_bytes=0)
+    )
 
 
 def share_of_transfers(plan):
@@ -104,13 +139,16 @@ def test_latency_is_hidden_by_eager_1f1b():
     slow = flat(4, 1e12, latency=1e-3)
     finding = found(case(microbatches=64, topology=slow))["transfers"]
     assert finding.change.startswith("--schedule 1f1b-eager")
-    assert share_of_transfers(case("1f1b-eager", microbatches=64, topology=slow)) < finding.value / 2
+    assert (
+        share_of_transfers(case("1f1b-eager", microbatches=64, topology=slow)) < finding.value / 2
+    )
 
 
 def test_the_bandwidth_that_hides_what_waits_for_a_full_port():
     plan = case("pipedream", [[0], [1]], None, [8, 0], topology=flat(2, 1e8))
     finding = found(plan)["transfers"]
-    assert finding.change == '--bandwidth all="130 MB/s"'  # 10 ms a message at 100 MB/s, and a stage takes 9 ms
+    # 10 ms a message at 100 MB/s, and a stage takes 9 ms
+    assert finding.change == '--bandwidth all="130 MB/s"'
     better = restated(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
     assert not {"transfers", "port"} & found(better).keys()
 
@@ -127,14 +165,28 @@ def test_a_port_that_has_little_left(share, has):
 
 @pytest.mark.parametrize("exchange_s, has", [(2.1e-3, True), (1.8e-3, False)])
 def test_an_all_reduce_that_is_waited_for(exchange_s, has):
-    findings = found(case(ranks=[[0, 1]], microbatches=8, topology=flat(2, 1e9), parameter_bytes=round(exchange_s * 1e9)))
+    findings = found(
+        case(
+            ranks=[[0, 1]],
+            microbatches=8,
+            topology=flat(2, 1e9),
+            parameter_bytes=round(exchange_s * 1e9),
+        )
+    )
     assert ("all-reduce" in findings) == has
     if has:
         assert findings["all-reduce"].change == "--microbatches 16: one exchange for twice the work"
 
 
 def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
-    plan = case("pipedream", [[0, 1]], None, topology=flat(2, 1e9), parameter_bytes=10**6, allreduce="blocking")
+    plan = case(
+        "pipedream",
+        [[0, 1]],
+        None,
+        topology=flat(2, 1e9),
+        parameter_bytes=10**6,
+        allreduce="blocking",
+    )
     assert found(plan)["all-reduce"].change.startswith("--allreduce overlap")
     assert "all-reduce" not in found(restated(plan, allreduce="overlap"))
 
@@ -152,7 +204,9 @@ def test_memory():
 
 
 def test_more_stages_where_everything_is_recomputed():
-    assert found(case("zb-h1", topology=FAST, recompute=True), 1)["memory"].change.startswith("partopt plan with more --stages")
+    assert found(case("zb-h1", topology=FAST, recompute=True), 1)["memory"].change.startswith(
+        "partopt plan with more --stages"
+    )
 
 
 def test_microbatches_that_do_not_settle():
@@ -167,7 +221,9 @@ def test_too_few_in_flight(warmups, has):
     findings = found(case("pipedream", STRAIGHT, None, warmups, topology=FAST))
     assert ("in-flight" in findings) == has
     if has:
-        assert findings["in-flight"].change == "--warmup +1: one microbatch more in flight on each device, 4 instead of 3 on the first"
+        assert findings["in-flight"].change == (
+            "--warmup +1: one microbatch more in flight on each device, 4 instead of 3 on the first"
+        )
 
 
 @pytest.mark.parametrize("microbatches, has", [(97, True), (98, False)])
@@ -178,8 +234,20 @@ def test_a_schedule_with_a_smaller_bubble(microbatches, has):
 @pytest.mark.parametrize(
     "schedule, text",
     [
-        ("gpipe", "gpipe takes 10.72 ms a microbatch; the same stages take under zb-h1 9.59 ms and 8 MB a device"),
-        ("naive", "naive takes 36.04 ms a microbatch; the same stages take under 1f1b 10.72 ms and 6 MB a device"),
+        (
+            "gpipe",
+            (
+                "gpipe takes 10.72 ms a microbatch; the same stages take under zb-h1 9.59 "
+                "ms and 8 MB a device"
+            ),
+        ),
+        (
+            "naive",
+            (
+                "naive takes 36.04 ms a microbatch; the same stages take under 1f1b 10.72 "
+                "ms and 6 MB a device"
+            ),
+        ),
     ],
 )
 def test_another_schedule_is_executed_and_told_with_what_it_takes(schedule, text):
@@ -189,7 +257,8 @@ def test_another_schedule_is_executed_and_told_with_what_it_takes(schedule, text
 def test_interleaving_is_for_models_with_two_layers_a_device():
     plan = case(topology=FAST)
     stages = [
-        msgspec.structs.replace(stage, start=2 * s, stop=2 * s + 2, modules=[f"{s}a", f"{s}b"]) for s, stage in enumerate(plan.stages)
+        msgspec.structs.replace(stage, start=2 * s, stop=2 * s + 2, modules=[f"{s}a", f"{s}b"])
+        for s, stage in enumerate(plan.stages)
     ]
     finding = found(msgspec.structs.replace(plan, stages=stages))["chunks"]
     assert finding.change == "partopt plan --schedule interleaved --chunks 2"

@@ -19,7 +19,11 @@ def outcome(run, case):
         timeline = run(case.order, case.work)
     except PartoptError as error:
         return str(error)
-    parts = {"timeline": timeline, "transfers": timeline.transfers, "collectives": timeline.collectives}
+    parts = {
+        "timeline": timeline,
+        "transfers": timeline.transfers,
+        "collectives": timeline.collectives,
+    }
     return {
         f"{name}.{field.name}": getattr(part, field.name)
         for name, part in parts.items()
@@ -61,4 +65,14 @@ def test_both_deadlock_alike():
 def test_longer_runs_are_the_same_too(replicas):
     for blocking in (False, True):
         for serial in (False, True):
-            assert_same(case("pipedream", consecutive(replicas), 150, cut=0.3, gradient=0.7, serial=serial, blocking=blocking))
+            assert_same(
+                case(
+                    "pipedream",
+                    consecutive(replicas),
+                    150,
+                    cut=0.3,
+                    gradient=0.7,
+                    serial=serial,
+                    blocking=blocking,
+                )
+            )

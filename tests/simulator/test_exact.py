@@ -68,12 +68,18 @@ def test_an_asynchronous_pipeline_of_equal_stages_is_never_idle(name, P):
 @pytest.mark.parametrize("P, M", [(2, 4), (4, 8), (4, 16)])
 def test_share_of_the_bubble(P, M):
     for name in ("gpipe", "1f1b"):
-        assert simulation_of(made(name, P, M)).bubble == pytest.approx((P - 1) / (M + P - 1), rel=1e-12)
-    assert simulation_of(made("interleaved", P, M)).bubble == pytest.approx((P - 1) / (3 * M + P - 1), rel=1e-12)
+        assert simulation_of(made(name, P, M)).bubble == pytest.approx(
+            (P - 1) / (M + P - 1), rel=1e-12
+        )
+    assert simulation_of(made("interleaved", P, M)).bubble == pytest.approx(
+        (P - 1) / (3 * M + P - 1), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("P, M", [(2, 4), (3, 6), (4, 16)])
 @pytest.mark.parametrize("latency", [0.25, 0.5])
 def test_gpipe_pays_for_latency_once_each_way(P, M, latency):
-    found = simulation_of(plan_of([1] * P, schedule="gpipe", microbatches=M, topology=flat(P, 1.0, latency)))
+    found = simulation_of(
+        plan_of([1] * P, schedule="gpipe", microbatches=M, topology=flat(P, 1.0, latency))
+    )
     assert found.makespan_s == 3 * (M + P - 1) + 2 * latency * (P - 1)

@@ -37,12 +37,18 @@ def everywhere(examples=150, **fixed):
 
 
 def ended_at(case, timeline, kinds):
-    """When each of the actions of `kinds` ended, by stage and microbatch; with the exchange that a backward waits for."""
+    """When each of the actions of `kinds` ended, by stage and microbatch; with the exchange that a
+    backward waits for.
+    """
     times = {}
     order = case.order
     for place in np.flatnonzero(np.isin(order.kind, kinds)):
         last = place
-        follows = place + 1 < len(order.kind) and order.kind[place + 1] == A and order.stage[place + 1] == order.stage[place]
+        follows = (
+            place + 1 < len(order.kind)
+            and order.kind[place + 1] == A
+            and order.stage[place + 1] == order.stage[place]
+        )
         if case.work.blocking and follows:
             last = place + 1
         times[int(order.stage[place]), int(order.microbatch[place])] = timeline.end[last]
@@ -51,10 +57,15 @@ def ended_at(case, timeline, kinds):
 
 def wire_s(case, transfers):
     """Seconds on the wire and of latency of every transfer."""
-    levels = [case.work.topology.common_level(int(a), int(b)) for a, b in zip(transfers.source, transfers.destination, strict=True)]
+    levels = [
+        case.work.topology.common_level(int(a), int(b))
+        for a, b in zip(transfers.source, transfers.destination, strict=True)
+    ]
     sizes = case.work.cut_bytes[np.where(transfers.kind == F, transfers.stage + 1, transfers.stage)]
     found = [case.work.topology.levels[k - 1] for k in levels]
-    rates, latencies = ([getattr(level, what) for level in found] for what in ("bandwidth_bytes_per_s", "latency_s"))
+    rates, latencies = (
+        [getattr(level, what) for level in found] for what in ("bandwidth_bytes_per_s", "latency_s")
+    )
     return sizes / np.array(rates), np.array(latencies), np.array(levels, dtype=int)
 
 
@@ -72,22 +83,32 @@ def test_a_device_does_one_thing_after_the_other_for_as_long_as_each_takes(case)
             assert timeline.start[slot[0]] >= now
             now = timeline.end[slot[0]]
             if order.kind[slot[0]] != A:
-                seconds = sum(case.work.seconds[order.kind[place], order.stage[place]] for place in slot)
+                seconds = sum(
+                    case.work.seconds[order.kind[place], order.stage[place]] for place in slot
+                )
                 assert now == timeline.start[slot[0]] + seconds
 
 
 @everywhere()
 def test_nothing_begins_before_its_input_has_arrived(case):
-    """An input made on the same rank is there when it is made; on the last stage a backward needs its own forward."""
+    """An input made on the same rank is there when it is made; on the last stage a backward needs
+    its own forward.
+    """
     timeline, order, sent, S = ran(case), case.order, None, len(case.work.ranks)
     sent = timeline.transfers
     arrived = {
         (kind == F, stage + (1 if kind == F else -1), microbatch): end
-        for kind, stage, microbatch, end in zip(*(x.tolist() for x in (sent.kind, sent.stage, sent.microbatch, sent.end)), strict=True)
+        for kind, stage, microbatch, end in zip(
+            *(x.tolist() for x in (sent.kind, sent.stage, sent.microbatch, sent.end)), strict=True
+        )
     }
     made = {True: ended_at(case, timeline, [F]), False: ended_at(case, timeline, [B, I])}
     for place in np.flatnonzero(np.isin(order.kind, (F, B, I))):
-        forward, s, m = bool(order.kind[place] == F), int(order.stage[place]), int(order.microbatch[place])
+        forward, s, m = (
+            bool(order.kind[place] == F),
+            int(order.stage[place]),
+            int(order.microbatch[place]),
+        )
         source = s + (-1 if forward else 1)
         if 0 <= source < S:
             needed = arrived.get((forward, s, m), made[forward][source, m])
@@ -95,18 +116,24 @@ def test_nothing_begins_before_its_input_has_arrived(case):
         elif not forward:
             assert timeline.start[place] >= made[True][s, m]
         if order.kind[place] == I:
-            weights = np.flatnonzero((order.kind == W) & (order.stage == s) & (order.microbatch == m))
+            weights = np.flatnonzero(
+                (order.kind == W) & (order.stage == s) & (order.microbatch == m)
+            )
             assert timeline.start[weights[0]] >= timeline.end[place]
 
 
 @everywhere()
-def test_a_transfer_begins_after_what_it_carries_was_made_and_takes_its_bytes_over_the_bandwidth_and_the_latency(case):
+def test_a_transfer_begins_after_what_it_carries_was_made_and_takes_its_bytes_over_the_bandwidth_and_the_latency(
+    case,
+):
     timeline = ran(case)
     sent = timeline.transfers
     wire, latency, _ = wire_s(case, sent)
     assert np.array_equal(sent.start + wire + latency, sent.end)
     made = ended_at(case, timeline, [F]), ended_at(case, timeline, [B, I])
-    for kind, stage, microbatch, start in zip(sent.kind.tolist(), sent.stage.tolist(), sent.microbatch.tolist(), sent.start, strict=True):
+    for kind, stage, microbatch, start in zip(
+        sent.kind.tolist(), sent.stage.tolist(), sent.microbatch.tolist(), sent.start, strict=True
+    ):
         assert start >= made[kind != F][stage, microbatch]
 
 
@@ -116,7 +143,9 @@ def test_every_microbatch_crosses_every_cut_between_two_devices_once_each_way(ca
     sent, ranks = timeline.transfers, case.work.ranks
     G = int(case.order.microbatch[case.order.kind == F].max()) + 1
     for s in range(len(ranks) - 1):
-        pairs = [(ranks[s][m % len(ranks[s])], ranks[s + 1][m % len(ranks[s + 1])]) for m in range(G)]
+        pairs = [
+            (ranks[s][m % len(ranks[s])], ranks[s + 1][m % len(ranks[s + 1])]) for m in range(G)
+        ]
         across = {m: pair for m, pair in enumerate(pairs) if pair[0] != pair[1]}
         for kind, stage, reverse in ((F, s, False), (B, s + 1, True)):
             chosen = (sent.kind == kind) & (sent.stage == stage)
@@ -141,16 +170,25 @@ def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
 
 
 @everywhere(examples=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
-def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the_ring_takes_and_what_transfers_take_of_its_ports(case):
+def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the_ring_takes_and_what_transfers_take_of_its_ports(
+    case,
+):
     timeline = ran(case)
     order, done = case.order, timeline.collectives
     came = {}
     for place in np.flatnonzero(order.kind == A):
-        came.setdefault((int(order.stage[place]), int(order.microbatch[place])), []).append(timeline.start[place])
+        came.setdefault((int(order.stage[place]), int(order.microbatch[place])), []).append(
+            timeline.start[place]
+        )
     assert sorted(came) == list(zip(done.stage.tolist(), done.round.tolist(), strict=True))
-    for stage, number, start, end in zip(done.stage.tolist(), done.round.tolist(), done.start, done.end, strict=True):
+    for stage, number, start, end in zip(
+        done.stage.tolist(), done.round.tolist(), done.start, done.end, strict=True
+    ):
         ranks = case.work.ranks[stage]
-        alone = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology) + case.work.tied_s[stage]
+        alone = (
+            allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology)
+            + case.work.tied_s[stage]
+        )
         assert start >= max(came[stage, number])
         assert end - start >= alone - CLOSE
         if not len(timeline.transfers.start):
@@ -168,7 +206,9 @@ def test_all_reduces_that_share_a_port_do_not_overlap(case):
     for first in range(len(done.start)):
         for second in range(first):
             if rings[done.stage[first]] & rings[done.stage[second]]:
-                apart = done.start[first] >= done.end[second] or done.start[second] >= done.end[first]
+                apart = (
+                    done.start[first] >= done.end[second] or done.start[second] >= done.end[first]
+                )
                 assert apart
 
 
@@ -182,7 +222,11 @@ def test_serial_devices_are_idle_while_their_messages_are_on_the_wire(case):
         first = ~np.concatenate([[False], order.joined[:-1]])[acting]
         spans = [(timeline.start[place], timeline.end[place]) for place in acting[first]]
         mine = (sent.source == rank) | (sent.destination == rank)
-        spans += [(start, end) for start, end in zip(sent.start[mine], sent.end[mine], strict=True) if end > start]
+        spans += [
+            (start, end)
+            for start, end in zip(sent.start[mine], sent.end[mine], strict=True)
+            if end > start
+        ]
         spans.sort()
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
@@ -209,16 +253,22 @@ def test_costs_twice_as_large_take_exactly_twice_as_long(case):
 
 @everywhere(examples=200)
 def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
-    """Transfers go over its links and all-reduces over all of them: together they take no more than all that passed."""
+    """Transfers go over its links and all-reduces over all of them: together they take no more than
+    all that passed.
+    """
     timeline, ports = ran(case), ports_of(case.work.topology)
     sent, done = timeline.transfers, timeline.collectives
     busy = np.zeros(ports.count)
     wire, _, levels = wire_s(case, sent)
-    for source, destination, k, seconds in zip(sent.source.tolist(), sent.destination.tolist(), levels.tolist(), wire, strict=True):
+    for source, destination, k, seconds in zip(
+        sent.source.tolist(), sent.destination.tolist(), levels.tolist(), wire, strict=True
+    ):
         for port in {ports.of(source, k)[0], ports.of(destination, k)[1]}:
             busy[port] += seconds / ports.lanes[k - 1]
     for stage in done.stage.tolist():
-        loads = ring_loads(float(case.work.gradient_bytes[stage]), case.work.ranks[stage], case.work.topology)
+        loads = ring_loads(
+            float(case.work.gradient_bytes[stage]), case.work.ranks[stage], case.work.topology
+        )
         for port, k in ports.of_ring(case.work.ranks[stage]):
             busy[port] += loads[k]
     assert busy.max(initial=0.0) <= float(timeline.makespan) + CLOSE

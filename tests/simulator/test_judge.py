@@ -2,21 +2,31 @@
 
 import pytest
 
-from partopt import planners, profile, shipped, topology
+from partopt import planners
 from partopt.cost.problem import problem_of
+from partopt.documents import shipped
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
 from partopt.simulator import judged, simulation_of
 from tests.helpers import chain_profile, flat
 
-PROFILE = profile.load(shipped.find("gpt.cpu.float32", "profiles"))
-CLUSTER = topology.load(shipped.find("v100-pcie", "topologies"), 1)
+PROFILE = Profile.load(shipped.find("gpt.cpu.float32", "profiles"))
+CLUSTER = Topology.load(shipped.find("v100-pcie", "topologies"), 1)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_its_memory_is_that_of_the_fullest_rank_its_period_and_bubble_those_of_the_run(name, recompute):
+def test_its_memory_is_that_of_the_fullest_rank_its_period_and_bubble_those_of_the_run(
+    name, recompute
+):
     M = None if SCHEDULES[name].asynchronous else 16
-    plan = judged(planners.plan("gpipe", problem_of(PROFILE, CLUSTER, schedule=name, microbatches=M, recompute=recompute)))
+    plan = judged(
+        planners.plan(
+            "gpipe",
+            problem_of(PROFILE, CLUSTER, schedule=name, microbatches=M, recompute=recompute),
+        )
+    )
     simulation = simulation_of(plan)
     assert plan.peak_memory_bytes == simulation.peak_memory_bytes.max()
     assert plan.predicted.period_s == pytest.approx(simulation.period_s, rel=1e-12)
@@ -31,7 +41,9 @@ def bound_by(bytes_between: int, latency: float = 0.0) -> str:
 
 
 def test_what_binds_is_what_is_always_busy():
-    """Each message of 10 MB takes 10 ms, and the middle device sends two of them for each microbatch through its one port out."""
+    """Each message of 10 MB takes 10 ms, and the middle device sends two of them for each
+    microbatch through its one port out.
+    """
     assert bound_by(0).startswith("compute of stage")
     assert bound_by(10**7) == "ports of all"
     assert bound_by(0, latency=1e-2) == "microbatches in flight"

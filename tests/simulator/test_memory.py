@@ -6,7 +6,12 @@ from partopt.cost.problem import problem_of
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
 from partopt.simulator.judge import judged
-from partopt.simulator.memory import base_memory_bytes, in_flight_over_time, memory_over_time, peak_memory_bytes
+from partopt.simulator.memory import (
+    base_memory_bytes,
+    in_flight_over_time,
+    memory_over_time,
+    peak_memory_bytes,
+)
 from tests.helpers import flat, uniform_profile
 from tests.report.timelines import example, plan_of, simulated
 
@@ -14,16 +19,25 @@ BASE = 370  # bytes of a stage that are there throughout
 
 
 def order_of(*rows: str) -> Order:
-    """An order of one stage a rank; `&` joins the two actions after it, and microbatches are counted."""
+    """An order of one stage a rank; `&` joins the two actions after it, and microbatches are
+    counted.
+    """
     kinds, joined, numbers, ends = [], [], [], [0]
     for row in rows:
         letters = row.replace("&", "")
         kinds += [KINDS.index(letter) for letter in letters]
         numbers += [letters[:place].count(letter) for place, letter in enumerate(letters)]
-        joined += [row[place - 1 : place] == "&" for place, letter in enumerate(row) if letter != "&"]
+        joined += [
+            row[place - 1 : place] == "&" for place, letter in enumerate(row) if letter != "&"
+        ]
         ends.append(len(kinds))
     stages = np.repeat(np.arange(len(rows)), np.diff(ends))
-    columns = np.array(kinds, np.int8), stages.astype(np.int32), np.array(numbers, np.int32), np.array(joined, np.bool_)
+    columns = (
+        np.array(kinds, np.int8),
+        stages.astype(np.int32),
+        np.array(numbers, np.int32),
+        np.array(joined, np.bool_),
+    )
     return Order(*columns, np.array(ends))
 
 
@@ -34,7 +48,10 @@ def test_in_flight_of_1f1b_goes_up_in_the_warm_up_and_down_at_the_end():
     assert times.tolist() == pytest.approx([0, 0, 1e-3, 6e-3, 6e-3, 9e-3, 12e-3], abs=1e-6)
 
 
-@pytest.mark.parametrize("schedule, peaks", [("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("naive", [1] * 4), ("pipedream", [4, 3, 2, 1])])
+@pytest.mark.parametrize(
+    "schedule, peaks",
+    [("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("naive", [1] * 4), ("pipedream", [4, 3, 2, 1])],
+)
 def test_peaks_are_what_the_papers_say(schedule, peaks):
     plan, timeline = example(schedule, P=4, M=8)
     assert [in_flight_over_time(timeline, rank).values.max() for rank in range(4)] == peaks
@@ -92,9 +109,15 @@ def test_replicas_hold_what_is_theirs():
 
 
 def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
-    """8 microbatches on 3 replicas under gpipe: two of them hold 3, one 2; the formula and the simulation say 3."""
+    """8 microbatches on 3 replicas under gpipe: two of them hold 3, one 2; the formula and the
+    simulation say 3.
+    """
     problem = problem_of(uniform_profile(4), flat(3), schedule="gpipe", microbatches=8)
     plan = planners.plan("data_parallel", problem)
     assert plan.stages[0].in_flight == 3
     assert judged(plan).peak_memory_bytes == plan.peak_memory_bytes
-    assert judged(plan).stages[0].memory.activations_bytes == plan.stages[0].memory.activations_bytes > 0
+    assert (
+        judged(plan).stages[0].memory.activations_bytes
+        == plan.stages[0].memory.activations_bytes
+        > 0
+    )

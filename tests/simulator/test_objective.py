@@ -1,12 +1,15 @@
-"""The simulated steady state beside what a planner minimises, the largest load of any device, ring and side of a cut.
+"""The simulated steady state beside what a planner minimises, the largest load of any device, ring
+and side of a cut.
 
-Under PipeDream's 1F1B-RR every replica of stage s alternates a forward with the backward of the one w_s before it. What waits for what is
-then the same for every microbatch, and with messages that take the same time each and no ports shared, the period is the largest of
+Under PipeDream's 1F1B-RR every replica of stage s alternates a forward with the backward of the one
+w_s before it. What waits for what is then the same for every microbatch, and with messages that
+take the same time each and no ports shared, the period is the largest of
 
     (sum of C_u over s <= u <= t, and 2 x for each cut between)  /  (r_s (w_s + 1) - r_t w_t)        for all stages s <= t
 
-seconds per microbatch: from a forward of stage s down to stage t, and from the backward that follows it there back up to the forward that
-waits for it. With s = t it is C_s / r_s, the load of a device.
+seconds per microbatch: from a forward of stage s down to stage t, and from the backward that
+follows it there back up to the forward that waits for it. With s = t it is C_s / r_s, the load of a
+device.
 """
 
 import math
@@ -27,9 +30,16 @@ from tests.simulator.plans import plan_of, plans
 
 def round_trips_s(plan, message_s=0.0):
     """The formula above."""
-    C, r, w = ([getattr(stage, name) for stage in plan.stages] for name in ("compute_s", "replicas", "warmup"))
+    C, r, w = (
+        [getattr(stage, name) for stage in plan.stages]
+        for name in ("compute_s", "replicas", "warmup")
+    )
     S = len(C)
-    return max((sum(C[s : t + 1]) + 2 * (t - s) * message_s) / (r[s] * (w[s] + 1) - r[t] * w[t]) for s in range(S) for t in range(s, S))
+    return max(
+        (sum(C[s : t + 1]) + 2 * (t - s) * message_s) / (r[s] * (w[s] + 1) - r[t] * w[t])
+        for s in range(S)
+        for t in range(s, S)
+    )
 
 
 def ratio(*arguments, **options):
@@ -39,7 +49,9 @@ def ratio(*arguments, **options):
 
 
 def enough(replicas):
-    """w_s = ceil(r_{s+1} (w_{s+1} + 1) / r_s), from the last stage's 0: then no round trip takes longer than its devices' loads."""
+    """w_s = ceil(r_{s+1} (w_{s+1} + 1) / r_s), from the last stage's 0: then no round trip takes
+    longer than its devices' loads.
+    """
     warmups = [0]
     for r, following in zip(replicas[-2::-1], replicas[:0:-1], strict=True):
         warmups.insert(0, -(-following * (warmups[0] + 1) // r))
@@ -62,27 +74,47 @@ def test_without_messages_the_period_is_that_of_the_longest_round_trip(plan):
 @settings(max_examples=150, deadline=None)
 @given(free)
 def test_without_messages_the_objective_is_exact_where_every_warm_up_reaches_the_next_stage(plan):
-    """PipeDream's warm-up is rounded down at each stage by itself, and may leave a stage less ahead of the next than both compute.
+    """PipeDream's warm-up is rounded down at each stage by itself, and may leave a stage less ahead
+    of the next than both compute.
 
-    1-2-1, balanced: stage 0 has 4 in flight, stage 1 has 2 before its backward; C_0 + C_1 = 9 s for 4 - 2 microbatches: 4.5 s, not 3.
+    1-2-1, balanced: stage 0 has 4 in flight, stage 1 has 2 before its backward; C_0 + C_1 = 9 s for
+    4 - 2 microbatches: 4.5 s, not 3.
     """
     deepened = restated(plan, warmups=enough([stage.replicas for stage in plan.stages]))
     assert simulation_of(deepened).period_s == close(plan.predicted.period_s)
-    if all(stage.warmup >= least.warmup for stage, least in zip(plan.stages, deepened.stages, strict=True)):
+    if all(
+        stage.warmup >= least.warmup
+        for stage, least in zip(plan.stages, deepened.stages, strict=True)
+    ):
         assert simulation_of(plan).period_s == close(plan.predicted.period_s)
 
 
 def test_a_warm_up_that_is_rounded_down_twice_costs_half_as_much_again():
     assert ratio([1, 2, 1]) == close(1.5)
     assert ratio([1, 4, 1]) == close(2.5)
-    assert ratio([2, 1, 1]) == ratio([3, 1]) == ratio([15, 1]) == ratio([3, 2]) == ratio([1, 1, 1, 1]) == close(1.0)
+    assert (
+        ratio([2, 1, 1])
+        == ratio([3, 1])
+        == ratio([15, 1])
+        == ratio([3, 2])
+        == ratio([1, 1, 1, 1])
+        == close(1.0)
+    )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 6), st.lists(st.integers(1, 20), min_size=6, max_size=6), st.sampled_from([0.0, 0.5, 2.0]))
+@given(
+    st.integers(1, 6),
+    st.lists(st.integers(1, 20), min_size=6, max_size=6),
+    st.sampled_from([0.0, 0.5, 2.0]),
+)
 def test_latency_is_part_of_every_round_trip(S, seconds, latency):
-    """Equal stages: 2c(P-1)/P more, 1F1B's; 5 s of compute with 1 s of latency on 4 stages: 5 + 6/4 s. Planners leave latency out."""
-    plan = plan_of([1] * S, [float(each) for each in seconds[:S]], [0.0] * S, topology=flat(S, 1.0, latency))
+    """Equal stages: 2c(P-1)/P more, 1F1B's; 5 s of compute with 1 s of latency on 4 stages: 5 + 6/4
+    s. Planners leave latency out.
+    """
+    plan = plan_of(
+        [1] * S, [float(each) for each in seconds[:S]], [0.0] * S, topology=flat(S, 1.0, latency)
+    )
     assert simulation_of(plan).period_s == close(round_trips_s(plan, latency))
     equal = plan_of([1] * S, topology=flat(S, 1.0, latency))
     assert simulation_of(equal).period_s == close(3.0 + 2 * latency * (S - 1) / S)
@@ -91,10 +123,14 @@ def test_latency_is_part_of_every_round_trip(S, seconds, latency):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(0, 30))
 def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(seconds, size):
-    """Here each message has two ports to itself. 3 s and 3 s of compute, 0.5 s each way: (3 + 3 + 1) / 2 s, not 3."""
+    """Here each message has two ports to itself. 3 s and 3 s of compute, 0.5 s each way: (3 + 3 +
+    1) / 2 s, not 3.
+    """
     f, g = [float(each) for each in seconds[:2]], [float(each) for each in seconds[2:]]
     plan = plan_of([1, 1], f, g, cuts=[size])
-    assert simulation_of(plan).period_s == close(max(plan.predicted.period_s, round_trips_s(plan, float(size))))
+    assert simulation_of(plan).period_s == close(
+        max(plan.predicted.period_s, round_trips_s(plan, float(size)))
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -104,7 +140,9 @@ def test_the_objective_is_exact_for_data_parallelism(plan):
 
 
 def port_loads_s(plan):
-    """Seconds per microbatch for which transfers and rings hold every port, from who sends what to whom."""
+    """Seconds per microbatch for which transfers and rings hold every port, from who sends what to
+    whom.
+    """
     ports, on = ports_of(plan.topology), plan.topology
     load = np.zeros(ports.count)
     G = math.lcm(*(stage.replicas for stage in plan.stages))
@@ -114,7 +152,9 @@ def port_loads_s(plan):
             k = on.common_level(*pair)
             for source, destination in (pair, pair[::-1]):
                 for port in {ports.of(source, k)[0], ports.of(destination, k)[1]}:
-                    load[port] += after.input_bytes / ports.bandwidth[k - 1] / ports.lanes[k - 1] / G
+                    load[port] += (
+                        after.input_bytes / ports.bandwidth[k - 1] / ports.lanes[k - 1] / G
+                    )
     for stage in plan.stages:
         loads = ring_loads(stage.parameter_bytes, stage.ranks, on)
         for port, k in ports.of_ring(stage.ranks):
@@ -130,50 +170,74 @@ def test_nothing_is_faster_than_its_busiest_device_port_or_round_trip_allows(pla
 
 
 @pytest.mark.parametrize(
-    "replicas, factor", [([3, 1], 1.0), ([15, 1], 1.0), ([2, 1, 1], 1.5), ([1, 2], 1.5), ([3, 2], 4 / 3), ([2, 3], 4 / 3)]
+    "replicas, factor",
+    [
+        ([3, 1], 1.0),
+        ([15, 1], 1.0),
+        ([2, 1, 1], 1.5),
+        ([1, 2], 1.5),
+        ([3, 2], 4 / 3),
+        ([2, 3], 4 / 3),
+    ],
 )
 def test_replicas_that_wait_for_each_others_gradients_need_a_deeper_warm_up(replicas, factor):
-    """2-1-1: both replicas of stage 0 wait until the later one has its gradient, and hold 2 microbatches each meanwhile."""
+    """2-1-1: both replicas of stage 0 wait until the later one has its gradient, and hold 2
+    microbatches each meanwhile.
+    """
     assert ratio(replicas, blocking_allreduce=True) == close(factor)
     assert ratio(replicas) == close(1.0)
 
 
 def test_one_more_forward_in_the_warm_up_restores_the_ideal():
     plan = plan_of([2, 1, 1], blocking_allreduce=True)
-    deeper = restated(plan, warmups=[plan.stages[0].warmup + 1, *(stage.warmup for stage in plan.stages[1:])])
+    deeper = restated(
+        plan, warmups=[plan.stages[0].warmup + 1, *(stage.warmup for stage in plan.stages[1:])]
+    )
     assert simulation_of(deeper).period_s == close(3.0)
 
 
 def test_both_cuts_of_a_stage_share_its_ports():
-    """Stage 1 receives 1 s of activations and 1 s of gradients for each microbatch; the objective takes the larger, not the sum."""
+    """Stage 1 receives 1 s of activations and 1 s of gradients for each microbatch; the objective
+    takes the larger, not the sum.
+    """
     assert ratio([1, 1, 1], [0.1] * 3, [0.1] * 3, cuts=[1, 1]) == close(2.0)
 
 
 def test_an_all_reduce_and_transfers_share_a_port():
-    """Two replicas send 4 s of messages and 8 s of gradients out of each port per 2 microbatches: 6 s, where the larger is 4 s."""
-    plan = plan_of([2, 1], [1.0, 1.0], [0.0, 0.0], cuts=[4], weights=[8, 0], topology=flat(3, 1.0, links=1))
+    """Two replicas send 4 s of messages and 8 s of gradients out of each port per 2 microbatches: 6
+    s, where the larger is 4 s.
+    """
+    plan = plan_of(
+        [2, 1], [1.0, 1.0], [0.0, 0.0], cuts=[4], weights=[8, 0], topology=flat(3, 1.0, links=1)
+    )
     assert plan.predicted.period_s == 4.0
     assert port_loads_s(plan).max() == 6.0
     assert simulation_of(plan).period_s >= 6.0
 
 
 def test_stages_replicated_over_the_same_servers_share_their_ports():
-    """Two stages on a device of each of two servers: both rings leave by the servers' ports, 9 s each a round of two microbatches.
+    """Two stages on a device of each of two servers: both rings leave by the servers' ports, 9 s
+    each a round of two microbatches.
 
     Each alone would take 4.5 s per microbatch, as the planner has it.
     """
-    plan = plan_of([2, 2], [1.0, 1.0], [0.0, 0.0], weights=[9, 9], topology=two_level(2, 2, 1e9, 1.0))
-    nested = replace(plan, stages=[replace(stage, ranks=[s, s + 2]) for s, stage in enumerate(plan.stages)])
+    plan = plan_of(
+        [2, 2], [1.0, 1.0], [0.0, 0.0], weights=[9, 9], topology=two_level(2, 2, 1e9, 1.0)
+    )
+    nested = replace(
+        plan, stages=[replace(stage, ranks=[s, s + 2]) for s, stage in enumerate(plan.stages)]
+    )
     nested = restated(nested)
     assert [stage.allreduce_s for stage in nested.stages] == [9.0, 9.0]
     assert simulation_of(nested).period_s == close(9.0)
 
 
 def test_the_sides_of_an_uneven_cut_miss_the_port_that_all_messages_pass():
-    """15-1 on four servers of four, 10 s a message between servers: 12 of 15 enter and leave the last server, 8 s for each microbatch.
+    """15-1 on four servers of four, 10 s a message between servers: 12 of 15 enter and leave the
+    last server, 8 s for each microbatch.
 
-    The objective shares them out among the four servers of the first stage, 2.5 s; the last device's own side sees its neighbour alone,
-    which is in its server.
+    The objective shares them out among the four servers of the first stage, 2.5 s; the last
+    device's own side sees its neighbour alone, which is in its server.
     """
     plan = plan_of([15, 1], [0.0, 0.0], [15.0, 1.0], cuts=[10], topology=two_level(4, 4, 1e9, 1.0))
     assert plan.predicted.period_s == 2.5
@@ -182,8 +246,12 @@ def test_the_sides_of_an_uneven_cut_miss_the_port_that_all_messages_pass():
 
 
 def test_the_side_of_a_stage_that_ends_inside_a_server_counts_messages_that_stay_there():
-    """3-1 on two servers of two: one message of three stays in the second server, and 6 s of 9 are spent between servers."""
-    plan = plan_of([3, 1], [0.0, 0.0], [3.0, 1.0], cuts=[9], topology=two_level(2, 2, 1e9, 1.0, outer_bus=True))
+    """3-1 on two servers of two: one message of three stays in the second server, and 6 s of 9 are
+    spent between servers.
+    """
+    plan = plan_of(
+        [3, 1], [0.0, 0.0], [3.0, 1.0], cuts=[9], topology=two_level(2, 2, 1e9, 1.0, outer_bus=True)
+    )
     assert plan.predicted.period_s == 18.0
     assert port_loads_s(plan).max() == close(12.0)
     assert simulation_of(plan).period_s < 18.0

@@ -31,13 +31,19 @@ def made(name, replicas, recompute):
     st.lists(st.integers(1, 3), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_a_restated_plan_holds_and_costs_what_one_made_for_that_schedule_does(before, after, replicas, recompute):
+def test_a_restated_plan_holds_and_costs_what_one_made_for_that_schedule_does(
+    before, after, replicas, recompute
+):
     if not (SCHEDULES[before].uneven and SCHEDULES[after].uneven):
         replicas = replicas[:1] * len(replicas)
     found = restated(made(before, replicas, recompute), after, 12)
     made_for_it = made(after, replicas, recompute)
     assert found.stages == made_for_it.stages
-    assert (found.schedule, found.microbatches, found.noam) == (made_for_it.schedule, made_for_it.microbatches, made_for_it.noam)
+    assert (found.schedule, found.microbatches, found.noam) == (
+        made_for_it.schedule,
+        made_for_it.microbatches,
+        made_for_it.noam,
+    )
 
 
 @pytest.mark.parametrize("name", CHUNKED)
@@ -50,14 +56,19 @@ def test_the_stages_of_a_rank_together_need_what_it_holds_at_its_fullest(name, P
         for M in tried:
             plan = chunked(name, P, v, M * d, d)
             order = simulation_of(plan).order
-            held = [sum(plan.stages[s].memory.total_bytes for s in stages) for _, stages in sorted(plan.stages_by_rank().items())]
+            held = [
+                sum(plan.stages[s].memory.total_bytes for s in stages)
+                for _, stages in sorted(plan.stages_by_rank().items())
+            ]
             assert held == peak_memory_bytes(order, plan).tolist(), (v, M)
 
 
 def test_another_topology_changes_the_all_reduces_and_nothing_else():
     plan = made("1f1b", [2, 1], False)
     slower = restated(plan, topology=flat(3, 0.5))
-    assert [stage.allreduce_s for stage in slower.stages] == [2 * stage.allreduce_s for stage in plan.stages]
+    assert [stage.allreduce_s for stage in slower.stages] == [
+        2 * stage.allreduce_s for stage in plan.stages
+    ]
     assert [stage.memory for stage in slower.stages] == [stage.memory for stage in plan.stages]
 
 
@@ -68,5 +79,8 @@ def test_a_synchronous_schedule_needs_a_number_of_microbatches():
 
 def test_a_deeper_warm_up_holds_as_many_more():
     plan = restated(made("pipedream", [1, 1], False), warmups=[5, 0])
-    assert [(stage.warmup, stage.in_flight, stage.weight_versions) for stage in plan.stages] == [(5, 6, 6), (0, 1, 1)]
+    assert [(stage.warmup, stage.in_flight, stage.weight_versions) for stage in plan.stages] == [
+        (5, 6, 6),
+        (0, 1, 1),
+    ]
     assert simulation_of(plan).peak_in_flight.tolist() == [6, 1]

@@ -1,4 +1,6 @@
-"""The steady state of asynchronous schedules: found, not taken for one too early, and reported where there is none yet."""
+"""The steady state of asynchronous schedules: found, not taken for one too early, and reported
+where there is none yet.
+"""
 
 import numpy as np
 import pytest
@@ -37,19 +39,25 @@ def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):
     assert found.period_s == pytest.approx(longer.period_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("replicas", [[1], [4], [3, 1], [15, 1], [2, 1, 1], [1, 2], [3, 2], [2, 3], [1, 2, 3, 4], [5, 7]])
+@pytest.mark.parametrize(
+    "replicas", [[1], [4], [3, 1], [15, 1], [2, 1, 1], [1, 2], [3, 2], [2, 3], [1, 2, 3, 4], [5, 7]]
+)
 @pytest.mark.parametrize("blocking", [False, True])
 def test_balanced_plans_settle_and_a_cycle_is_a_number_of_whole_rounds(replicas, blocking):
     found = simulation_of(plan_of(replicas, blocking_allreduce=blocking))
     assert found.steady.settled
     assert found.steady.microbatches % np.lcm.reduce(replicas) == 0
-    assert found.end_s - found.start_s == pytest.approx(found.steady.microbatches * found.period_s, rel=1e-12)
+    assert found.end_s - found.start_s == pytest.approx(
+        found.steady.microbatches * found.period_s, rel=1e-12
+    )
 
 
 def test_computations_that_repeat_while_all_reduces_fall_behind_are_not_a_steady_state():
-    """The first stage sends a microbatch every 14 s, a round of the second stage's two replicas every 28 s; its all-reduce takes 29 s.
+    """The first stage sends a microbatch every 14 s, a round of the second stage's two replicas
+    every 28 s; its all-reduce takes 29 s.
 
-    The replicas compute for 2 s of the 14, so that for some twenty rounds nobody waits for an all-reduce; then everybody does.
+    The replicas compute for 2 s of the 14, so that for some twenty rounds nobody waits for an
+    all-reduce; then everybody does.
     """
     plan = plan_of([1, 2], [5.0, 1.0], [9.0, 1.0], weights=[0, 29])
     early = forwards(simulation_of(plan, 40))
@@ -81,7 +89,9 @@ def test_too_few_microbatches_do_not_settle(microbatches):
 def test_the_period_does_not_depend_on_how_many_microbatches_are_simulated(plan):
     found = simulation_of(plan)
     for more in (1, 7, 23):
-        assert simulation_of(plan, 2 * found.microbatches + more).period_s == pytest.approx(found.period_s, rel=1e-9)
+        assert simulation_of(plan, 2 * found.microbatches + more).period_s == pytest.approx(
+            found.period_s, rel=1e-9
+        )
 
 
 def test_where_time_goes_in_a_cycle_is_the_same_in_every_cycle():

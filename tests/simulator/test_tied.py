@@ -1,12 +1,14 @@
-"""The exchange of the gradients of tied parameters, as plans are charged for it and as they are executed.
+"""The exchange of the gradients of tied parameters, as plans are charged for it and as they are
+executed.
 
-Two holders of 40 bytes, over links of 10 bytes/s with 0.5 s of latency: 4 s and two steps, 5 s. Stages take 1 s forward, 2 s backward.
+Two holders of 40 bytes, over links of 10 bytes/s with 0.5 s of latency: 4 s and two steps, 5 s.
+Stages take 1 s forward, 2 s backward.
 """
 
 import pytest
 from msgspec.structs import replace
 
-from partopt.plan import Flow, find_faults
+from partopt.documents.plan import Flow
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import simulation_of
 from partopt.simulator.advice import findings
@@ -21,7 +23,9 @@ APART, TIED = {"topology": flat(4, 10.0, 0.5)}, {"topology": LINKS, "tied": ((0,
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zb-h1"])
 def test_an_iteration_takes_longer_by_the_exchange(schedule):
     """Stage 0 ends last: nothing hides what comes after its last backward."""
-    without, plan = (plan_of([1, 1], schedule=schedule, microbatches=4, **options) for options in (APART, TIED))
+    without, plan = (
+        plan_of([1, 1], schedule=schedule, microbatches=4, **options) for options in (APART, TIED)
+    )
     assert plan.predicted.iteration_s == without.predicted.iteration_s + 5
     assert simulation_of(plan).makespan_s == simulation_of(without).makespan_s + 5
 
@@ -31,15 +35,20 @@ def test_replicas_exchange_after_their_all_reduce():
     plan = plan_of([2, 2], schedule="1f1b", microbatches=4, **TIED)
     assert [(stage.allreduce_s, stage.tied_exchange_s) for stage in plan.stages] == [(5, 5), (5, 5)]
     without = plan_of([2, 2], schedule="1f1b", microbatches=4, **APART)
-    assert simulation_of(plan).makespan_s == simulation_of(without).makespan_s - 1 + 10  # the ring has its latency without any bytes too
+    # the ring has its latency without any bytes too
+    assert simulation_of(plan).makespan_s == simulation_of(without).makespan_s - 1 + 10
 
 
 def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_compute():
-    """3 s of compute: with the exchange beside it 5 s a microbatch; within the backward two take 2 (3 + 5) s and a round trip."""
+    """3 s of compute: with the exchange beside it 5 s a microbatch; within the backward two take 2
+    (3 + 5) s and a round trip.
+    """
     plan = plan_of([1, 1], **TIED)
     assert plan.predicted.period_s == simulation_of(plan).period_s == 5
     assert plan.predicted.bound_by == "all-reduce of stage 0"
-    assert simulation_of(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
+    assert (
+        simulation_of(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
+    )
 
 
 def test_who_waits_for_the_exchange_is_told_what_would_end_it():
@@ -57,14 +66,26 @@ def test_stages_between_the_tied_ones_exchange_nothing():
 
 def test_a_plan_says_which_exchanges_to_make():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4, **TIED)
-    shared = {"kind": "tied", "holders": 2, "parameters": ["tied"], "bytes": 40, "per": "iteration", "level": "all"}
-    assert [flow for flow in plan.communication if flow.kind == "tied"] == [Flow(stage=s, **shared) for s in (0, 1)]
-    assert list(find_faults(plan)) == []
+    shared = {
+        "kind": "tied",
+        "holders": 2,
+        "parameters": ["tied"],
+        "bytes": 40,
+        "per": "iteration",
+        "level": "all",
+    }
+    assert [flow for flow in plan.communication if flow.kind == "tied"] == [
+        Flow(stage=s, **shared) for s in (0, 1)
+    ]
+    assert list(plan.faults()) == []
 
 
 def test_on_another_network_the_exchange_takes_another_time():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4, **TIED)
-    assert [stage.tied_exchange_s for stage in restated(plan, topology=flat(4, 20.0)).stages] == [2, 2]
+    assert [stage.tied_exchange_s for stage in restated(plan, topology=flat(4, 20.0)).stages] == [
+        2,
+        2,
+    ]
     assert restated(plan).stages == plan.stages
 
 

@@ -1,4 +1,6 @@
-"""The profile: what one device measured of a model, layer by layer, at one or more microbatch sizes (`partopt.profile/1`)."""
+"""The profile: what one device measured of a model, layer by layer, at one or more microbatch sizes
+(`partopt.profile/1`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from partopt import documents
+from partopt.documents import shipped
 from partopt.errors import PartoptError, did_you_mean
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
@@ -24,7 +27,9 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Which model was measured: its name, where it was loaded from, and the arguments it was built with."""
+    """Which model was measured: its name, where it was loaded from, and the arguments it was built
+    with.
+    """
 
     name: str
     entry: str = ""
@@ -49,14 +54,19 @@ class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A parameter that several layers use: a stage that holds more than one of them keeps it once."""
+    """A parameter that several layers use: a stage that holds more than one of them keeps it
+    once.
+    """
 
     name: str
     bytes: Bytes
 
 
 class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """One unit of planning: a module and which of its calls this is. `parameter_bytes` includes the shared parameters."""
+    """One unit of planning: a module and which of its calls this is.
+
+    `parameter_bytes` includes the shared parameters.
+    """
 
     name: str
     call: Index = 0
@@ -66,9 +76,11 @@ class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the input-gradient part of the backward.
+    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the
+    input-gradient part of the backward.
 
-    `forward_flops` counts the floating-point operations of the matrix products and convolutions of the forward.
+    `forward_flops` counts the floating-point operations of the matrix products and convolutions of
+    the forward.
     """
 
     forward_s: LayerSeconds
@@ -81,7 +93,9 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
 
 
 class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A tensor that one layer produces and later layers consume: it is carried through every cut between them."""
+    """A tensor that one layer produces and later layers consume: it is carried through every cut
+    between them.
+    """
 
     producer: Index
     consumers: Annotated[list[Index], msgspec.Meta(min_length=1)]
@@ -89,14 +103,19 @@ class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of them pays for it once."""
+    """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of
+    them pays for it once.
+    """
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]
     bytes: Bytes
 
 
 class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything measured at one microbatch size. A size that ran out of memory has `out_of_memory` and no layers."""
+    """Everything measured at one microbatch size.
+
+    A size that ran out of memory has `out_of_memory` and no layers.
+    """
 
     microbatch_size: Count
     out_of_memory: bool = False
@@ -111,7 +130,7 @@ class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     stash_groups: list[StashGroup] = []
 
 
-class Profile(documents.Part, frozen=True, kw_only=True):
+class Profile(documents.Document, frozen=True, kw_only=True):
     """A profile: N layers, and for each microbatch size N measurements of them."""
 
     schema: str = "partopt.profile/1"
@@ -122,46 +141,63 @@ class Profile(documents.Part, frozen=True, kw_only=True):
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
 
+    @classmethod
+    def load(cls, path: str) -> Profile:
+        """The profile in the file `path`, on standard input (`-`), or of a shipped name.
+
+        Raises PartoptError with every fault found.
+        """
+        return super().load(shipped.find(path, "profiles"))
+
+    def faults(self) -> Iterator[PartoptError]:
+        """What types cannot say and is wrong."""
+        yield from _faults(self)
+
     def measured(self) -> list[Measurement]:
         """The measurements that did not run out of memory, by ascending microbatch size."""
         return [measurement for measurement in self.measurements if not measurement.out_of_memory]
 
     def parameter_bytes(self) -> int:
         """Bytes of the model's parameters, shared ones once."""
-        shared = {parameter.name: parameter.bytes for layer in self.layers for parameter in layer.shared_parameters}
-        held = sum(layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters) for layer in self.layers)
+        shared = {
+            parameter.name: parameter.bytes
+            for layer in self.layers
+            for parameter in layer.shared_parameters
+        }
+        held = sum(
+            layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters)
+            for layer in self.layers
+        )
         return held + sum(shared.values())
 
     def sha256(self) -> str:
-        """Hexadecimal digest of the profile's content, whatever the layout of its file; fields left at their defaults do not count."""
+        """Hexadecimal digest of the profile's content, whatever the layout of its file; fields left
+        at their defaults do not count.
+        """
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def load(path: str) -> Profile:
-    """Read and check the profile in the file `path` (`-` is standard input). Raises PartoptError with every fault found."""
-    return documents.load(path, Profile, find_faults)
-
-
-def parse(content: bytes, where: str = "profile") -> Profile:
-    """The profile in `content`; `where` names it in errors."""
-    return documents.parse(content, Profile, find_faults, where)
-
-
-def save(profile: Profile, path: str, force: bool = False) -> None:
-    """Check the profile and write it to `path`, whole or not at all."""
-    documents.save(profile, find_faults, path, force)
-
-
-def find_faults(profile: Profile) -> Iterator[PartoptError]:
-    """What types cannot say: indices in range, sizes ascending, finite numbers, some time to plan with."""
+def _faults(profile: Profile) -> Iterator[PartoptError]:
+    """What types cannot say: indices in range, sizes ascending, finite numbers, some time to plan
+    with.
+    """
     if profile.dtype not in DTYPES:
-        yield PartoptError(f'dtype: "{profile.dtype}" is not a number format that partopt knows', did_you_mean(profile.dtype, DTYPES))
+        yield PartoptError(
+            f'dtype: "{profile.dtype}" is not a number format that partopt knows',
+            did_you_mean(profile.dtype, DTYPES),
+        )
     yield from _layer_faults(profile.layers)
     sizes = [measurement.microbatch_size for measurement in profile.measurements]
     if sizes != sorted(set(sizes)):
-        yield PartoptError(f"measurements: microbatch sizes {sizes} are not ascending", "list each size once, the smallest first")
+        yield PartoptError(
+            f"measurements: microbatch sizes {sizes} are not ascending",
+            "list each size once, the smallest first",
+        )
     if not profile.measured():
-        yield PartoptError("measurements: every microbatch size ran out of memory", "profile a smaller one: --microbatch 1")
+        yield PartoptError(
+            "measurements: every microbatch size ran out of memory",
+            "profile a smaller one: --microbatch 1",
+        )
     for position, measurement in enumerate(profile.measurements):
         for fault in _measurement_faults(measurement, len(profile.layers)):
             yield PartoptError(f"measurements[{position}].{fault.message}", fault.hint)
@@ -172,30 +208,51 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     sizes: dict[str, int] = {}
     for index, layer in enumerate(layers):
         if (layer.name, layer.call) in seen:
-            yield PartoptError(f'layers[{index}]: "{layer.name}" call {layer.call} is listed twice', "number a module's calls 0, 1, 2")
+            yield PartoptError(
+                f'layers[{index}]: "{layer.name}" call {layer.call} is listed twice',
+                "number a module's calls 0, 1, 2",
+            )
         seen.add((layer.name, layer.call))
         for shared in layer.shared_parameters:
             if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
-                what = f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} before'
-                yield PartoptError(f"layers[{index}].shared_parameters: {what}", "one parameter has one size")
+                what = (
+                    f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} before'
+                )
+                yield PartoptError(
+                    f"layers[{index}].shared_parameters: {what}", "one parameter has one size"
+                )
         if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
-            yield PartoptError(f"layers[{index}].shared_parameters: more bytes than parameter_bytes", "it includes the shared ones")
+            yield PartoptError(
+                f"layers[{index}].shared_parameters: more bytes than parameter_bytes",
+                "it includes the shared ones",
+            )
 
 
 def _measurement_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError]:
     if measurement.out_of_memory:
         if measurement.layers:
-            yield PartoptError("layers: given although the size ran out of memory", "drop the layers or out_of_memory")
+            yield PartoptError(
+                "layers: given although the size ran out of memory",
+                "drop the layers or out_of_memory",
+            )
         return
     if len(measurement.layers) != layers:
-        yield PartoptError(f"layers: {len(measurement.layers)} measurements for {layers} layers", "give one for each layer, in order")
+        yield PartoptError(
+            f"layers: {len(measurement.layers)} measurements for {layers} layers",
+            "give one for each layer, in order",
+        )
         return
     for index, layer in enumerate(measurement.layers):
         if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
-            yield PartoptError(f"layers[{index}].backward_input_s: longer than backward_s, of which it is a part", "measure it anew")
+            yield PartoptError(
+                f"layers[{index}].backward_input_s: longer than backward_s, of which it is a part",
+                "measure it anew",
+            )
     total_s = sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
     if total_s == 0:
-        yield PartoptError("layers: no layer takes any time", "there is nothing to plan with; measure it anew")
+        yield PartoptError(
+            "layers: no layer takes any time", "there is nothing to plan with; measure it anew"
+        )
     yield from _flow_faults(measurement, layers)
 
 
@@ -207,8 +264,11 @@ def _flow_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError
                 yield PartoptError(f"tensors[{index}]: there is no layer {layer}", hint)
         if min(tensor.consumers) <= tensor.producer:
             yield PartoptError(
-                f"tensors[{index}]: consumed by layer {min(tensor.consumers)}, before it is made", "layers are in execution order"
+                f"tensors[{index}]: consumed by layer {min(tensor.consumers)}, before it is made",
+                "layers are in execution order",
             )
     for index, group in enumerate(measurement.stash_groups):
         if max(group.layers) >= layers:
-            yield PartoptError(f"stash_groups[{index}]: there is no layer {max(group.layers)}", hint)
+            yield PartoptError(
+                f"stash_groups[{index}]: there is no layer {max(group.layers)}", hint
+            )

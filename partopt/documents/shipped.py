@@ -12,8 +12,10 @@ _SINGULAR = {"profiles": "profile", "topologies": "topology"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles" or "topologies": in the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
+    """The folder of `kind`, "profiles" or "topologies": in the installed package, or beside it in a
+    checkout.
+    """
+    package = Path(__file__).parent.parent
     installed = package / "shipped" / kind
     return installed if installed.is_dir() else package.parent / kind
 
@@ -25,7 +27,10 @@ def names(kind: str) -> list[str]:
 
 
 def find(given: str, *kinds: str) -> str:
-    """The path of `given`: a file, `-`, or a shipped name of one of `kinds`. Raises PartoptError, with the nearest name, otherwise."""
+    """The path of `given`: a file, `-`, or a shipped name of one of `kinds`.
+
+    Raises PartoptError, with the nearest name, otherwise.
+    """
     if given == "-" or os.path.exists(given):  # noqa: PTH110 (unlike Path.exists it never raises)
         return given
     for kind in kinds:
@@ -33,4 +38,6 @@ def find(given: str, *kinds: str) -> str:
             return str(folder(kind) / f"{given}{_SUFFIXES[kind]}")
     known = [name for kind in kinds for name in names(kind)]
     what = " or ".join(_SINGULAR[kind] for kind in kinds)
-    raise PartoptError(f"{given}: no such file, and no shipped {what} of that name", did_you_mean(given, known))
+    raise PartoptError(
+        f"{given}: no such file, and no shipped {what} of that name", did_you_mean(given, known)
+    )

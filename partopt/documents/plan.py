@@ -1,0 +1,407 @@
+"""The plan: stages, replicas, ranks, microbatches in flight and what they are predicted to cost
+(`partopt.plan/1`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count, Index, Seconds
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+
+Replication = Literal["free", "uniform", "none"]
+Tied = Literal["exchange", "together"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+
+# S stages, s = 0..S-1 in the order of the layers; P devices.
+
+
+class Memory(documents.Part, frozen=True, kw_only=True):
+    """Bytes on each device of a stage."""
+
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    total_bytes: Bytes
+
+
+class Stage(documents.Part, frozen=True, kw_only=True):
+    """Layers `[start, stop)` on `ranks`.
+
+    Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
+
+    `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and the forward once
+    more where activations are recomputed; `backward_weight_s` is the part of the backward that the
+    gradients of the weights take. `allreduce_s` is one all-reduce of the gradients over the ranks,
+    `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
+    step of the optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the
+    stage, per microbatch, and `stash_bytes` are what its backward needs kept.
+    """
+
+    start: Index
+    stop: Count
+    modules: list[str]
+    replicas: Count
+    ranks: list[Index]
+    recompute: bool
+    warmup: Index
+    in_flight: Count
+    weight_versions: Count
+    compute_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    backward_weight_s: Seconds
+    allreduce_s: Seconds
+    tied_exchange_s: Seconds = 0.0
+    optimizer_s: Seconds
+    parameter_bytes: Bytes
+    input_bytes: Bytes
+    output_bytes: Bytes
+    stash_bytes: Bytes
+    memory: Memory
+
+    @property
+    def gradients_s(self) -> float:
+        """Seconds in which gradients are exchanged, over the ranks and with other stages."""
+        return self.allreduce_s + self.tied_exchange_s
+
+
+class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Traffic of the plan: a `send` from stage to stage per microbatch, or an `allreduce` of a
+    stage per round or iteration.
+
+    Or `tied`: the stage's part in an exchange of the gradients of `parameters` among up to
+    `holders` stages that hold them. `level` is the outermost level of the topology that it crosses.
+    """
+
+    kind: str
+    source: Index | None = None
+    destination: Index | None = None
+    stage: Index | None = None
+    ranks: list[Index] = []
+    holders: Count | None = None
+    parameters: list[str] = []
+    bytes: Bytes
+    per: str
+    level: str
+
+
+class Load(documents.Part, frozen=True):
+    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number
+    `place` (cut c lies before stage c).
+    """
+
+    what: str
+    place: Index
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
+
+
+class Predicted(documents.Part, frozen=True, kw_only=True):
+    """What the plan is expected to do.
+
+    `period_s` is per microbatch; `iteration_s` where synchronous.
+
+    `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being
+    shorter: `compute of stage 2`. `formula_period_s` is the period at the warm-up that the formula
+    gives, where another was found to be better; `loads` are by formulas.
+    """
+
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    iteration_s: Seconds | None
+    samples_per_s: Seconds
+    bubble: float
+    speedup_over_one_device: Seconds
+    bound_by: str
+    formula_period_s: Seconds | None = None
+    loads: list[Load]
+
+
+class Certificate(documents.Part, frozen=True, kw_only=True):
+    """What the planner minimised, the value that it reached, and the bound below which nothing
+    exists; `proof` says in a sentence why.
+    """
+
+    status: str
+    objective_s: Seconds
+    lower_bound_s: Seconds
+    gap: float
+    proof: str
+
+
+class Request(documents.Part, frozen=True, kw_only=True):
+    """What was requested of the planner, beside what the plan says of its schedule, its messages
+    and its topology.
+
+    `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
+    `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
+    the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
+    the measured time.
+    """
+
+    stages: Count | None
+    cut_at: list[Index] | None
+    replication: Replication
+    tied: Tied
+    recompute: Literal["never", "always", "auto"]
+    costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
+
+
+class ProfileReference(documents.Part, frozen=True, kw_only=True):
+    """The profile that the plan was made from: its model's name and parameters, and the digest of
+    its content.
+    """
+
+    name: str
+    sha256: str
+    parameter_bytes: Bytes
+
+
+class Plan(documents.Document, frozen=True, kw_only=True):
+    """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
+
+    `comm` tells whether transfers overlap with compute or the devices wait, `allreduce` whether the
+    devices wait for their gradients.
+    """
+
+    schema: str = "partopt.plan/1"
+    planner: str
+    family: str
+    schedule: str
+    microbatch_size: Count
+    microbatches: Count | None
+    noam: Count
+    optimizer: Optimizer
+    comm: Literal["overlap", "serial"]
+    allreduce: Literal["overlap", "blocking"]
+    request: Request
+    stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
+    communication: list[Flow]
+    predicted: Predicted
+    certificate: Certificate | None
+    profile: ProfileReference
+    topology: Topology
+
+    def faults(self) -> Iterator[PartoptError]:
+        """What types cannot say and is wrong."""
+        yield from _faults(self)
+
+    @property
+    def shape(self) -> str:
+        """Replicas of each stage, as the PipeDream paper writes them: `15-1`; runs of five and more
+        are folded, `1x64`.
+        """
+        runs = [
+            (replicas, len(list(run)))
+            for replicas, run in itertools.groupby(stage.replicas for stage in self.stages)
+        ]
+        return "-".join(
+            f"{replicas}x{count}" if count > 4 else "-".join([str(replicas)] * count)
+            for replicas, count in runs
+        )
+
+    @property
+    def idle_ranks(self) -> list[int]:
+        """Ranks that the plan leaves without work."""
+        return sorted(
+            set(range(self.topology.devices))
+            - {rank for stage in self.stages for rank in stage.ranks}
+        )
+
+    def stages_by_rank(self) -> dict[int, list[int]]:
+        """The stages that each rank with work holds, in their order; more than one where the
+        schedule has several chunks a device.
+        """
+        held: dict[int, list[int]] = {}
+        for s, stage in enumerate(self.stages):
+            for rank in stage.ranks:
+                held.setdefault(rank, []).append(s)
+        return held
+
+    @property
+    def slowest_device_s(self) -> float:
+        """Compute seconds for each microbatch that passes, of the device with the most."""
+        held = self.stages_by_rank().values()
+        return max(
+            sum(self.stages[s].compute_s / self.stages[s].replicas for s in stages)
+            for stages in held
+        )
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return sum(self.stages[s].memory.total_bytes for s in self.fullest_stages)
+
+    @property
+    def fullest_stages(self) -> list[int]:
+        """The stages of the device that holds the most; of equal ones the lowest rank."""
+        return max(
+            self.stages_by_rank().values(),
+            key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages),
+        )
+
+    def disregarded(self, fewer: bool = False) -> Iterator[str]:
+        """What of its request the plan does not keep to; `fewer`: the stages requested are the most
+        that there may be.
+        """
+        request, own, copies = self.request, len(self.stages), 2 if self.family == "mirrored" else 1
+        if (
+            request.stages is not None
+            and own != request.stages
+            and not (fewer and own < request.stages)
+        ):
+            yield f"{request.stages} stages requested, {own} planned"
+        replicas = {stage.replicas for stage in self.stages}
+        if (request.replication == "uniform" and len(replicas) > 1) or (
+            request.replication == "none" and replicas != {copies}
+        ):
+            yield f"replication {request.replication} requested, {self.shape} planned"
+
+    def fits(self, memory_bytes: int | None) -> bool:
+        """Whether every device has room under the limit `memory_bytes`, `None` where there is
+        none.
+        """
+        return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """How stages are named to people: `stage 0`, or where a device holds several `stages 0 and
+    4`.
+    """
+    return (
+        f"stage {stages[0]}"
+        if len(stages) == 1
+        else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
+    )
+
+
+def _faults(plan: Plan) -> Iterator[PartoptError]:
+    """What types cannot say: stages tile the layers and are as requested, ranks exist and are used
+    once, flows join stages that exist.
+    """
+    stop = 0
+    held: dict[int, list[int]] = {}
+    longest = max(stage.compute_s for stage in plan.stages)
+    for s, stage in enumerate(plan.stages):
+        if stage.start != stop or stage.stop <= stage.start:
+            yield PartoptError(
+                f"stages[{s}]: layers [{stage.start}, {stage.stop}) do not follow layer {stop}",
+                "stages tile the layers in order",
+            )
+        stop = stage.stop
+        if len(stage.modules) != stage.stop - stage.start:
+            yield PartoptError(
+                (
+                    f"stages[{s}].modules: {len(stage.modules)} names for "
+                    f"{stage.stop - stage.start} layers"
+                ),
+                "name each layer once",
+            )
+        if len(stage.ranks) != stage.replicas:
+            yield PartoptError(
+                f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas",
+                "each replica has one rank",
+            )
+        parts = msgspec.structs.asdict(stage.memory)
+        if parts.pop("total_bytes") != sum(parts.values()):
+            yield PartoptError(
+                f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}",
+                "plan it anew",
+            )
+        yield from _time_faults(s, stage, 1e-9 * longest)
+        yield from _rank_faults(s, stage, plan.topology.devices, held)
+        if plan.family == "contiguous" and any(
+            after != rank + 1 for rank, after in itertools.pairwise(stage.ranks)
+        ):
+            yield PartoptError(
+                f"stages[{s}].ranks: not consecutive, in a contiguous plan",
+                "consecutive ranks, or another family",
+            )
+    if len({len(stages) for stages in held.values()}) > 1:
+        yield PartoptError(
+            "stages: some ranks hold more of them than others",
+            "every rank of a plan holds equally many stages",
+        )
+    for index, flow in enumerate(plan.communication):
+        for end in (flow.source, flow.destination, flow.stage):
+            if end is not None and end >= len(plan.stages):
+                yield PartoptError(
+                    f"communication[{index}]: there is no stage {end}",
+                    f"stages are numbered 0 to {len(plan.stages) - 1}",
+                )
+    yield from _request_faults(plan)
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What cannot be requested of these layers, and where a planner that keeps to its request would
+    not have planned so.
+    """
+    layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
+    if starts is not None and not (
+        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
+    ):
+        yield PartoptError(
+            "request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}"
+        )
+    if costs is not None and len(costs) != layers:
+        yield PartoptError(
+            f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one"
+        )
+    for s, stage in enumerate(plan.stages):
+        if starts is not None and stage.start not in starts:
+            yield PartoptError(
+                f"stages[{s}].start: {stage.start} is not one of request.cut_at",
+                "stages begin where they may",
+            )
+        if plan.request.recompute == ("never" if stage.recompute else "always"):
+            yield PartoptError(
+                f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
+                "plan it anew",
+            )
+    for what in plan.disregarded() if plan.planner == "optimal" else []:
+        yield PartoptError(f"request: {what}", "plan it anew")
+
+
+def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
+    """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
+    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
+    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
+        yield PartoptError(
+            f"stages[{s}].compute_s: not the sum of its parts, {whole:g}", "plan it anew"
+        )
+    if stage.backward_weight_s > stage.backward_s + rounding:
+        yield PartoptError(
+            f"stages[{s}].backward_weight_s: longer than backward_s, of which it is a part",
+            "plan it anew",
+        )
+
+
+def _rank_faults(
+    s: int, stage: Stage, devices: int, held: dict[int, list[int]]
+) -> Iterator[PartoptError]:
+    """Ranks of stage s that do not exist or come twice; `held` maps the ranks seen so far to their
+    stages.
+    """
+    for rank in stage.ranks:
+        if rank >= devices:
+            yield PartoptError(
+                f"stages[{s}].ranks: there is no rank {rank}",
+                f"the topology has ranks 0 to {devices - 1}",
+            )
+        if s in held.setdefault(rank, []):
+            yield PartoptError(
+                f"stages[{s}].ranks: rank {rank} is given twice",
+                "each replica has a rank of its own",
+            )
+        held[rank].append(s)
