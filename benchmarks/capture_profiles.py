@@ -204,10 +204,8 @@ def file_name(capture: Capture, device: Device) -> str:
 def print_table(profiles: list[tuple[str, Profile]]) -> None:
     """Markdown: what each profile measured at its largest microbatch size."""
     print(
-        (
-            "| profile | layers | microbatch | step at the largest | coverage | overhead "
-            "|\n|---|---|---|---|---|---|"
-        )
+        "| profile | layers | microbatch | step at the largest | coverage | overhead "
+        "|\n|---|---|---|---|---|---|"
     )
     for name, measured in profiles:
         sizes, last = measured.measured(), measured.measured()[-1]
@@ -215,10 +213,8 @@ def print_table(profiles: list[tuple[str, Profile]]) -> None:
         coverage = _range([each.coverage for each in sizes], 100, 0, " %")
         overhead = _range([each.overhead for each in sizes], 1, 2, "")
         print(
-            (
-                f"| `{name}` | {len(measured.layers)} | {microbatches} | {_step(last)} | "
-                f"{coverage} | {overhead} |"
-            )
+            f"| `{name}` | {len(measured.layers)} | {microbatches} | {_step(last)} | "
+            f"{coverage} | {overhead} |"
         )
 
 
@@ -256,10 +252,8 @@ def _arguments() -> argparse.Namespace:
     unknown = sorted(set(arguments.only or ()) - set(known))
     if unknown:
         parser.error(
-            (
-                f"--only {' '.join(unknown)}: not taken on {arguments.device}; known: "
-                f"{', '.join(known)}"
-            )
+            f"--only {' '.join(unknown)}: not taken on {arguments.device}; known: "
+            f"{', '.join(known)}"
         )
     return arguments
 

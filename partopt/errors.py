@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 _LISTED = 12  # names in a hint
 
@@ -14,20 +15,36 @@ ANSWER_IS_NO = 1  # everything ran, and the answer is no: it does not fit, there
 class PartoptError(Exception):
     """A mistake that a person can mend, or an answer that is no.
 
-    `message` reads `WHERE: WHAT`; `hint` says what to do; `exit_code` is 2 for bad input and 1
-    where the answer is no. `parts` holds the errors of one file when several were found at once.
+    `message` reads `WHERE: WHAT`; `hint` says what to do; `code` names the kind of error for
+    programs, and `fields` are what it is about; `exit_code` is 2 for bad input and 1 where the
+    answer is no. `parts` holds the errors of one file when several were found at once.
+
+    Options are written as Python takes them, in backquotes: `microbatches=64`. The command line
+    writes them as flags.
     """
 
-    def __init__(self, message: str, hint: str = "", exit_code: int = BAD_INPUT) -> None:
+    def __init__(
+        self,
+        message: str,
+        hint: str = "",
+        exit_code: int = BAD_INPUT,
+        *,
+        code: str = "",
+        **fields: Any,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.exit_code = exit_code
+        self.code = code
+        self.fields = fields
         self.parts: tuple[PartoptError, ...] = (self,)
 
     def at(self, where: str) -> PartoptError:
         """The same error, said to be at `where`."""
-        return PartoptError(f"{where}: {self.message}", self.hint, self.exit_code)
+        return PartoptError(
+            f"{where}: {self.message}", self.hint, self.exit_code, code=self.code, **self.fields
+        )
 
     @classmethod
     def together(cls, errors: Iterable[PartoptError]) -> PartoptError:
@@ -38,6 +55,7 @@ class PartoptError(Exception):
         whole = cls(
             "\n".join(part.message for part in parts),
             exit_code=max(part.exit_code for part in parts),
+            code=parts[0].code,
         )
         whole.parts = parts
         return whole

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from partopt.documents.plan import Plan
 from partopt.documents.profile import (
     Device,
     Layer,
@@ -208,3 +211,9 @@ def changed(content: bytes, *path: str | int, to: Any) -> bytes:
         place = place[step]
     place[path[-1]] = to
     return json.dumps(document).encode()
+
+
+def limited(plan: Plan, memory_bytes: int | None) -> Plan:
+    """The plan for devices of so much memory."""
+    device = replace(plan.topology.device, memory_bytes=memory_bytes)
+    return replace(plan, topology=replace(plan.topology, device=device))

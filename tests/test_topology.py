@@ -174,7 +174,7 @@ def test_levels_that_are_not_inverted_do_not_warn():
 
 
 def test_servers_set_the_outermost_size():
-    assert Topology.parse(CLUSTER.encode(), outermost_size=7).devices == 28
+    assert Topology.parse(CLUSTER.encode(), servers=7).devices == 28
 
 
 def test_devices_must_be_the_product_of_the_sizes():

@@ -64,7 +64,7 @@ def command(
         )
         plans |= {path: _again(path, problem) for path in files}
     base = plans["data_parallel"] if "data_parallel" in plans else _data_parallel(problem)
-    result = comparison.compare(plans, base, problem.memory_bytes)
+    result = comparison.compare(plans, base)
     if as_json:
         documents.write_bytes("-", documents.encode(result))
         return
@@ -130,4 +130,4 @@ def _again(path: str, problem: Problem) -> Plan:
             "choose its topology",
         )
     partition = partition_of(plan, problem.recompute_per_stage)
-    return judged_at_best(price(partition, problem, plan.planner), problem.memory_bytes)
+    return judged_at_best(price(partition, problem, plan.planner))

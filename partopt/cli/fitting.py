@@ -79,7 +79,7 @@ def _fitting(
             plan = contest.decided(
                 name, restated(microbatch_size=size, recompute=recompute, optimizer=optimizer)
             )
-            if plan.fits(problem.memory_bytes):
+            if plan.fits:
                 flags = "" if name == planner else f" --planner {name}"
                 flags += "" if size == now else f" --microbatch-size {size}"
                 flags += "" if recompute == recompute_now else f" --recompute {recompute}"

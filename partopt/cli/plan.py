@@ -118,9 +118,9 @@ def _print_plan(
         (other for other in plans.values() if other is not plan),
         key=lambda other: -other.predicted.samples_per_s,
     )
-    beside = render_beside(plan, others[:_BESIDE_SHOWN], problem.memory_bytes) if others else ""
-    _print(plan, problem.memory_bytes, beside, output, as_json)
-    if not plan.fits(problem.memory_bytes):
+    beside = render_beside(plan, others[:_BESIDE_SHOWN]) if others else ""
+    _print(plan, beside, output, as_json)
+    if not plan.fits:
         raise does_not_fit(plan, problem, stated)
     _save(plan, output, force, as_json)
 
@@ -139,10 +139,9 @@ def _print_schedules(
     from partopt.units import format_bytes
 
     plans = chosen_schedules(profile, topology, given)
-    limit = options.memory_limit(given["memory"], topology)
     plan = plans[0]
-    _print(plan, limit, render(plans, limit), output, as_json)
-    if not plan.fits(limit):
+    _print(plan, render(plans), output, as_json)
+    if not plan.fits:
         needed = f"a device of the fastest needs {format_bytes(plan.peak_memory_bytes)}"
         raise PartoptError(
             f"no schedule fits: {needed}",
@@ -169,21 +168,20 @@ def _print_scaling(
         raise PartoptError(wrong, hint)
     _planner(given)
     plans = scaled(profile, topology, given, given["weak"])
-    limit = options.memory_limit(given["memory"], topology)
     if as_json:
-        documents.write_bytes("-", documents.encode(scaling.scaling(plans, limit)))
+        documents.write_bytes("-", documents.encode(scaling.scaling(plans)))
     else:
-        click.echo(scaling.render(scaling.scaling(plans, limit)))
+        click.echo(scaling.render(scaling.scaling(plans)))
 
 
-def _print(plan: Plan, limit: int | None, beside: str, output: str | None, as_json: bool) -> None:
+def _print(plan: Plan, beside: str, output: str | None, as_json: bool) -> None:
     from partopt import documents
     from partopt.report.plan import render
 
     if as_json:
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
-        click.echo(render(plan, limit, options.ascii_only()))
+        click.echo(render(plan, options.ascii_only()))
         click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
 
 
@@ -246,4 +244,4 @@ def _planned(name: str | None, problem: Problem) -> tuple[Plan, dict[str, Plan]]
             problem,
         )
     plans = chosen | others
-    return plans[name or contest.best_of(plans, problem.memory_bytes)], plans
+    return plans[name or contest.best_of(plans)], plans

@@ -18,10 +18,15 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import Partition, Problem
-from partopt.documents.plan import Certificate, Flow, Memory, Plan, Predicted, Stage
+from partopt.documents.plan import Certificate, Estimate, Flow, Memory, Plan, Predicted, Stage
 
 
-def price(partition: Partition, problem: Problem, planner: str) -> Plan:
+def price(
+    partition: Partition,
+    problem: Problem,
+    planner: str,
+    certificate: Certificate | None = None,
+) -> Plan:
     """The plan of `partition`: stages with their memory, communication, prediction and
     certificate.
     """
@@ -40,7 +45,7 @@ def price(partition: Partition, problem: Problem, planner: str) -> Plan:
         stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
-        certificate=certificate_of(partition),
+        certificate=certificate,
         profile=problem.reference,
         topology=problem.limited_topology,
     )
@@ -174,27 +179,20 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
         iteration = iteration_s(partition, problem)
         period = iteration / problem.microbatches
     computes = [compute_s(stage, problem) for stage in partition.stages]
+    bound_by = "every stage in turn" if problem.schedule == "naive" else str(load)
+    alone = one_device_s(problem)
     return Predicted(
         period_s=period,
         iteration_s=iteration,
         samples_per_s=problem.chain.microbatch_size / period,
         bubble=max(0.0, 1.0 - utilisation(computes, devices_used(partition), period)),
-        speedup_over_one_device=one_device_s(problem) / period,
-        bound_by="every stage in turn" if problem.schedule == "naive" else str(load),
-        loads=fullest(partition, problem),
-    )
-
-
-def certificate_of(partition: Partition) -> Certificate | None:
-    """The certificate of what a planner minimised and proved; `None` where it proved nothing."""
-    if partition.objective_s is None:
-        return None
-    lower = partition.objective_s if partition.lower_bound_s is None else partition.lower_bound_s
-    gap = partition.objective_s / lower - 1 if lower > 0 else 0.0
-    return Certificate(
-        status=partition.status,
-        objective_s=partition.objective_s,
-        lower_bound_s=lower,
-        gap=gap,
-        proof=partition.proof,
+        speedup_over_one_device=alone / period,
+        bound_by=bound_by,
+        estimate=Estimate(
+            period_s=period,
+            iteration_s=iteration,
+            one_device_s=alone,
+            bound_by=bound_by,
+            loads=fullest(partition, problem),
+        ),
     )

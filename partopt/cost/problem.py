@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsened
 from partopt.cost.ranges import Group
-from partopt.documents.plan import Optimizer, Plan, ProfileReference, Replication, Request, Tied
+from partopt.documents import Note
+from partopt.documents.plan import (
+    Certificate,
+    Optimizer,
+    Plan,
+    ProfileReference,
+    Replication,
+    Request,
+    Tied,
+)
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -195,19 +204,31 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a planner decides: its family and its stages in order; and what it minimised, where that
-    is a time it proved minimal.
-
-    `lower_bound_s` is the least that there can be, where that is less than `objective_s`; `proof`
-    says in a sentence why.
-    """
+    """A family and its stages in order."""
 
     family: str
     stages: Sequence[Assignment]
-    objective_s: float | None = None
-    status: str = ""
-    lower_bound_s: float | None = None
-    proof: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a planner decides: a partition; what it proved of it, if anything; and what to know."""
+
+    partition: Partition
+    certificate: Certificate | None = None
+    notes: Sequence[Note] = ()
+
+
+def certify(objective_s: float, lower_bound_s: float, status: str, proof: str) -> Certificate:
+    """The certificate of a plan whose objective is `objective_s`, below `lower_bound_s` nothing."""
+    gap = objective_s / lower_bound_s - 1 if lower_bound_s > 0 else 0.0
+    return Certificate(
+        status=status,
+        objective_s=objective_s,
+        lower_bound_s=lower_bound_s,
+        gap=gap,
+        proof=proof,
+    )
 
 
 def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:

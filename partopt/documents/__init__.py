@@ -1,10 +1,11 @@
 """Documents: what partopt reads and writes, one file each; and how they are read and written."""
 
 from partopt.documents.files import check_writable, read_bytes, write_bytes
-from partopt.documents.structs import Document, Part, decode, encode, find_faults, refuse
+from partopt.documents.structs import Document, Note, Part, decode, encode, find_faults, refuse
 
 __all__ = [
     "Document",
+    "Note",
     "Part",
     "check_writable",
     "decode",

@@ -70,6 +70,11 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     memory: Memory
 
     @property
+    def layers(self) -> range:
+        """The layers, by their numbers in the profile."""
+        return range(self.start, self.stop)
+
+    @property
     def gradients_s(self) -> float:
         """Seconds in which gradients are exchanged, over the ranks and with other stages."""
         return self.allreduce_s + self.tied_exchange_s
@@ -108,14 +113,26 @@ class Load(documents.Part, frozen=True):
         return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
 
 
+class Estimate(documents.Part, frozen=True, kw_only=True):
+    """What the formulas say. `period_s` is per microbatch; `iteration_s` where synchronous.
+
+    `one_device_s` is a microbatch on one device; `loads` are the largest of each kind.
+    """
+
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    iteration_s: Seconds | None
+    one_device_s: Seconds
+    bound_by: str
+    loads: list[Load]
+
+
 class Predicted(documents.Part, frozen=True, kw_only=True):
-    """What the plan is expected to do.
+    """What the simulator says of the plan, and beside it what the formulas `estimate`.
 
-    `period_s` is per microbatch; `iteration_s` where synchronous.
-
-    `bubble` is the idle share of the devices' time, and `bound_by` what keeps the period from being
-    shorter: `compute of stage 2`. `formula_period_s` is the period at the warm-up that the formula
-    gives, where another was found to be better; `loads` are by formulas.
+    `period_s` is per microbatch; `iteration_s` where synchronous. `bubble` is the idle share of the
+    devices' time, and `bound_by` what keeps the period from being shorter: `compute of stage 2`.
+    `formula_period_s` is the simulated period at the warm-up that the formula gives, where another
+    was found to be better.
     """
 
     period_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -125,7 +142,7 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
     speedup_over_one_device: Seconds
     bound_by: str
     formula_period_s: Seconds | None = None
-    loads: list[Load]
+    estimate: Estimate
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
@@ -268,11 +285,46 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         ):
             yield f"replication {request.replication} requested, {self.shape} planned"
 
-    def fits(self, memory_bytes: int | None) -> bool:
-        """Whether every device has room under the limit `memory_bytes`, `None` where there is
-        none.
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit of one device; `None` where none is known."""
+        return self.topology.device.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room under its limit, if there is one."""
+        limit = self.memory_limit_bytes
+        return limit is None or self.peak_memory_bytes <= limit
+
+    def stages_of(self, rank: int) -> list[Stage]:
+        """The stages that `rank` holds, in their order; none of an idle rank.
+
+        Raises PartoptError for a rank that the topology does not have.
         """
-        return memory_bytes is None or self.peak_memory_bytes <= memory_bytes
+        if not 0 <= rank < self.topology.devices:
+            raise PartoptError(
+                f"no rank {rank}",
+                f"ranks are numbered 0 to {self.topology.devices - 1}",
+                code="unknown-rank",
+                rank=rank,
+            )
+        return [stage for stage in self.stages if rank in stage.ranks]
+
+    def stage_of(self, rank: int, chunk: int = 0) -> Stage:
+        """The stage that `rank` holds; where it holds several, the one of number `chunk`.
+
+        Raises PartoptError for a rank or a chunk that there is not.
+        """
+        held = self.stages_of(rank)
+        if not 0 <= chunk < len(held):
+            raise PartoptError(
+                f"rank {rank} holds {len(held)} stages, none of number {chunk}",
+                "`stages_of` lists them",
+                code="no-such-stage",
+                rank=rank,
+                chunk=chunk,
+            )
+        return held[chunk]
 
 
 def stages_text(stages: Sequence[int]) -> str:

@@ -26,6 +26,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every struct in a file: immutable, and strict about its keys."""
 
 
+class Note(Part, frozen=True, kw_only=True):
+    """Something to know about a result: a `code` for programs, the text, and what it is about."""
+
+    code: str
+    text: str
+    fields: dict[str, Any] = {}
+
+
 class Document(Part, frozen=True, kw_only=True):
     """Base of every struct that is a file of its own. Its first field is its schema."""
 

@@ -1,6 +1,6 @@
 """Planners: from a problem to a partition. One file each, and one line in the registry here.
 
-A planner's file has one function, `plan(problem: Problem) -> Partition`; it is imported when it is
+A planner's file has one function, `plan(problem: Problem) -> Decision`; it is imported when it is
 first used.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from partopt.cost.price import price
-from partopt.cost.problem import FREE, Partition, Problem
+from partopt.cost.problem import FREE, Decision, Problem
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.planners.placing import placed
@@ -88,7 +88,7 @@ def asked_of(problem: Problem) -> set[str]:
     return {use for use, stated in asked.items() if stated}
 
 
-def partition(name: str, problem: Problem) -> Partition:
+def decide(name: str, problem: Problem) -> Decision:
     """What the planner `name` decides.
 
     Raises PartoptError for an unknown name, or where the planner has no plan.
@@ -107,17 +107,19 @@ def partition(name: str, problem: Problem) -> Partition:
         )
         raise PartoptError(f"--schedule {problem.schedule}: {why}", f"choose --planner {able}")
     coarse = problem if "cuts" in PLANNERS[name].uses else problem.coarsened()
-    decided: Partition = importlib.import_module(PLANNERS[name].module).plan(coarse)
+    decision: Decision = importlib.import_module(PLANNERS[name].module).plan(coarse)
+    partition = decision.partition
     if coarse is not problem:
         bounds = problem.boundaries()
         stages = [
             replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
-            for stage in decided.stages
+            for stage in partition.stages
         ]
-        decided = replace(decided, stages=stages)
-    return placed(decided, problem, name)
+        partition = replace(partition, stages=stages)
+    return replace(decision, partition=placed(partition, problem, name))
 
 
 def plan(name: str, problem: Problem) -> Plan:
     """The priced plan of the planner `name`."""
-    return price(partition(name, problem), problem, name)
+    decision = decide(name, problem)
+    return price(decision.partition, problem, name, decision.certificate)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """One stage, replicated on every device."""
-    return Partition(CONTIGUOUS, consecutive([0, problem.chain.layers], [problem.topology.devices]))
+    return Decision(
+        Partition(CONTIGUOUS, consecutive([0, problem.chain.layers], [problem.topology.devices]))
+    )

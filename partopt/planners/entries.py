@@ -218,9 +218,9 @@ def _updates(layers, caps, rho, r, W, tied):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def fewest_replicas(
+def fewest_replicas(  # type: ignore[no-untyped-def]
     layers, caps, rho, r, most, W, tied, C, passed, before, after, gap_before, gap_after
-):  # type: ignore[no-untyped-def]
+):
     """The fewest replicas from r to `most` with which a stage that begins at rho carries its
     weights and its cuts; more where none do.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
 from partopt.planners.placing import stage_count
 
 # N   layers
@@ -20,10 +20,12 @@ from partopt.planners.placing import stage_count
 # V   least sum of squared stage costs of the first j layers
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """The contiguous partition into K stages of least variance, one device each."""
     prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
-    return Partition(CONTIGUOUS, consecutive(_boundaries(prefix, stage_count(problem)).tolist()))
+    return Decision(
+        Partition(CONTIGUOUS, consecutive(_boundaries(prefix, stage_count(problem)).tolist()))
+    )
 
 
 @compiled()

@@ -12,12 +12,12 @@ import warnings
 
 import numpy as np
 
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
 from partopt.errors import PartoptWarning
 from partopt.planners.placing import stage_count
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """The partition by cumulative cost into at most K stages, one device each."""
     K = stage_count(problem)
     prefix = np.cumsum(problem.cell_costs())
@@ -30,4 +30,4 @@ def plan(problem: Problem) -> Partition:
             PartoptWarning,
             stacklevel=2,
         )
-    return Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)]))
+    return Decision(Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)])))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
 from partopt.errors import PartoptError
 from partopt.planners.placing import stages_a_device
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """Stages between `problem.cuts`, with `problem.replicas` each (default one).
 
     Raises PartoptError where they make no partition.
@@ -50,4 +50,4 @@ def plan(problem: Problem) -> Partition:
             f"--replicas: {sum(replicas)} devices needed, {places} there",
             "give fewer replicas, or a larger topology",
         )
-    return Partition(CONTIGUOUS, consecutive([0, *cuts, layers], replicas))
+    return Decision(Partition(CONTIGUOUS, consecutive([0, *cuts, layers], replicas)))

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from partopt.cost.kernels import passed_s, replica_counts
 from partopt.cost.period import binding, objective_s
-from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, NESTED, Decision, Partition, Problem, certify
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.families import Screened, families
 from partopt.planners.iteration import least_iteration
@@ -31,7 +31,7 @@ _LONG = 400  # layers from which a search begins with the best plan of a coarser
 _GRAIN = 8  # layers of one of its
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """The best plan within the memory, by period or iteration.
 
     Raises PartoptError where no plan fits.
@@ -59,13 +59,7 @@ def plan(problem: Problem) -> Partition:
         proof(problem, all(probe.complete and not probe.gave_up for probe in probes)),
     )
     met = value <= lower * (1 + MET)
-    return replace(
-        best,
-        objective_s=value,
-        status=status(value, lower),
-        lower_bound_s=None if met else lower,
-        proof=how,
-    )
+    return Decision(best, certify(value, value if met else lower, status(value, lower), how))
 
 
 def eased(problem: Problem) -> Problem:

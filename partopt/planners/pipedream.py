@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.problem import NESTED, Partition, Problem
+from partopt.cost.problem import NESTED, Decision, Partition, Problem, certify
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
@@ -80,7 +80,7 @@ class _Row:
         _fill_members(i, m, *tables, self.A, self.floor, self.stages, self.split, self.last)
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """The partition that minimises the published recurrence.
 
     Raises PartoptError where its tables outgrow memory.
@@ -108,7 +108,9 @@ def plan(problem: Problem) -> Partition:
         "the least of the published recurrence, every link a bus",
         "the recurrence tries every split and all replicas",
     )
-    return Partition(NESTED, stages_of(blocks, sizes), float(top.A[-1, -1]), status, proof=proof)
+    period_s = float(top.A[-1, -1])
+    partition = Partition(NESTED, stages_of(blocks, sizes))
+    return Decision(partition, certify(period_s, period_s, status, proof))
 
 
 def _fill_levels(problem: Problem, weights: NDArray[np.float64]) -> list[_Level]:
@@ -185,9 +187,9 @@ def _inside(
 
 
 @compiled()
-def _fill_members(
+def _fill_members(  # type: ignore[no-untyped-def]
     i, m, inner, inner_floor, inner_stages, weights, cuts, jump, B, A, floor, stages, split, last
-):  # type: ignore[no-untyped-def]
+):
     """Fill A[m, j] = A^k(i..j, m), its choices, and its floor, for every j."""
     layers = len(cuts) - 1
     for j in range(i + 1, layers + 1):

@@ -35,7 +35,7 @@ def jumps(cuts):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def split_off(
+def split_off(  # type: ignore[no-untyped-def]
     members,
     i,
     m,
@@ -51,7 +51,7 @@ def split_off(
     stages,
     split,
     last,
-):  # type: ignore[no-untyped-def]
+):
     """Improve A[m, j] for every j by the best split that gives the last stage `members`: outward
     from where the envelopes cross.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.kernels import exchanged_table, tied_of
 from partopt.cost.links import exchange_s, side_s
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, certify, consecutive
 from partopt.documents.topology import Topology
 from partopt.planners.placing import stage_count
 from partopt.planners.split import jumps, split_off
@@ -26,7 +26,7 @@ from partopt.planners.split import jumps, split_off
 # A   least bottleneck seconds of the first j layers in q stages, shape (K+1, N+1)
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """The partition into one-device stages with the least period; exactly `problem.stages` of them
     where that is given.
     """
@@ -44,7 +44,9 @@ def plan(problem: Problem) -> Partition:
         "the least steady period without replication",
         "the recurrence tries every cut on consecutive ranks",
     )
-    return Partition(CONTIGUOUS, consecutive(boundaries), float(A[q, N]), status, proof=proof)
+    period_s = float(A[q, N])
+    partition = Partition(CONTIGUOUS, consecutive(boundaries))
+    return Decision(partition, certify(period_s, period_s, status, proof))
 
 
 def _at_cuts(

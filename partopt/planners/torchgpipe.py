@@ -15,15 +15,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
+from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
 from partopt.planners.placing import stage_count
 
 _MOVES_PER_LAYER = 8  # the search settles in fewer than one move a layer on measured models
 
 
-def plan(problem: Problem) -> Partition:
+def plan(problem: Problem) -> Decision:
     """A balanced partition into K stages, one device each."""
-    return Partition(CONTIGUOUS, consecutive(balance(problem.cell_costs(), stage_count(problem))))
+    return Decision(
+        Partition(CONTIGUOUS, consecutive(balance(problem.cell_costs(), stage_count(problem))))
+    )
 
 
 def balance(costs: Sequence[float] | NDArray[np.float64], K: int) -> list[int]:

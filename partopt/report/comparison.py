@@ -33,9 +33,7 @@ class Comparison(documents.Part, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-def compare(
-    plans: dict[str, Plan], data_parallel: Plan | None, memory_bytes: int | None
-) -> Comparison:
+def compare(plans: dict[str, Plan], data_parallel: Plan | None) -> Comparison:
     """The comparison of `plans` by name; ties keep their order.
 
     `data_parallel` is None where the schedule cannot have it.
@@ -51,7 +49,7 @@ def compare(
             speedup_over_one_device=plan.predicted.speedup_over_one_device,
             speedup_over_data_parallel=None if base_s is None else base_s / plan.predicted.period_s,
             peak_memory_bytes=plan.peak_memory_bytes,
-            fits=plan.fits(memory_bytes),
+            fits=plan.fits,
             stage_variance_s2=stage_variance(plan),
         )
         for name, plan in plans.items()
@@ -102,7 +100,7 @@ def _variance(value: float) -> str:
     )
 
 
-def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) -> str:
+def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
     """A line for each of `others`, plans of the same problem: how it compares with `plan`, and
     whether it fits.
     """
@@ -113,14 +111,14 @@ def render_beside(plan: Plan, others: Sequence[Plan], memory_bytes: int | None) 
             format_seconds(other.predicted.period_s),
             f"{other.predicted.speedup_over_one_device:.2f} times one device",
             format_bytes(other.peak_memory_bytes),
-            _verdict(plan, other, memory_bytes),
+            _verdict(plan, other),
         ]
         for other in others
     ]
     return table(["BESIDE IT", "SHAPE", "PERIOD", "SPEED", "MEMORY", ""], rows, left=(0, 1, 5))
 
 
-def _verdict(plan: Plan, other: Plan, memory_bytes: int | None) -> str:
-    if not other.fits(memory_bytes):
+def _verdict(plan: Plan, other: Plan) -> str:
+    if not other.fits:
         return "does not fit"
     return "faster" if other.predicted.samples_per_s > plan.predicted.samples_per_s else ""

@@ -17,11 +17,9 @@ _ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
-def render(plan: Plan, memory_bytes: int | None = None, ascii_only: bool = False) -> str:
-    """The plan as text; `memory_bytes` is the limit of a device, by default what the topology
-    says.
-    """
-    limit = plan.topology.device.memory_bytes if memory_bytes is None else memory_bytes
+def render(plan: Plan, ascii_only: bool = False) -> str:
+    """The plan as text."""
+    limit = plan.memory_limit_bytes
     rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
     return "\n\n".join(
         [head(plan), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))]
@@ -176,7 +174,7 @@ def _loads(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
     """
     predicted, free, peak = plan.predicted, [], plan.peak_memory_bytes
     binds = predicted.bound_by
-    for load in predicted.loads:
+    for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
             binds = _named(load, plan) + (
@@ -188,10 +186,8 @@ def _loads(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
             free.append(f"{_named(load, plan)} {_percent(max(0.0, 1 - share))}")
     if limit is not None and peak <= limit:
         free.append(
-            (
-                f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
-                f"({format_bytes(limit - peak)})"
-            )
+            f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
+            f"({format_bytes(limit - peak)})"
         )
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 

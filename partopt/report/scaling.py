@@ -34,7 +34,7 @@ class Scaling(documents.Part, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-def scaling(plans: Sequence[Plan], memory_bytes: int | None) -> Scaling:
+def scaling(plans: Sequence[Plan]) -> Scaling:
     """The table of `plans`, each on its own number of devices, in their order."""
     return Scaling(
         rows=[
@@ -48,7 +48,7 @@ def scaling(plans: Sequence[Plan], memory_bytes: int | None) -> Scaling:
                 speedup_over_one_device=plan.predicted.speedup_over_one_device,
                 efficiency=plan.predicted.speedup_over_one_device / plan.topology.devices,
                 bound_by=plan.predicted.bound_by,
-                fits=plan.fits(memory_bytes),
+                fits=plan.fits,
             )
             for plan in plans
         ]

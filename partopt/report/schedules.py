@@ -26,15 +26,13 @@ _HEADINGS = [
 ]
 
 
-def render(plans: Sequence[Plan], memory_bytes: int | None) -> str:
+def render(plans: Sequence[Plan]) -> str:
     """A line for the best plan under each schedule.
 
     GRID: pipelines side by side x devices of each, x stages of a device where it has several, or
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
-    return table(
-        _HEADINGS, [_cells(plan, memory_bytes) for plan in plans], left=(0, 1, 2, 3, 8), gap=1
-    )
+    return table(_HEADINGS, [_cells(plan) for plan in plans], left=(0, 1, 2, 3, 8), gap=1)
 
 
 def _grid(plan: Plan) -> str:
@@ -46,7 +44,7 @@ def _grid(plan: Plan) -> str:
     return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
 
-def _cells(plan: Plan, memory_bytes: int | None) -> list[str]:
+def _cells(plan: Plan) -> list[str]:
     predicted = plan.predicted
     return [
         plan.schedule,
@@ -60,5 +58,5 @@ def _cells(plan: Plan, memory_bytes: int | None) -> list[str]:
         f"{predicted.samples_per_s:,.4g}",
         f"{predicted.bubble:.1%}",
         format_bytes(plan.peak_memory_bytes),
-        "yes" if plan.fits(memory_bytes) else "no",
+        "yes" if plan.fits else "no",
     ]

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.period import objective_s
-from partopt.cost.price import certificate_of
-from partopt.cost.problem import FREE, Problem, partition_of
+from partopt.cost.problem import FREE, Problem, certify, partition_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.planners import PLANNERS, asked_of, optimal
@@ -56,7 +55,7 @@ def planned(name: str, problem: Problem) -> Plan:
 def decided(name: str, problem: Problem) -> Plan:
     """What one planner decides, judged. PartoptError as `planned`."""
     problem.progress(f"simulating {name}", 0, 1)
-    return judged_at_best(planners.plan(name, problem), problem.memory_bytes)
+    return judged_at_best(planners.plan(name, problem))
 
 
 def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
@@ -77,19 +76,13 @@ def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
                 decided("optimal", dataclasses.replace(problem, replication="uniform")),
                 request=own.request,
             )
-    best = plans[best_of(plans, problem.memory_bytes)]
+    best = plans[best_of(plans)]
     if best is own or own.certificate is None:
         return own
     stages, lower = partition_of(best, problem.recompute_per_stage), own.certificate.lower_bound_s
     seconds = objective_s(stages, problem)
-    proved = dataclasses.replace(
-        stages,
-        objective_s=seconds,
-        status=optimal.status(seconds, lower),
-        lower_bound_s=lower,
-        proof=own.certificate.proof,
-    )
-    return replace(best, planner="optimal", certificate=certificate_of(proved))
+    certificate = certify(seconds, lower, optimal.status(seconds, lower), own.certificate.proof)
+    return replace(best, planner="optimal", certificate=certificate)
 
 
 def _able(uses: set[str], schedule: str) -> list[str]:
@@ -158,9 +151,9 @@ def _rivals(problem: Problem) -> dict[str, Plan]:
     return plans
 
 
-def best_of(plans: dict[str, Plan], memory_bytes: int | None) -> str:
+def best_of(plans: dict[str, Plan]) -> str:
     """The name of the fastest plan that fits, or of all where none does; of equal ones the
     first.
     """
-    fitting = {name: plan for name, plan in plans.items() if plan.fits(memory_bytes)} or plans
+    fitting = {name: plan for name, plan in plans.items() if plan.fits} or plans
     return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)

@@ -26,5 +26,5 @@ def scaling(
         names = contest.contestants(problem) if planner is None else [planner]
         with contest.quiet():
             found = contest.plans_of(names, problem)
-        plans.append(found[contest.best_of(found, problem.memory_bytes)])
+        plans.append(found[contest.best_of(found)])
     return plans

@@ -78,7 +78,7 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
         name, limit = candidate.problem.schedule, candidate.problem.memory_bytes
         candidate.problem.progress("simulating schedules", done, len(tried))
         known = found.get(name)
-        settled = known is not None and known.fits(limit)
+        settled = known is not None and known.fits
         if known is not None and settled:
             hopeless = candidate.least_s * known.predicted.samples_per_s >= 1 - _ROUNDING
             if hopeless or spent > ACTION_BUDGET:
@@ -88,7 +88,7 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
             continue
         spent += candidate.actions
         plan = judged(plan)
-        if known is None or (plan.fits(limit), plan.predicted.samples_per_s) > (
+        if known is None or (plan.fits, plan.predicted.samples_per_s) > (
             settled,
             known.predicted.samples_per_s,
         ):
@@ -97,9 +97,7 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
         raise PartoptError(
             "no schedule can run this", "give more microbatches, or fewer devices", ANSWER_IS_NO
         )
-    return sorted(
-        found.values(), key=lambda plan: (not plan.fits(limit), -plan.predicted.samples_per_s)
-    )
+    return sorted(found.values(), key=lambda plan: (not plan.fits, -plan.predicted.samples_per_s))
 
 
 def with_free_replicas(
@@ -111,7 +109,7 @@ def with_free_replicas(
     It has any replicas, and with `recompute_per_stage` chooses the stages that recompute; samples
     of a microbatch are as they were.
     """
-    found, limit = list(plans), None
+    found = list(plans)
     for place in [
         place for place, plan in enumerate(plans) if schedule(plan.schedule).shape == STRAIGHT
     ][:REPLANNED]:
@@ -119,15 +117,14 @@ def with_free_replicas(
         problem = replace(
             stated(plan.microbatch_size, plan.stages[0].recompute), schedule=plan.schedule
         )
-        limit = problem.memory_bytes
         with suppress(PartoptError):
             own = contest.decided(
                 "optimal", replace(problem, recompute_per_stage=recompute_per_stage)
             )
             found[place] = max(
-                plan, own, key=lambda each: (each.fits(limit), each.predicted.samples_per_s)
+                plan, own, key=lambda each: (each.fits, each.predicted.samples_per_s)
             )
-    return sorted(found, key=lambda each: (not each.fits(limit), -each.predicted.samples_per_s))
+    return sorted(found, key=lambda each: (not each.fits, -each.predicted.samples_per_s))
 
 
 def _may_fit(plan: Plan, limit: int | None, exactly: bool) -> bool:
@@ -207,7 +204,7 @@ class _Laid:
             found = gpipe.plan(replace(problem.coarsened(), stages=S))
             bounds = problem.boundaries()
             self.stages[S] = stages_between(
-                [*(bounds[stage.start] for stage in found.stages), bounds[-1]], problem
+                [*(bounds[stage.start] for stage in found.partition.stages), bounds[-1]], problem
             )
         return self.stages[S]
 

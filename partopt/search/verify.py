@@ -19,6 +19,7 @@ from partopt.cost.price import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
+    Decision,
     Partition,
     Problem,
     Progress,
@@ -77,15 +78,13 @@ class _Again:
     @cached_property
     def judged(self) -> Plan:
         """The plan's own stages, priced and simulated."""
-        return judged_at_best(
-            price(self.partition, self.problem, self.plan.planner), self.problem.memory_bytes
-        )
+        return judged_at_best(price(self.partition, self.problem, self.plan.planner))
 
     @cached_property
-    def decided(self) -> Partition:
+    def decided(self) -> Decision:
         """What the planner decides, run again."""
         with quiet():
-            return planners.partition(self.plan.planner, self.problem)
+            return planners.decide(self.plan.planner, self.problem)
 
     @cached_property
     def objective_s(self) -> float | None:
@@ -93,7 +92,7 @@ class _Again:
         if self.plan.planner in _UNPROVED:
             return None
         if self.plan.planner != "optimal":
-            return self.decided.objective_s
+            return self.decided.certificate.objective_s if self.decided.certificate else None
         return objective_s(self.partition, self.problem)
 
 
@@ -229,10 +228,11 @@ def _bound(again: _Again) -> _Found:
         return _nothing_below(again, certificate.lower_bound_s)
     if plan.planner in _UNPROVED or plan.planner == "optimal":
         return _nothing(certificate, again.objective_s, plan.planner)
-    own, found = (_stages_of(partition) for partition in (again.partition, again.decided))
+    own, found = (_stages_of(partition) for partition in (again.partition, again.decided.partition))
     if own != found:
         return False, f"{plan.planner} decides otherwise", [_differs("stages", own, found)]
-    lower = again.decided.lower_bound_s or again.decided.objective_s
+    proved = again.decided.certificate
+    lower = proved.lower_bound_s if proved else None
     if certificate is not None and not _same(certificate.lower_bound_s, lower):
         return (
             False,
@@ -277,7 +277,8 @@ def _status(again: _Again) -> _Found:
         status = optimal.status(objective, lower)
         proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
     else:
-        status, proofs = again.decided.status, {again.decided.proof}
+        proved = again.decided.certificate
+        status, proofs = (proved.status, {proved.proof}) if proved else ("", set())
     proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
     found = {"gap": gap, "status": status, "proof": proof}
     pairs = {name: (getattr(certificate, name), value) for name, value in found.items()}

@@ -54,7 +54,7 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
     ]
 
 
-def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
+def judged_at_best(plan: Plan) -> Plan:
     """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
     `memory_bytes` of a device.
 
@@ -65,14 +65,12 @@ def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
     """
     if not schedule(plan.schedule).asynchronous:
         return judged(plan)
-    allowed_s = plan.predicted.period_s * (1 + WORTHWHILE)
+    allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     usual = _tried(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
-    if usual is not None and (
-        usual.predicted.period_s <= allowed_s or too_long or not usual.fits(memory_bytes)
-    ):
+    if usual is not None and (usual.predicted.period_s <= allowed_s or too_long or not usual.fits):
         return usual
-    best = _deepened(plan, usual, allowed_s, memory_bytes)
+    best = _deepened(plan, usual, allowed_s)
     if best is None:
         return judged(plan)  # which says why
     if best is usual:
@@ -86,25 +84,21 @@ def judged_at_best(plan: Plan, memory_bytes: int | None) -> Plan:
     )
 
 
-def _tried(
-    plan: Plan, warmup: Sequence[int] | None, memory_bytes: int | None = None
-) -> Plan | None:
+def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Plan | None:
     """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
     for all-reduces, it can.
     """
     changed = plan if warmup is None else restated(plan, warmups=warmup)
-    if not changed.fits(memory_bytes):
+    if must_fit and not changed.fits:
         return None
     try:
         found = judged(changed)
     except PartoptError:
         return None
-    return found if found.fits(memory_bytes) else None
+    return None if must_fit and not found.fits else found
 
 
-def _deepened(
-    plan: Plan, usual: Plan | None, allowed_s: float, memory_bytes: int | None
-) -> Plan | None:
+def _deepened(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
     """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the
     loads of the plan allow.
 
@@ -116,7 +110,7 @@ def _deepened(
     for depth in dict.fromkeys(tuple(warmups(replicas, factor, more)) for factor, more in _DEEPER):
         if in_vain == _PATIENCE or (best is not None and best.predicted.period_s <= allowed_s):
             break
-        found = _tried(plan, depth, memory_bytes)
+        found = _tried(plan, depth, must_fit=True)
         in_vain += 1
         if found is not None and (
             best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)

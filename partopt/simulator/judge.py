@@ -154,18 +154,19 @@ def with_prediction(simulation: Simulation) -> Plan:
     Where an asynchronous plan is slower than every load on it allows, either a port carries several
     of them, or nothing is always busy and it is bound by the microbatches in flight.
     """
-    plan, before, period = simulation.plan, simulation.plan.predicted, simulation.period_s
-    if abs(period - before.period_s) < _ROUNDING * period:
+    plan, period = simulation.plan, simulation.period_s
+    estimate = plan.predicted.estimate
+    if abs(period - estimate.period_s) < _ROUNDING * period:
         # the simulation confirms it; adding in another order changed the last digits
-        period = before.period_s
-    limited = simulation.steady is not None and period > before.period_s * (1 + 1e-3)
+        period = estimate.period_s
+    limited = simulation.steady is not None and period > estimate.period_s * (1 + 1e-3)
     predicted = replace(
-        before,
+        plan.predicted,
         period_s=period,
         iteration_s=None if plan.microbatches is None else period * plan.microbatches,
         samples_per_s=plan.microbatch_size / period,
         bubble=simulation.bubble,
-        speedup_over_one_device=before.speedup_over_one_device * before.period_s / period,
+        speedup_over_one_device=estimate.one_device_s / period,
         bound_by=_bound_by(simulation) if limited else _paced_by(simulation),
     )
     return replace(plan, predicted=predicted)
@@ -175,7 +176,7 @@ def _paced_by(simulation: Simulation) -> str:
     """What the formulas say, unless an iteration is filled and drained for longer than its slowest
     device works.
     """
-    before, plan = simulation.plan.predicted, simulation.plan
+    estimate, plan = simulation.plan.predicted.estimate, simulation.plan
     filling = (
         plan.microbatches is not None
         and plan.schedule != "naive"
@@ -183,8 +184,8 @@ def _paced_by(simulation: Simulation) -> str:
     )
     return (
         "fill and drain of the pipeline"
-        if filling and "compute" in before.bound_by
-        else before.bound_by
+        if filling and "compute" in estimate.bound_by
+        else estimate.bound_by
     )
 
 

@@ -366,10 +366,8 @@ class TestWhatDoesNotFit:
     def test_where_nothing_tried_fits_it_says_what_was_tried(self, planned):
         [hint] = planned("--memory", "1 MB").hints
         assert hint.startswith(
-            (
-                "nothing tried fits: smaller measured microbatch sizes, --recompute "
-                "always, other planners, --optimizer sgd;"
-            )
+            "nothing tried fits: smaller measured microbatch sizes, --recompute "
+            "always, other planners, --optimizer sgd;"
         )
 
     def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):

@@ -201,7 +201,7 @@ def best_iteration(problem: Problem) -> Found | None:
         assert plan.predicted.iteration_s is not None
         devices = sum(len(stage.ranks) for stage in partition.stages)
         key = (plan.predicted.iteration_s, len(partition.stages), plan.peak_memory_bytes, devices)
-        if plan.fits(problem.memory_bytes) and (best is None or key < best[:4]):
+        if plan.fits and (best is None or key < best[:4]):
             best = Found(*key, partition)
     return best
 

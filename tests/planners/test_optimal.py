@@ -82,7 +82,7 @@ def check(given: Problem) -> None:
         plan.peak_memory_bytes,
         sum(len(stage.ranks) for stage in partition.stages),
     ) == best[1:4]
-    assert plan.fits(given.memory_bytes)
+    assert plan.fits
     assert partition.status == "optimal"
 
 
@@ -165,7 +165,7 @@ def check_iteration(given: Problem) -> None:
     assert partition.status == "optimal"
     assert plan.predicted.iteration_s == pytest.approx(best.seconds, rel=1e-11)
     assert partition.objective_s == pytest.approx(best.seconds, rel=1e-11)
-    assert plan.fits(given.memory_bytes)
+    assert plan.fits
 
 
 @settings(max_examples=150, deadline=None)
@@ -245,7 +245,7 @@ def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
         cut_at=sorted({0, *(start for start in starts if start < model.layers)}),
         tied=tied,
     )
-    partition = planners.partition("optimal", given)
+    partition = planners.decide("optimal", given).partition
     assert {stage.start for stage in partition.stages} <= set(given.boundaries())
     assert priced(given, partition).predicted.period_s == partition.objective_s
     if tied == "together":

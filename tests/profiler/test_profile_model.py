@@ -36,10 +36,8 @@ class Full(nn.Linear):
 OUT_OF_MEMORY = {
     "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     "host": lambda: RuntimeError(
-        (
-            "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate "
-            "memory: you tried to allocate 9 bytes"
-        )
+        "[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 9 bytes"
     ),
     "python": lambda: MemoryError(),
     "cublas": lambda: RuntimeError(
@@ -188,10 +186,8 @@ def test_models_that_cannot_be_measured(
 
 def test_errors_of_the_model_name_its_file(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        (
-            "import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(batch_size): return "
-            "torch.zeros(1)\n"
-        )
+        "import torch\nmodel = torch.nn.ReLU()\ndef example_inputs(batch_size): return "
+        "torch.zeros(1)\n"
     )
     with pytest.raises(PartoptError, match=r"net\.py: the model has no parameters"):
         profile_source(find_model(str(tmp_path / "net.py")), device="cpu")

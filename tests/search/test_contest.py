@@ -45,10 +45,10 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PartoptWarning)
         plans = contest.plans_of(contest.contestants(stated), stated)
-    best = plans[contest.best_of(plans, stated.memory_bytes)]
+    best = plans[contest.best_of(plans)]
     each = [contest.planned(name, stated) for name in plans]
-    fitting = [plan for plan in each if plan.fits(stated.memory_bytes)]
-    assert best.fits(stated.memory_bytes) == bool(fitting)
+    fitting = [plan for plan in each if plan.fits]
+    assert best.fits == bool(fitting)
     assert best.predicted.samples_per_s == max(
         plan.predicted.samples_per_s for plan in fitting or each
     )

@@ -112,7 +112,7 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
         plan = planned(name, problem)
     except PartoptError:
         return
-    assert failed(plan, problem) == ([] if plan.fits(problem.memory_bytes) else ["memory"])
+    assert failed(plan, problem) == ([] if plan.fits else ["memory"])
 
 
 def manual(**options: Any) -> tuple[Plan, Problem]:
