@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt import units
 from partopt.cost.microbatch import measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
@@ -20,7 +19,16 @@ from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import AUTO, MANUAL, AllReduce, Comm, Recompute, check_options, invalid
+from partopt.options import (
+    AUTO,
+    MANUAL,
+    AllReduce,
+    Comm,
+    Recompute,
+    check_options,
+    invalid,
+    parse_memory,
+)
 
 # M   microbatches of an iteration
 # G   samples of an iteration
@@ -244,17 +252,6 @@ class Job:
                 yield float(layer.parameter_bytes)
         else:
             raise invalid("cost", self.cost, "unknown cost", f"{did_you_mean(self.cost, _COSTS)}")
-
-
-def parse_memory(given: str | int) -> int:
-    """Bytes of the limit of a device, from a quantity or bytes. PartoptError unless positive."""
-    try:
-        limit = units.parse_bytes(given) if isinstance(given, str) else given
-    except PartoptError as error:
-        raise error.at("`memory`") from None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
-        raise invalid("memory", given, "must be positive", 'write "40 GB", or bytes')
-    return limit
 
 
 def _numbers(values: Sequence[float]) -> list[float]:

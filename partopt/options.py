@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
+from partopt import units
 from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
@@ -66,6 +67,17 @@ def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
     return PartoptError(
         f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
     )
+
+
+def parse_memory(given: str | int) -> int:
+    """Bytes of the limit of a device, from a quantity or bytes. PartoptError unless positive."""
+    try:
+        limit = units.parse_bytes(given) if isinstance(given, str) else given
+    except PartoptError as error:
+        raise error.at("`memory`") from None
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
+        raise invalid("memory", given, "must be positive", 'write "40 GB", or bytes')
+    return limit
 
 
 def _conflict(option: str, message: str, hint: str) -> PartoptError:

@@ -77,7 +77,7 @@ PLANNERS: dict[str, Planner] = {
 }
 
 
-def asked_of(problem: Problem) -> set[str]:
+def required_features(problem: Problem) -> set[str]:
     """What a problem asks of its planner beyond its schedule, as `Planner.uses` says it."""
     asked = {
         "stages": problem.stages is not None,

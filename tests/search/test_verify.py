@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partopt import documents, planners
-from partopt.cost.problem import Problem, problem_behind, problem_of
+from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
@@ -80,8 +80,8 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
-    found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
+def test_the_problem_from_plan_a_plan_is_the_problem_that_was_stated(problem):
+    found = problem_from_plan(planners.plan("data_parallel", problem), problem.profile)
     assert found.topology == problem.limited_topology
     for name in (
         "schedule",
@@ -107,7 +107,7 @@ def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
-    assume(planners.asked_of(problem) <= PLANNERS[name].uses)
+    assume(planners.required_features(problem) <= PLANNERS[name].uses)
     try:
         plan = planned(name, problem)
     except PartoptError:
@@ -225,7 +225,7 @@ def test_an_altered_question_holds_only_where_its_best_answer_is_the_plans(case)
     plan, problem = CASES[case]()
     for path, other in altered(plan):
         if path[0] in QUESTION and other is not None and not failed(other, problem):
-            best = planned("optimal", problem_behind(other, problem.profile))
+            best = planned("optimal", problem_from_plan(other, problem.profile))
             assert best.certificate.objective_s == pytest.approx(
                 plan.certificate.objective_s, rel=1e-9
             ), path
