@@ -26,7 +26,12 @@ def scale(
     return scaling(scale_plans(job, devices, weak, progress))
 
 
-def scale_plans(job: Job, devices: Sequence[int], weak: bool, progress: Progress) -> list[Plan]:
+def scale_plans(
+    job: Job,
+    devices: Sequence[int],
+    weak: bool = False,
+    progress: Progress = ignore_progress,
+) -> list[Plan]:
     """The simulated plan of `job` on each number of `devices`, of its planner or the best of all.
 
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
