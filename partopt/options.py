@@ -156,7 +156,7 @@ def _check_exchange(job: Job, who: str) -> None:
     if job.allreduce == "blocking":
         raise _conflict(
             "allreduce",
-            f"`allreduce=blocking`: {who} gradients when the last backward is done",
+            f"`allreduce=blocking`: {who} gradients when its last backward is done",
             "drop `allreduce`",
         )
 

@@ -113,7 +113,8 @@ def simulate(
 
     The stages stay as they are. `partopt.simulator.conditions.Conditions` says what the options
     are. Raises PartoptError where the conditions contradict each other, the plan cannot run that
-    way, all that it does takes no time, or more than `most_actions` actions would be simulated.
+    way, all that it does takes no time, or more than `most_actions` actions would be simulated;
+    `fields["where"]` is "plan" where the plan is at fault.
     """
     conditions = Conditions(
         schedule=schedule,
@@ -137,6 +138,7 @@ def simulate(
             "all that the plan does takes 0 s: there is nothing to see",
             "were its layers measured?",
             code="no-time",
+            where="plan",
         )
     return Simulation(plan, run)
 
@@ -147,6 +149,7 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
             f'schedule: unknown schedule "{plan.schedule}"',
             did_you_mean(plan.schedule, SCHEDULES),
             code="unknown-schedule",
+            where="plan",
             schedule=plan.schedule,
         )
     changed = apply_conditions(plan, conditions, most_actions)
@@ -157,7 +160,11 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
         if conditions.warmup is not None:
             hint = "let more forwards come first: a deeper `warmup`"
         raise PartoptError(
-            f"{changed.schedule}: {error.message}", hint, code=error.code, **error.fields
+            f"{changed.schedule}: {error.message}",
+            hint,
+            code=error.code,
+            **error.fields,
+            where="plan",
         ) from None
 
 

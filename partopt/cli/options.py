@@ -177,12 +177,18 @@ def job(profile: str, given: dict[str, Any]) -> Job:
     options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
     for name in ("cuts", "replicas"):
         text = given.get(name)
-        options[name] = integers(text, f"--{name}") if text else None
+        options[name] = None if text is None else integers(text, f"--{name}")
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
-    return partopt.Job(loaded, topology, **options)
+    try:
+        return partopt.Job(loaded, topology, **options)
+    except PartoptError as error:
+        if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
+            message = error.message.replace("`cost`", given["cost"])
+            raise PartoptError(message, error.hint, code=error.code, option="cost") from None
+        raise
 
 
 def limited_topology(job: Job) -> Topology:

@@ -60,7 +60,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     try:
         simulation = _in_background(run)
     except PartoptError as error:
-        raise error if error.fields.get("option") else error.at(plan) from None
+        raise error.at(plan) if error.fields.get("where") == "plan" else error from None
     _show(simulation, as_json, output)
     if output:
         simulation.save(output, force)

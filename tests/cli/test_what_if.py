@@ -143,18 +143,18 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         ),
         (
             ["--links", "all=0"],
-            "--links all: '0' is no number of links",
+            "--links all: invalid link count '0'",
             "write a whole number, 1 or more",
         ),
         (
             ["--links", "all=x"],
-            "--links all: 'x' is no number of links",
+            "--links all: invalid link count 'x'",
             "write a whole number, 1 or more",
         ),
         (["--schedule", "1f2b"], "--schedule 1f2b: no such schedule", 'did you mean "1f1b"?'),
         (
             ["--allreduce", "blocking"],
-            "--allreduce: 1f1b exchanges gradients when its last backward is done",
+            "--allreduce blocking: 1f1b exchanges gradients when its last backward is done",
             "drop --allreduce",
         ),
         (["--warmup", "1,2"], "--warmup 1,2: 2 numbers for 4 stages", "give one for each stage"),
