@@ -17,6 +17,7 @@ from partopt.report import trace
 from partopt.report.simulation import SimulationDocument, document, drawn
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
+from partopt.simulator import judge
 from partopt.simulator.advice import findings
 from partopt.simulator.conditions import (
     Conditions,
@@ -24,8 +25,8 @@ from partopt.simulator.conditions import (
     change_network,
     check_size,
 )
-from partopt.simulator.judge import ACTION_LIMIT, simulation_of
 from partopt.simulator.judge import Simulation as Execution
+from partopt.simulator.judge import simulation_of
 from partopt.simulator.own_order import microbatches_in, simulation_of_csv
 from partopt.simulator.restate import layout_of
 
@@ -92,7 +93,7 @@ def form_of(path: str) -> str:
 
 def most_actions(path: str | None) -> int:
     """How many actions a simulation may have that is to be saved at `path`: traces hold fewer."""
-    return trace.MOST_ACTIONS if path and form_of(path) == ".json" else ACTION_LIMIT
+    return trace.MOST_ACTIONS if path and form_of(path) == ".json" else judge.ACTION_LIMIT
 
 
 def simulate(
@@ -107,13 +108,14 @@ def simulate(
     memory: str | int | None = None,
     comm: str | None = None,
     allreduce: str | None = None,
-    most_actions: int = ACTION_LIMIT,
+    most_actions: int | None = None,
 ) -> Simulation:
     """Execute `plan` on the cluster for which it was made, or under other conditions.
 
     The stages stay as they are. `partopt.simulator.conditions.Conditions` says what the options
     are. Raises PartoptError where the conditions contradict each other, the plan cannot run that
-    way, all that it does takes no time, or more than `most_actions` actions would be simulated;
+    way, all that it does takes no time, or it has more than `most_actions` actions, by default 20
+    million;
     `fields["where"]` is "plan" where the plan is at fault.
     """
     conditions = Conditions(
@@ -127,12 +129,12 @@ def simulate(
         comm=comm,
         allreduce=allreduce,
     )
+    limit = most_actions or judge.ACTION_LIMIT
     own = conditions.own_order
-    run = (
-        _execute(plan, conditions, most_actions)
-        if own is None
-        else _own(plan, own, conditions, most_actions)
-    )
+    if own is None:
+        run = _execute(plan, conditions, limit)
+    else:
+        run = _execute_own(plan, own, conditions, limit)
     if run.makespan_s == 0:
         raise PartoptError(
             "all that the plan does takes 0 s: there is nothing to see",
@@ -168,7 +170,7 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
         ) from None
 
 
-def _own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
+def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
     """The order in the file `path`, on the plan's stages."""
     for option in ("warmup", "allreduce"):
         value = getattr(conditions, option)

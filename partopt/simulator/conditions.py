@@ -183,8 +183,8 @@ def check_layout(plan: Plan, name: str) -> None:
         chunks_of(layout, entry.shape, entry.uneven)
     except PartoptError as error:
         unequal = not entry.uneven and len({stage.replicas for stage in plan.stages}) > 1
-        chunks = ", `chunks=2`" if entry.shape == LOOPED else ""
-        hint = error.hint if unequal else f"plan for it: `solve` with `schedule={name}`{chunks}"
+        chunks = " chunks=2" if entry.shape == LOOPED else ""
+        hint = error.hint if unequal else f"plan for it: `solve schedule={name}{chunks}`"
         raise PartoptError(
             f"`schedule={name}`: {error.message}", hint, code=error.code, option="schedule"
         ) from None
@@ -217,7 +217,7 @@ def _warmups(
     if given is None:
         return None
     if name not in WARMED:
-        able = " or ".join(f"`schedule={other}`" for other in WARMED)
+        able = f"`schedule={WARMED[0]}`, {', '.join(WARMED[1:])}"
         raise PartoptError(
             f"`warmup`: {name} has a warm-up of its own",
             f"drop `warmup`, or choose {able}",
