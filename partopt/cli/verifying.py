@@ -36,9 +36,14 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
         hint = (
             "give the plan's own: --profile FILE"
             if "profile" in found.failed
-            else "plan it anew: partopt plan"
+            else "re-run partopt plan"
         )
-        raise PartoptError(f"{file}: not verified: {', '.join(found.failed)}", hint, ANSWER_IS_NO)
+        raise PartoptError(
+            f"{file}: not verified: {', '.join(found.failed)}",
+            hint,
+            ANSWER_IS_NO,
+            code="not-verified",
+        )
     if not as_json:
         click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
@@ -52,4 +57,5 @@ def _shipped(plan: Plan, file: str) -> Profile:
     raise PartoptError(
         f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
         "say where it is: --profile FILE",
+        code="profile-needed",
     )

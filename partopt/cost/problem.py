@@ -161,8 +161,7 @@ def problem_of(
 
 
 def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
-    """The problem that `plan` was made for, from what it records and its profile; a person's own
-    split is in the plan.
+    """The problem that `plan` was made for, from what it records and its profile.
 
     Raises PartoptError where `profile` has other layers, or none of that microbatch size.
     """
@@ -171,6 +170,7 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         raise PartoptError(
             f"a plan of {plan.profile.name}, whose layers are not those of {profile.model.name}",
             "give its own profile",
+            code="other-layers",
         )
     request = plan.request
     return problem_of(

@@ -74,13 +74,16 @@ class Recomputation:
 
 
 def check_layout(plan: Plan) -> None:
-    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or
-    not be simulated.
-    """
+    """Raise PartoptError where the schedule cannot run stages that lie so, or they are too many."""
     entry = schedule(plan.schedule)
     if entry.asynchronous != (plan.microbatches is None):
-        raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
+        raise PartoptError(
+            f"{plan.microbatches} microbatches an iteration under {plan.schedule}",
+            code="inconsistent-plan",
+        )
     if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
-        raise PartoptError(f"{plan.family}: no family of plans for {plan.schedule}")
+        raise PartoptError(
+            f"{plan.family}: not a family of plans for {plan.schedule}", code="inconsistent-plan"
+        )
     check_actions(plan)
     chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
