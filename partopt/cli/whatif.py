@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# schedules that a plan tells how many forwards come first
-WARMED = ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager")
-
 _OPTIONS = [
     click.option(
         "--schedule",
@@ -130,7 +127,8 @@ def changed(plan: Plan, given: dict[str, Any], most: int) -> Plan:
         from msgspec.structs import replace
 
         return replace(plan, **fields)
-    if warmups is None and name in WARMED and (name, M) == (plan.schedule, plan.microbatches):
+    same = (name, M) == (plan.schedule, plan.microbatches)
+    if warmups is None and same and schedule(name).takes_warmup:
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
@@ -259,10 +257,13 @@ def _warmups(plan: Plan, name: str, M: int | None, text: str | None) -> list[int
     """
     if text is None:
         return None
-    if name not in WARMED:
+    from partopt.schedules import SCHEDULES
+
+    if not SCHEDULES[name].takes_warmup:
+        able = [other for other, entry in SCHEDULES.items() if entry.takes_warmup]
         raise PartoptError(
             f"--warmup: {name} has a warm-up of its own",
-            f"drop --warmup, or choose --schedule {' or '.join(WARMED)}",
+            f"drop --warmup, or choose --schedule {' or '.join(able)}",
         )
     more = text.startswith("+") and text[1:].isdecimal()
     found = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.schedules.layout import STRAIGHT
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
 from partopt.simulator.finding import Finding
 from partopt.simulator.judge import Simulation, simulation_of
@@ -75,12 +75,12 @@ def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
 
 def _same_layout(plan: Plan) -> list[str]:
     """Schedules with smaller bubbles that the stages can run as they lie."""
-    if plan.schedule == "naive":
-        return ["1f1b"]
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
+    if entry.one_at_a_time:
+        return ["1f1b"]
     if entry.split or not even:
         return []
-    return {STRAIGHT: ["zb-h1"], LOOPED: ["interleaved-zb"]}.get(entry.shape, [])
+    return [name for name, other in SCHEDULES.items() if other.split and other.shape == entry.shape]
 
 
 def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
@@ -89,7 +89,7 @@ def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
     looped = "interleaved-zb" if entry.split else "interleaved"
     able = (
         even
-        and plan.schedule != "naive"
+        and not entry.one_at_a_time
         and entry.shape == STRAIGHT
         and plan.stages[-1].stop >= 2 * of.P
     )

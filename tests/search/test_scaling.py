@@ -39,5 +39,5 @@ def test_numbers_are_judged_before_any_plan_is_made(monkeypatch):
 
 
 def test_a_planner_that_refuses_a_number_says_so():
-    with pytest.raises(PartoptError, match="no such planner"):
+    with pytest.raises(PartoptError, match="unknown planner"):
         scaling(flat(4), [2], "gpip", asynchronous)
