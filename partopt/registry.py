@@ -100,6 +100,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
             raise self._broken(point, f"{type(error).__name__}: {error}") from error
         if not isinstance(entry, self.kind):
             raise self._broken(point, f"{point.value} is not a {self.kind.__name__}")
+        own = getattr(entry, "name", point.name)
+        if own != point.name:
+            raise self._broken(point, f'{point.value} has the name "{own}"')
         return entry
 
     def _broken(self, point: EntryPoint, why: str) -> PartoptError:

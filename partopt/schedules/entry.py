@@ -7,7 +7,7 @@ default: one that is left out is an error when the entry is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place, own_microbatches
@@ -37,6 +37,12 @@ class Kernel:
 
     depends_on: int
     factor: int
+
+    def __post_init__(self) -> None:
+        if self.depends_on not in (DOWNSTREAM, OWN, DEPTH):
+            raise ValueError(f"depends_on is DOWNSTREAM, OWN or DEPTH, not {self.depends_on}")
+        if self.depends_on == DOWNSTREAM and self.factor < 1:
+            raise ValueError(f"factor of DOWNSTREAM must be at least 1, not {self.factor}")
 
 
 @dataclass(frozen=True)
@@ -90,17 +96,22 @@ class Schedule:
     data_parallel: bool  # `schedule="auto"` tries it with one device in each pipeline
 
     def __post_init__(self) -> None:
-        if (self.shape == STRAIGHT) != isinstance(self.counts, StageCounts):
-            raise ValueError(
-                f"{self.name}: counts are StageCounts with one stage on each device, else "
-                "DeviceCounts"
-            )
+        for fault in self._faults():
+            raise ValueError(f"schedule {self.name}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
         if self.shape not in (*CHUNKS, LOOPED):
-            raise ValueError(f"{self.name}: unknown shape {self.shape!r}")
+            yield f"unknown shape {self.shape!r}"
+        elif (self.shape == STRAIGHT) != isinstance(self.counts, StageCounts):
+            yield "counts are StageCounts with one stage on each device, else DeviceCounts"
+        elif any(CHUNKS.get(self.shape, v) != v for v in self.auto_chunks):
+            yield f"auto_chunks: {CHUNKS[self.shape]} stages lie on each device"
         if self.weight_versions not in (ALL_IN_FLIGHT, 1, 2):
-            raise ValueError(f"{self.name}: weight_versions is 1, 2 or ALL_IN_FLIGHT")
-        if any(CHUNKS.get(self.shape, v) != v for v in self.auto_chunks):
-            raise ValueError(f"{self.name}: a device has {CHUNKS[self.shape]} stages")
+            yield "weight_versions is 1, 2 or ALL_IN_FLIGHT"
+        if self.asynchronous and (self.shape != STRAIGHT or self.auto_chunks):
+            yield 'asynchronous: one stage on each device, and `schedule="auto"` does not try it'
+        if self.one_at_a_time and self.kernel is not None:
+            yield "one_at_a_time: the optimal planner cannot plan for it, kernel is None"
 
     @property
     def takes_warmup(self) -> bool:
