@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partopt.cli import options, progress
+from partopt import Profile
+from partopt.cli import progress
 from partopt.documents import shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt.documents.plan import Plan
-    from partopt.documents.profile import Profile
+    from partopt import Plan
 
 
 def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
@@ -25,7 +25,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     from partopt.report.verification import render, verification
     from partopt.search import verify as checking
 
-    loaded = _shipped(plan, file) if profile is None else options.load_profile(profile)
+    loaded = _shipped(plan, file) if profile is None else Profile.load(profile)
     with progress.shown() as tell:
         found = verification(checking.verify(plan, loaded, tell), checking.claim(plan))
     if as_json:
@@ -46,7 +46,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
 def _shipped(plan: Plan, file: str) -> Profile:
     """The shipped profile that the plan was made from."""
     for name in shipped.names("profiles"):
-        loaded = options.load_profile(name)
+        loaded = Profile.load(name)
         if loaded.sha256() == plan.profile.sha256:
             return loaded
     raise PartoptError(

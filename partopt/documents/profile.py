@@ -141,6 +141,10 @@ class Profile(documents.Document, frozen=True, kw_only=True):
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
 
+    @property
+    def notes(self) -> list[documents.Note]:
+        return []
+
     @classmethod
     def load(cls, path: str) -> Profile:
         """The profile in the file `path`, on standard input (`-`), or of a shipped name.

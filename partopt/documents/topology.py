@@ -88,6 +88,12 @@ class Topology(documents.Part, frozen=True, kw_only=True):
         """The topology in a YAML text; `where` names it in errors. As `load`."""
         return _parse(content, where, servers)
 
+    def notes(self) -> list[documents.Note]:
+        return []
+
+    def faults(self) -> list[PartoptError]:
+        return []
+
     def group_size(self, k: int) -> int:
         """Devices in one level-k component; `group_size(0)` is 1 and `group_size(L)` is P."""
         return math.prod(level.size for level in self.levels[:k])

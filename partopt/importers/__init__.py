@@ -7,11 +7,14 @@ Profile`, imported when it is first used.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from partopt.documents.profile import Profile
 from partopt.registry import Registry
 
-Importer = Callable[[str, str, str, int], Profile]
+if TYPE_CHECKING:
+    from partopt.documents.profile import Profile
+
+Importer: TypeAlias = "Callable[[str, str, str, int], Profile]"
 
 IMPORTERS: Registry[Importer] = Registry(
     "importer", Callable, {"pipedream": "partopt.importers.pipedream:read"}

@@ -97,7 +97,7 @@ _BUILTIN: dict[str, Planner | str] = {
 PLANNERS: Registry[Planner] = Registry("planner", Planner, _BUILTIN)
 
 
-def asked_of(problem: Problem) -> set[str]:
+def required_features(problem: Problem) -> set[str]:
     """What a problem asks of its planner beyond its schedule, as `Planner.uses` says it."""
     asked = {
         "stages": problem.stages is not None,

@@ -54,7 +54,7 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
     ]
 
 
-def judged_at_best(plan: Plan) -> Plan:
+def simulate_with_best_warmup(plan: Plan) -> Plan:
     """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
     `memory_bytes` of a device.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.layout import LOOPED, STRAIGHT
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
 from partopt.simulator.finding import Finding
 from partopt.simulator.judge import Simulation, simulation_of
@@ -86,11 +86,18 @@ def _same_layout(plan: Plan) -> list[str]:
 def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
     """The schedule that would give a device two stages, where it could run this model."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
-    looped = "interleaved-zb" if entry.split else "interleaved"
     able = (
         even
         and not entry.one_at_a_time
         and entry.shape == STRAIGHT
         and plan.stages[-1].stop >= 2 * of.P
     )
-    return [looped] if able and refusal(looped, of.P, 2, of.M) is None else []
+    if not able:
+        return []
+    return [
+        name
+        for name, other in SCHEDULES.items()
+        if other.shape == LOOPED
+        and other.split == entry.split
+        and refusal(name, of.P, 2, of.M) is None
+    ]

@@ -177,7 +177,7 @@ class TestMemory:
         assert outcome.code == 1
         assert "DOES NOT FIT 10 MB" in outcome.out
         assert re.match(
-            r"the plan does not fit: rank 0 needs [\d.]+ MB, [\d.]+ MB more than there is",
+            r"the plan does not fit: rank 0 needs [\d.]+ MB, which exceeds the limit by [\d.]+ MB",
             outcome.errors[0],
         )
         assert outcome.hints == ["partopt plan --recompute always"]
@@ -246,7 +246,7 @@ def test_a_plan_of_an_unknown_schedule(partopt, plan_file, tmp_path):
     outcome = partopt("simulate", tmp_path / "x.json")
     assert (outcome.code, outcome.errors) == (
         2,
-        [f'{tmp_path / "x.json"}: schedule: there is no "1f2b"'],
+        [f'{tmp_path / "x.json"}: schedule: unknown schedule "1f2b"'],
     )
     assert (
         partopt("simulate", tmp_path / "x.json", "--schedule", "1f1b", "--microbatches", 8).code

@@ -13,13 +13,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partopt import documents, planners
-from partopt.cost.problem import Problem, problem_behind, problem_of
+from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
 from partopt.planners.searching import Probe
-from partopt.search.contest import planned
-from partopt.search.schedule import chosen
+from partopt.search.contest import plan_alone
+from partopt.search.schedule import best_by_schedule
 from partopt.search.verify import claim, verify
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
@@ -80,8 +80,8 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
-    found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
+def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
+    found = problem_from_plan(planners.plan("data_parallel", problem), problem.profile)
     assert found.topology == problem.limited_topology
     for name in (
         "schedule",
@@ -107,9 +107,9 @@ def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
-    assume(planners.asked_of(problem) <= PLANNERS[name].uses)
+    assume(planners.required_features(problem) <= PLANNERS[name].uses)
     try:
-        plan = planned(name, problem)
+        plan = plan_alone(name, problem)[0]
     except PartoptError:
         return
     assert failed(plan, problem) == ([] if plan.fits else ["memory"])
@@ -124,7 +124,7 @@ def manual(**options: Any) -> tuple[Plan, Problem]:
         replicas=(2, 1, 1),
         **options,
     )
-    return planned("manual", problem), problem
+    return plan_alone("manual", problem)[0], problem
 
 
 def plan_of(name: str, **options: Any) -> tuple[Plan, Problem]:
@@ -133,13 +133,13 @@ def plan_of(name: str, **options: Any) -> tuple[Plan, Problem]:
         [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3], output_bytes=[10**6] * 6, parameter_bytes=[10**5] * 6
     )
     problem = problem_of(profile, two_level(2, 2, memory_bytes=10**9), **options)
-    return planned(name, problem), problem
+    return plan_alone(name, problem)[0], problem
 
 
 def grid() -> tuple[Plan, Problem]:
     """The best of all schedules for eight layers."""
     problem = problem_of(uniform_profile(8), flat(4, 1e9), microbatches=8, schedule="1f1b")
-    return chosen([1], [False], lambda size, recompute: problem)[0], problem
+    return best_by_schedule([problem])[0], problem
 
 
 CASES = {
@@ -225,7 +225,7 @@ def test_an_altered_question_holds_only_where_its_best_answer_is_the_plans(case)
     plan, problem = CASES[case]()
     for path, other in altered(plan):
         if path[0] in QUESTION and other is not None and not failed(other, problem):
-            best = planned("optimal", problem_behind(other, problem.profile))
+            best = plan_alone("optimal", problem_from_plan(other, problem.profile))[0]
             assert best.certificate.objective_s == pytest.approx(
                 plan.certificate.objective_s, rel=1e-9
             ), path
@@ -294,13 +294,13 @@ def test_another_profile_is_named_and_every_check_is_made_all_the_same(case):
         "numbers",
         "memory",
         "request",
-        "sought",
+        "objective",
         "bound",
         "status",
     ]
     assert (
         checks[1].text
-        == "cannot be worked out: a plan of chain, whose layers are not those of three"
+        == "cannot be recomputed: a plan of chain, whose layers are not those of three"
     )
 
 
@@ -323,4 +323,4 @@ def test_a_certificate_that_is_missing_or_that_no_planner_gave(case, certificate
     plan, problem = CASES[case]()
     boast = Certificate(status="optimal", objective_s=1.0, lower_bound_s=1.0, gap=0.0, proof="")
     changed = msgspec.structs.replace(plan, certificate=None if certificate is None else boast)
-    assert "sought" in failed(changed, problem)
+    assert "objective" in failed(changed, problem)
