@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from partopt.cli import options
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError
 from partopt.importers import IMPORTERS
 
 
@@ -38,12 +38,9 @@ def command(
     Example:
       partopt import pipedream vgg16.txt --microbatch-size 128 -o vgg16.json
     """
-    import importlib
-
     from partopt import documents
 
-    if form not in IMPORTERS:
-        raise PartoptError(f"partopt import {form}: no such format", did_you_mean(form, IMPORTERS))
+    read = IMPORTERS.lookup(form)
     if output is None:
         raise PartoptError(
             "partopt import: no output file", "add -o profile.json, or -o - for standard output"
@@ -64,9 +61,7 @@ def command(
             err=True,
         )
     model = name or Path(graph).stem
-    imported = importlib.import_module(IMPORTERS[form]).read(
-        content, graph, model, microbatch_size or 1
-    )
+    imported = read(content, graph, model, microbatch_size or 1)
     documents.refuse(imported.faults(), graph)
     imported.save(output, force)
     if output != "-":

@@ -7,21 +7,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partopt.cost.flight import CHUNKED, SYNCHRONOUS
 from partopt.cost.period import tied_exchange_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.planners import gpipe
 from partopt.planners.placing import stage_multiple, stages_a_device
-from partopt.schedules import refusal, schedule
-from partopt.schedules.layout import LOOPED, STRAIGHT, ranks_of
+from partopt.schedules import SCHEDULES, refusal, schedule
+from partopt.schedules.layout import STRAIGHT, ranks_of
 from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
 from partopt.simulator.ports import ports_of
 
 # P   devices; d   pipelines side by side; v   stages on a device; S   stages; M   microbatches of
 #     an iteration
-
-CHUNKS = (2, 4)  # v of the schedules that take any
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,10 @@ def candidates(problems: Iterable[Problem]) -> Iterator[Candidate]:
 
 
 def _schedules(problem: Problem) -> Iterator[Problem]:
-    """The problem under every schedule, and every v where a schedule takes any."""
-    for name in (*SYNCHRONOUS, *CHUNKED):
-        if name != "naive":
-            for v in CHUNKS if schedule(name).shape == LOOPED else CHUNKS[:1]:
-                yield replace(problem, schedule=name, chunks=v)
+    """The problem under every schedule that is tried, and every v that it is tried with."""
+    for name, entry in SCHEDULES.items():
+        for v in entry.auto_chunks:
+            yield replace(problem, schedule=name, chunks=v)
 
 
 Shape = tuple[str, int, int]  # how stages lie on devices, v, and d
@@ -117,7 +113,7 @@ def _on_grids(problem: Problem, laid: _Laid) -> Iterator[Candidate]:
         d for d in range(1, P + 1) if P % d == 0 and (M % d == 0 or (entry.uneven and d < M))
     ):
         S = P // d * stages_a_device(problem)
-        if d == P and problem.schedule not in ("1f1b", "gpipe"):
+        if d == P and not entry.data_parallel:
             continue  # pipelines of one device: data parallelism, whatever it is called
         if len(problem.boundaries()) <= S or S % v or refusal(problem.schedule, P // d, v, M // d):
             continue

@@ -161,7 +161,9 @@ def _imbalance(case: _Case) -> Iterator[Finding]:
 
 def _few_microbatches(case: _Case) -> Iterator[Finding]:
     plan = case.simulation.plan
-    if plan.microbatches is None or plan.schedule == "naive":
+    if plan.microbatches is None or plan.schedule not in SCHEDULES:
+        return
+    if SCHEDULES[plan.schedule].one_at_a_time:
         return
     of, d = pipeline_of(plan), len(plan.stages_by_rank())
     enough = ENOUGH_MICROBATCHES * of.P
@@ -212,8 +214,9 @@ def _faster(case: _Case, level: Level, share: float) -> str:
                 level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max()))
             )
     sent = case.simulation.timeline.transfers
-    if plan.schedule == "1f1b":
-        return "--schedule 1f1b-eager, which has more microbatches in flight and hides the latency"
+    deeper = _deeper_schedule(plan.schedule)
+    if deeper is not None:
+        return f"--schedule {deeper}, which has more microbatches in flight and hides the latency"
     if case.asynchronous:
         return _deeper(case)
     if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
@@ -222,6 +225,20 @@ def _faster(case: _Case, level: Level, share: float) -> str:
             "it is latency, not bandwidth"
         )
     return _bandwidth(level, share / NOTICED)
+
+
+def _deeper_schedule(name: str) -> str | None:
+    """The synchronous schedule that orders a device as `name` does, with a longer warm-up; None
+    where there is none.
+    """
+    own = SCHEDULES.get(name)
+    if own is None or own.asynchronous or own.kernel is None or not own.takes_warmup:
+        return None
+    for other in SCHEDULES.values():
+        same = other.row is own.row and not other.asynchronous
+        if same and other.kernel is not None and other.kernel.factor > own.kernel.factor:
+            return other.name
+    return None
 
 
 def _bandwidth(level: Level, factor: float) -> str:

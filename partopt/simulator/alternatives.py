@@ -75,22 +75,29 @@ def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
 
 def _same_layout(plan: Plan) -> list[str]:
     """Schedules with smaller bubbles that the stages can run as they lie."""
-    if plan.schedule == "naive":
-        return ["1f1b"]
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
+    if entry.one_at_a_time:
+        return ["1f1b"]
     if entry.split or not even:
         return []
-    return {STRAIGHT: ["zb-h1"], LOOPED: ["interleaved-zb"]}.get(entry.shape, [])
+    return [name for name, other in SCHEDULES.items() if other.split and other.shape == entry.shape]
 
 
 def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
     """The schedule that would give a device two stages, where it could run this model."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
-    looped = "interleaved-zb" if entry.split else "interleaved"
     able = (
         even
-        and plan.schedule != "naive"
+        and not entry.one_at_a_time
         and entry.shape == STRAIGHT
         and plan.stages[-1].stop >= 2 * of.P
     )
-    return [looped] if able and refusal(looped, of.P, 2, of.M) is None else []
+    if not able:
+        return []
+    return [
+        name
+        for name, other in SCHEDULES.items()
+        if other.shape == LOOPED
+        and other.split == entry.split
+        and refusal(name, of.P, 2, of.M) is None
+    ]

@@ -21,8 +21,6 @@ from partopt.simulator.steady import microbatches_to_settle
 
 Value = TypeVar("Value")
 
-WARMED = ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
@@ -104,7 +102,8 @@ def _restate(
     }
     if (name, M, topology, warmups) == (plan.schedule, plan.microbatches, plan.topology, None):
         return replace(plan, **waits)
-    if warmups is None and name in WARMED and (name, M) == (plan.schedule, plan.microbatches):
+    same = (name, M) == (plan.schedule, plan.microbatches)
+    if warmups is None and same and schedule(name).takes_warmup:
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
@@ -216,8 +215,9 @@ def _warmups(
     """The warm-up of each stage: fewer forwards than microbatches that each of its replicas gets."""
     if given is None:
         return None
-    if name not in WARMED:
-        able = f"`schedule={WARMED[0]}`, {', '.join(WARMED[1:])}"
+    if not schedule(name).takes_warmup:
+        first, *others = (other for other, entry in SCHEDULES.items() if entry.takes_warmup)
+        able = f"`schedule={first}`, {', '.join(others)}"
         raise PartoptError(
             f"`warmup`: {name} has a warm-up of its own",
             f"drop `warmup`, or choose {able}",

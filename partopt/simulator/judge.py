@@ -179,7 +179,7 @@ def _paced_by(simulation: Simulation) -> str:
     estimate, plan = simulation.plan.predicted.estimate, simulation.plan
     filling = (
         plan.microbatches is not None
-        and plan.schedule != "naive"
+        and not schedule(plan.schedule).one_at_a_time
         and plan.slowest_device_s < simulation.period_s / 2
     )
     return (

@@ -137,7 +137,7 @@ def test_a_planner_that_is_named_makes_every_plan(scaled):
             ["--scaling", "2,4", "--planner", "manual"],
             "--planner manual: a split of your own is for one number of devices",
         ),
-        (["--scaling", "2,4", "--planner", "gpip"], "--planner gpip: no such planner"),
+        (["--scaling", "2,4", "--planner", "gpip"], 'unknown planner "gpip"'),
         (
             ["--scaling", "2,4", "--planner", "pipedream", "--stages", 2],
             "--stages: the planner pipedream does not look at it",

@@ -151,7 +151,7 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
             "--links all: invalid link count 'x'",
             "write a whole number from 1 to 1024",
         ),
-        (["--schedule", "1f2b"], "--schedule 1f2b: no such schedule", 'did you mean "1f1b"?'),
+        (["--schedule", "1f2b"], 'unknown schedule "1f2b"', 'did you mean "1f1b"?'),
         (
             ["--allreduce", "blocking"],
             "--allreduce blocking: 1f1b exchanges gradients when its last backward is done",

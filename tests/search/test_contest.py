@@ -90,7 +90,7 @@ def test_where_all_refuse_each_reason_is_given_once():
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
     assert messages[1].startswith(
-        "--schedule interleaved: the planner pipedream puts one stage on a device"
+        "`schedule=interleaved`: the planner pipedream puts one stage on each device"
     )
 
 
