@@ -104,7 +104,7 @@ def _again(path: str, problem: Problem) -> Plan:
     from partopt.cost.price import price
     from partopt.cost.problem import partition_of
     from partopt.documents.plan import Plan
-    from partopt.search.warmup import judged_at_best
+    from partopt.search.warmup import simulate_with_best_warmup
 
     plan = Plan.load(path)
     devices = problem.topology.devices
@@ -130,4 +130,4 @@ def _again(path: str, problem: Problem) -> Plan:
             "choose its topology",
         )
     partition = partition_of(plan, problem.recompute_per_stage)
-    return judged_at_best(price(partition, problem, plan.planner))
+    return simulate_with_best_warmup(price(partition, problem, plan.planner))

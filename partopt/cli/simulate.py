@@ -18,7 +18,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 if TYPE_CHECKING:
     from partopt.documents.plan import Plan
     from partopt.report.simulation import SimulationDocument
-    from partopt.simulator.judge import Simulation
+    from partopt.simulator.execution import Execution
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")
 _WIDTH = 80  # columns, where it is not a terminal
@@ -94,7 +94,7 @@ def _check_output(output: str | None, force: bool, as_json: bool) -> None:
 def _most_actions(output: str | None) -> int:
     """How many actions may be simulated: a trace holds fewer."""
     from partopt.report.trace import MOST_ACTIONS
-    from partopt.simulator.judge import ACTION_LIMIT
+    from partopt.simulator.execution import ACTION_LIMIT
 
     return MOST_ACTIONS if output and _form(output) == ".json" else ACTION_LIMIT
 
@@ -104,13 +104,13 @@ def _form(output: str) -> str:
     return ".json" if output == "-" else Path(output).suffix.lower()
 
 
-def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
+def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Execution]:
     """What is to be simulated: the plan under the options' circumstances.
 
     Raises PartoptError where it cannot be.
     """
     from partopt.schedules import SCHEDULES
-    from partopt.simulator import simulation_of
+    from partopt.simulator import execute
 
     if whatif.own_order(given["schedule"]):
         return _own(plan, given, most)
@@ -121,9 +121,9 @@ def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callab
         )
     changed, passing = whatif.changed(plan, given, most), given["microbatches"]
 
-    def run() -> Simulation:
+    def run() -> Execution:
         try:
-            return simulation_of(changed, passing)
+            return execute(changed, passing)
         except PartoptError as error:
             hint = (
                 "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
@@ -133,7 +133,7 @@ def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callab
     return run
 
 
-def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulation]:
+def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Execution]:
     """The order in the file that --schedule names."""
     from msgspec.structs import replace as restated
 
@@ -156,7 +156,7 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
     except PartoptError as error:
         raise error.at(path) from None
 
-    def run() -> Simulation:
+    def run() -> Execution:
         try:
             return simulation_of_csv(text, Path(path).name, changed, M)
         except PartoptError as error:
@@ -165,11 +165,11 @@ def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Simulatio
     return run
 
 
-def _in_background(work: Callable[[], Simulation]) -> Simulation:
+def _in_background(work: Callable[[], Execution]) -> Execution:
     """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait for
     it.
     """
-    done: list[Simulation] = []
+    done: list[Execution] = []
     failed: list[Exception] = []
 
     def run() -> None:
@@ -190,7 +190,7 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
 
 
 def _show(
-    simulation: Simulation,
+    simulation: Execution,
     before: Plan,
     result: SimulationDocument,
     as_json: bool,
@@ -209,7 +209,7 @@ def _show(
         click.echo(render(simulation, before, result.advice, width, options.ascii_only(), colour))
 
 
-def _write(simulation: Simulation, output: str, force: bool) -> None:
+def _write(simulation: Execution, output: str, force: bool) -> None:
     """The form that the extension of `output` chooses; the trace on standard output."""
     from partopt import documents
     from partopt.report import trace
@@ -239,7 +239,7 @@ def _next(plan: str, output: str | None) -> str:
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
-def _does_not_fit(result: SimulationDocument, simulation: Simulation) -> PartoptError:
+def _does_not_fit(result: SimulationDocument, simulation: Execution) -> PartoptError:
     from partopt.units import format_bytes
 
     limit = simulation.plan.topology.device.memory_bytes

@@ -8,7 +8,7 @@ from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.report.table import labelled, shorten, table
 from partopt.schedules import SCHEDULES
-from partopt.simulator.judge import Simulation
+from partopt.simulator.execution import Execution
 from partopt.units import format_bandwidth, format_bytes, format_rate, format_seconds
 
 _LIST_WIDTH = 24  # of a list of numbers
@@ -82,7 +82,7 @@ def _listed(numbers: list[int]) -> str:
     return shorten(",".join(map(str, numbers)), _LIST_WIDTH)
 
 
-def compared(before: Plan, simulation: Simulation) -> list[str]:
+def compared(before: Plan, simulation: Execution) -> list[str]:
     """What was changed, and a table of the prediction before and after; nothing where nothing
     was.
     """

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from partopt.report.plan import ranks_text
 from partopt.report.table import WIDTH, table
 from partopt.report.topology import link_text
-from partopt.simulator.judge import Simulation
+from partopt.simulator.execution import Execution
 from partopt.units import format_bytes, format_seconds
 
 _BAR_WIDTH = 14
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 Group = tuple[tuple[int, ...], list[int]]  # the stages that devices hold, and their ranks
 
 
-def share_table(simulation: Simulation, ascii_only: bool = False) -> str:
+def share_table(simulation: Execution, ascii_only: bool = False) -> str:
     """A row for all the devices that hold the same stages: shares of their time, what is in flight
     and their memory.
     """
@@ -85,7 +85,7 @@ def share_table(simulation: Simulation, ascii_only: bool = False) -> str:
     return "\n".join([table(_HEADINGS, rows, left=(0, 1, 2), gap=1), *lines])
 
 
-def _groups(simulation: Simulation) -> list[Group]:
+def _groups(simulation: Execution) -> list[Group]:
     held: dict[tuple[int, ...], list[int]] = {}
     for rank, stages in simulation.plan.stages_by_rank().items():
         held.setdefault(tuple(stages), []).append(rank)
@@ -105,7 +105,7 @@ def _shown(groups: list[Group], work: Floats, memory: NDArray[np.int64]) -> list
     return [groups[n] for n in sorted(places)]
 
 
-def _row(simulation: Simulation, group: Group, parts: Floats, ascii_only: bool) -> list[str]:
+def _row(simulation: Execution, group: Group, parts: Floats, ascii_only: bool) -> list[str]:
     stages, ranks = group
     return [
         ",".join(map(str, stages)),
@@ -134,7 +134,7 @@ def _percent(share: float) -> str:
     return "-" if share < _SOME else "<1%" if share < 0.005 else f"{share:.0%}"
 
 
-def level_table(simulation: Simulation) -> str:
+def level_table(simulation: Execution) -> str:
     """A row a level: for what share of the time its busiest port is in use, and the bytes of all
     messages over it.
     """

@@ -10,8 +10,8 @@ from partopt.report.plan import head
 from partopt.report.shares import level_table, share_table
 from partopt.report.table import labelled
 from partopt.schedules.order import B, I
+from partopt.simulator.execution import Execution
 from partopt.simulator.finding import Finding
-from partopt.simulator.judge import Simulation
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the plan
@@ -75,7 +75,7 @@ class SimulationDocument(documents.Part, frozen=True, kw_only=True):
     ranks: list[RankTime]
 
 
-def document(simulation: Simulation, before: Plan, found: list[Finding]) -> SimulationDocument:
+def document(simulation: Execution, before: Plan, found: list[Finding]) -> SimulationDocument:
     """What `simulation` found of a plan that was `before`, and the advice `found` in it."""
     plan, peak = simulation.plan, int(simulation.peak_memory_bytes.max())
     limit = plan.topology.device.memory_bytes
@@ -106,7 +106,7 @@ def document(simulation: Simulation, before: Plan, found: list[Finding]) -> Simu
     )
 
 
-def _levels(simulation: Simulation) -> list[tuple[str, float, float, float]]:
+def _levels(simulation: Execution) -> list[tuple[str, float, float, float]]:
     return [
         (use.level, use.transfer_share, use.allreduce_share, use.bytes)
         for use in simulation.level_use
@@ -124,7 +124,7 @@ def _level_time(
     )
 
 
-def _rank_time(simulation: Simulation, rank: int, stages: list[int]) -> RankTime:
+def _rank_time(simulation: Execution, rank: int, stages: list[int]) -> RankTime:
     shares = simulation.shares
     return RankTime(
         rank=rank,
@@ -142,7 +142,7 @@ def _rank_time(simulation: Simulation, rank: int, stages: list[int]) -> RankTime
 
 
 def render(
-    simulation: Simulation,
+    simulation: Execution,
     before: Plan,
     found: list[Finding],
     width: int = 80,
@@ -164,7 +164,7 @@ def render(
     return "\n\n".join(parts)
 
 
-def _drawing(simulation: Simulation, width: int, ascii_only: bool, colour: bool) -> str:
+def _drawing(simulation: Execution, width: int, ascii_only: bool, colour: bool) -> str:
     """The timeline, and how much of it that is."""
     window = drawn(simulation)
     text = gantt.render(simulation.timeline, width, ascii_only, colour, window)
@@ -174,7 +174,7 @@ def _drawing(simulation: Simulation, width: int, ascii_only: bool, colour: bool)
     return f"{text}\nThe first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
 
 
-def drawn(simulation: Simulation) -> tuple[float, float] | None:
+def drawn(simulation: Execution) -> tuple[float, float] | None:
     """The seconds to draw: the whole iteration; asynchronous, until the pipeline is full, and as
     long again or two cycles.
     """
@@ -188,7 +188,7 @@ def drawn(simulation: Simulation) -> tuple[float, float] | None:
     )
 
 
-def _outcome(simulation: Simulation, before: Plan) -> list[tuple[str, str]]:
+def _outcome(simulation: Execution, before: Plan) -> list[tuple[str, str]]:
     plan, period = simulation.plan, simulation.period_s
     rate = format_rate(plan.microbatch_size / period, "samples")
     devices = len(plan.stages_by_rank())
@@ -223,7 +223,7 @@ def _outcome(simulation: Simulation, before: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _pace(simulation: Simulation) -> str:
+def _pace(simulation: Execution) -> str:
     steady = simulation.steady
     if steady is None:
         return f": an iteration of {simulation.microbatches}"
@@ -236,7 +236,7 @@ def _pace(simulation: Simulation) -> str:
     )
 
 
-def _promised(simulation: Simulation, before: Plan) -> str:
+def _promised(simulation: Execution, before: Plan) -> str:
     """What the plan says, where nothing was changed and it says something else."""
     said = before.predicted.period_s
     if changes(before, simulation.plan) or abs(simulation.period_s - said) <= _AGREES * said:
@@ -244,7 +244,7 @@ def _promised(simulation: Simulation, before: Plan) -> str:
     return f"; the plan says {format_seconds(said)}"
 
 
-def _memory(simulation: Simulation) -> str:
+def _memory(simulation: Execution) -> str:
     peaks, limit = simulation.peak_memory_bytes, simulation.plan.topology.device.memory_bytes
     peak = int(peaks.max())
     text = f"{format_bytes(peak)} at most, on rank {int(peaks.argmax())}"

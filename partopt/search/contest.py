@@ -21,7 +21,7 @@ from partopt.cost.problem import FREE, Problem, certify, partition_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.planners import PLANNERS, asked_of, optimal
-from partopt.search.warmup import judged_at_best
+from partopt.search.warmup import simulate_with_best_warmup
 
 _FLAGS = {
     "stages": "--stages",
@@ -55,7 +55,7 @@ def planned(name: str, problem: Problem) -> Plan:
 def decided(name: str, problem: Problem) -> Plan:
     """What one planner decides, judged. PartoptError as `planned`."""
     problem.progress(f"simulating {name}", 0, 1)
-    return judged_at_best(planners.plan(name, problem))
+    return simulate_with_best_warmup(planners.plan(name, problem))
 
 
 def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:

@@ -27,9 +27,9 @@ from partopt.schedules import order, refusal, schedule
 from partopt.schedules.layout import LOOPED, STRAIGHT, ranks_of
 from partopt.search import contest
 from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
-from partopt.simulator.judge import judged
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.ports import ports_of
+from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
 # P   devices; d   pipelines side by side; v   stages on a device; S   stages; M   microbatches of
@@ -87,7 +87,7 @@ def chosen(sizes: Sequence[int], recomputes: Sequence[bool], stated: Stated) -> 
         if known is not None and not _may_fit(plan, limit, exactly=not settled):
             continue
         spent += candidate.actions
-        plan = judged(plan)
+        plan = simulate_plan(plan)
         if known is None or (plan.fits, plan.predicted.samples_per_s) > (
             settled,
             known.predicted.samples_per_s,

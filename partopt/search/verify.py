@@ -33,8 +33,8 @@ from partopt.planners import PLANNERS, optimal
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import quiet
-from partopt.search.warmup import judged_at_best
-from partopt.simulator.judge import check_actions
+from partopt.search.warmup import simulate_with_best_warmup
+from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
 from partopt.units import format_bytes, format_seconds
 
@@ -78,7 +78,7 @@ class _Again:
     @cached_property
     def judged(self) -> Plan:
         """The plan's own stages, priced and simulated."""
-        return judged_at_best(price(self.partition, self.problem, self.plan.planner))
+        return simulate_with_best_warmup(price(self.partition, self.problem, self.plan.planner))
 
     @cached_property
     def decided(self) -> Decision:

@@ -14,7 +14,7 @@ from partopt.cost.flight import blocking_warmups
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.simulator.judge import judged
+from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import restated
 
 # r_s    replicas of stage s
@@ -54,8 +54,8 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
     ]
 
 
-def judged_at_best(plan: Plan) -> Plan:
-    """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
+def simulate_with_best_warmup(plan: Plan) -> Plan:
+    """`simulate_plan`, for an asynchronous plan at the warm-up with the shortest period under the limit
     `memory_bytes` of a device.
 
     Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or
@@ -64,7 +64,7 @@ def judged_at_best(plan: Plan) -> Plan:
     the warm-up.
     """
     if not schedule(plan.schedule).asynchronous:
-        return judged(plan)
+        return simulate_plan(plan)
     allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     usual = _tried(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
@@ -72,7 +72,7 @@ def judged_at_best(plan: Plan) -> Plan:
         return usual
     best = _deepened(plan, usual, allowed_s)
     if best is None:
-        return judged(plan)  # which says why
+        return simulate_plan(plan)  # which says why
     if best is usual:
         return best
     best = _leaner(plan, best)
@@ -92,7 +92,7 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> 
     if must_fit and not changed.fits:
         return None
     try:
-        found = judged(changed)
+        found = simulate_plan(changed)
     except PartoptError:
         return None
     return None if must_fit and not found.fits else found

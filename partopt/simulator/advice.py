@@ -1,4 +1,4 @@
-"""What a simulation points at: where its time or memory goes, in numbers, and one change that would
+"""What an execution points at: where its time or memory goes, in numbers, and one change that would
 help.
 """
 
@@ -15,8 +15,8 @@ from partopt.schedules import SCHEDULES
 from partopt.simulator.alternatives import alternatives
 from partopt.simulator.balance import imbalance
 from partopt.simulator.closed_forms import idle_share, pipeline_of
+from partopt.simulator.execution import ACTION_LIMIT, Execution
 from partopt.simulator.finding import Finding
-from partopt.simulator.judge import ACTION_LIMIT, Simulation
 from partopt.simulator.ports import ports_of
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -34,59 +34,59 @@ BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is be
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    simulation: Simulation
+    execution: Execution
     memory_bytes: int | None
 
     @property
     def asynchronous(self) -> bool:
-        return self.simulation.steady is not None
+        return self.execution.steady is not None
 
     @property
     def window_s(self) -> float:
-        return self.simulation.end_s - self.simulation.start_s
+        return self.execution.end_s - self.execution.start_s
 
     @cached_property
     def stretch(self) -> float:
         """Seconds per microbatch over those that the slowest device computes: as much faster
         everything goes that waits for a port.
         """
-        return max(1.0, self.simulation.period_s / self.simulation.plan.slowest_device_s)
+        return max(1.0, self.execution.period_s / self.execution.plan.slowest_device_s)
 
     @cached_property
     def rank(self) -> int:
         """The working rank that waits least for others to compute: what holds it up holds up
         all.
         """
-        ranks = sorted(self.simulation.plan.stages_by_rank())
-        return ranks[int(np.argmin(self.simulation.shares.idle_s[ranks]))]
+        ranks = sorted(self.execution.plan.stages_by_rank())
+        return ranks[int(np.argmin(self.execution.shares.idle_s[ranks]))]
 
     @property
     def transfer_share(self) -> float:
         """Of the time of that rank, what it waits for messages."""
-        return float(self.simulation.shares.transfer_s[self.rank]) / self.window_s
+        return float(self.execution.shares.transfer_s[self.rank]) / self.window_s
 
     @cached_property
     def overloaded(self) -> list[tuple[Level, float]]:
         """The levels with a port that is busy nearly all of the time, and the share."""
-        levels = self.simulation.work.topology.levels
-        shares = [use.transfer_share + use.allreduce_share for use in self.simulation.level_use]
+        levels = self.execution.work.topology.levels
+        shares = [use.transfer_share + use.allreduce_share for use in self.execution.level_use]
         return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
 
     @cached_property
     def slowest_level(self) -> int:
         """The level on which messages spend most of the time."""
-        sent, topology = self.simulation.timeline.transfers, self.simulation.work.topology
+        sent, topology = self.execution.timeline.transfers, self.execution.work.topology
         crossed = ports_of(topology).levels_between(sent.source, sent.destination)
         return int(
             np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels)).argmax()
         )
 
 
-def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:
+def findings(execution: Execution, memory_bytes: int | None) -> list[Finding]:
     """All that there is to point at, faults first, then losses, then risks; `memory_bytes` is the
     limit of a device.
     """
-    case = _Case(simulation, memory_bytes)
+    case = _Case(execution, memory_bytes)
     looks = (
         _memory,
         _unsettled,
@@ -107,11 +107,11 @@ def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:
 def _memory(case: _Case) -> Iterator[Finding]:
     if case.memory_bytes is None:
         return
-    peaks = case.simulation.peak_memory_bytes
+    peaks = case.execution.peak_memory_bytes
     rank, peak, limit = int(peaks.argmax()), int(peaks.max()), case.memory_bytes
     if peak <= FULL * limit:
         return
-    recomputed = all(stage.recompute for stage in case.simulation.plan.stages)
+    recomputed = all(stage.recompute for stage in case.execution.plan.stages)
     fewer = "partopt plan with more --stages or a smaller --microbatch-size"
     over = f", {format_bytes(peak - limit)} more than there is" if peak > limit else ""
     yield Finding(
@@ -128,8 +128,8 @@ def _memory(case: _Case) -> Iterator[Finding]:
 
 
 def _unsettled(case: _Case) -> Iterator[Finding]:
-    steady, passed = case.simulation.steady, case.simulation.microbatches
-    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.simulation.plan.stages)))
+    steady, passed = case.execution.steady, case.execution.microbatches
+    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.execution.plan.stages)))
     if steady is not None and not steady.settled:
         yield Finding(
             kind="unsettled",
@@ -147,7 +147,7 @@ def _unsettled(case: _Case) -> Iterator[Finding]:
 
 
 def _imbalance(case: _Case) -> Iterator[Finding]:
-    ratio, text, change = imbalance(case.simulation.plan)
+    ratio, text, change = imbalance(case.execution.plan)
     if ratio > 1 + NOTICED:
         yield Finding(
             kind="imbalance",
@@ -160,7 +160,7 @@ def _imbalance(case: _Case) -> Iterator[Finding]:
 
 
 def _few_microbatches(case: _Case) -> Iterator[Finding]:
-    plan = case.simulation.plan
+    plan = case.execution.plan
     if plan.microbatches is None or plan.schedule == "naive":
         return
     of, d = pipeline_of(plan), len(plan.stages_by_rank())
@@ -186,7 +186,7 @@ def _transfers(case: _Case) -> Iterator[Finding]:
     share = case.transfer_share
     if share <= NOTICED:
         return
-    level = case.simulation.work.topology.levels[case.slowest_level]
+    level = case.execution.work.topology.levels[case.slowest_level]
     text = (
         f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
         f"the time, most of them on level {level.name}"
@@ -203,15 +203,15 @@ def _transfers(case: _Case) -> Iterator[Finding]:
 
 def _faster(case: _Case, level: Level, share: float) -> str:
     """What would keep devices from waiting for messages on a level."""
-    plan = case.simulation.plan
+    plan = case.execution.plan
     if plan.comm == "serial":
         return "--comm overlap, where the trainer sends while it computes"
     for full, busy in case.overloaded:
         if full is level:
             return _bandwidth(
-                level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max()))
+                level, busy * case.window_s / (BUSY * float(case.execution.shares.compute_s.max()))
             )
-    sent = case.simulation.timeline.transfers
+    sent = case.execution.timeline.transfers
     if plan.schedule == "1f1b":
         return "--schedule 1f1b-eager, which has more microbatches in flight and hides the latency"
     if case.asynchronous:
@@ -235,7 +235,7 @@ def _bandwidth(level: Level, factor: float) -> str:
 
 
 def _deeper(case: _Case) -> str:
-    held = case.simulation.plan.stages[0].in_flight
+    held = case.execution.plan.stages[0].in_flight
     return (
         f"--warmup +1: one microbatch more in flight on each device, {held + 1} instead of "
         f"{held} on the first"
@@ -243,7 +243,7 @@ def _deeper(case: _Case) -> str:
 
 
 def _allreduce(case: _Case) -> Iterator[Finding]:
-    shares, plan = case.simulation.shares, case.simulation.plan
+    shares, plan = case.execution.shares, case.execution.plan
     # what comes after it with nothing left to do makes it cheaper by as much
     share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
     if share <= NOTICED:
@@ -276,10 +276,10 @@ def _allreduce(case: _Case) -> Iterator[Finding]:
 
 
 def _in_flight(case: _Case) -> Iterator[Finding]:
-    steady = case.simulation.steady
+    steady = case.execution.steady
     if steady is None or not steady.settled or case.overloaded:
         return
-    share = float(case.simulation.shares.idle_s[case.rank]) / case.window_s
+    share = float(case.execution.shares.idle_s[case.rank]) / case.window_s
     if share > NOTICED:
         text = (
             f"every device waits for others for {share:.1%} of the time or more: too few "
@@ -297,7 +297,7 @@ def _in_flight(case: _Case) -> Iterator[Finding]:
 
 def _ports(case: _Case) -> Iterator[Finding]:
     waiting = (
-        case.simulation.work.topology.levels[case.slowest_level]
+        case.execution.work.topology.levels[case.slowest_level]
         if case.transfer_share > NOTICED
         else None
     )
@@ -322,11 +322,11 @@ def _ports(case: _Case) -> Iterator[Finding]:
 
 
 def _schedule(case: _Case) -> Iterator[Finding]:
-    return alternatives(case.simulation)
+    return alternatives(case.execution)
 
 
 def _idle(case: _Case) -> Iterator[Finding]:
-    plan = case.simulation.plan
+    plan = case.execution.plan
     idle, devices = plan.idle_ranks, plan.topology.devices
     if idle:
         replicates = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].uneven
@@ -344,7 +344,7 @@ def _idle(case: _Case) -> Iterator[Finding]:
 
 def _launches(case: _Case) -> Iterator[Finding]:
     """Of the stage that paces the others: where another is short, its device waits anyway."""
-    plan = case.simulation.plan
+    plan = case.execution.plan
     pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
     if 0 < pace.forward_s < SHORT_FORWARD_S:
         forward = (

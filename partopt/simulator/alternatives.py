@@ -8,23 +8,23 @@ from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import LOOPED, STRAIGHT
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
+from partopt.simulator.execution import Execution, execute
 from partopt.simulator.finding import Finding
-from partopt.simulator.judge import Simulation, simulation_of
 from partopt.simulator.restate import restated
 from partopt.units import format_bytes, format_seconds
 
-TRIED_ACTIONS = 300_000  # of a simulation that is repeated under other schedules
+TRIED_ACTIONS = 300_000  # of an execution that is repeated under other schedules
 BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be worth the trouble
 
 
-def alternatives(simulation: Simulation) -> Iterator[Finding]:
+def alternatives(execution: Execution) -> Iterator[Finding]:
     """Of the schedules that these stages could run as they lie, what they would really take; of the
     others, the closed forms.
     """
-    plan = simulation.plan
+    plan = execution.plan
     if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
         return
-    yield from _executed(simulation, _same_layout(plan))
+    yield from _executed(execution, _same_layout(plan))
     of = pipeline_of(plan)
     now = idle_share(plan.schedule, of)
     others = {
@@ -44,11 +44,11 @@ def alternatives(simulation: Simulation) -> Iterator[Finding]:
         )
 
 
-def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
-    if len(simulation.order.kind) > TRIED_ACTIONS:
+def _executed(execution: Execution, names: list[str]) -> Iterator[Finding]:
+    if len(execution.order.kind) > TRIED_ACTIONS:
         return
-    now = simulation.period_s
-    tried = {name: simulation_of(restated(simulation.plan, name)) for name in names}
+    now = execution.period_s
+    tried = {name: execute(restated(execution.plan, name)) for name in names}
     better = {
         name: each for name, each in tried.items() if each.period_s < now * (1 - BETTER_SCHEDULE)
     }
@@ -66,7 +66,7 @@ def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
             value=1 - min(each.period_s for each in better.values()) / now,
             unit="of the time",
             text=(
-                f"{simulation.plan.schedule} takes {format_seconds(now)} a microbatch; the "
+                f"{execution.plan.schedule} takes {format_seconds(now)} a microbatch; the "
                 f"same stages take under {would} a device"
             ),
             change=", or ".join(f"--schedule {name}" for name in better),

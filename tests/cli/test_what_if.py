@@ -6,7 +6,7 @@ import pytest
 
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
-from partopt.simulator import judge
+from partopt.simulator import execution
 from partopt.simulator.restate import restated
 from tests.helpers import flat, two_level
 
@@ -248,7 +248,7 @@ def test_microbatches_that_do_not_divide(partopt, plan_file):
 
 def test_so_many_that_it_takes_to_settle(partopt, plan_file, monkeypatch):
     path = plan_file()
-    monkeypatch.setattr(judge, "ACTION_LIMIT", 100)
+    monkeypatch.setattr(execution, "ACTION_LIMIT", 100)
     outcome = partopt("simulate", path)
     assert re.fullmatch(
         r"\d+ microbatches that it takes to settle in 4 stages are \d+ actions, more than 100",

@@ -19,7 +19,7 @@ from partopt.report.comparison import Comparison, compare
 from partopt.report.scaling import Scaling
 from partopt.report.simulation import SimulationDocument, document
 from partopt.report.verification import Verification
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from tests.docs.documents import blocks, read, rows, section
 
@@ -106,7 +106,7 @@ def test_comparing_the_examples_gives_the_example_comparison():
 
 def test_simulating_the_example_plan_gives_the_example_simulation():
     example = Plan.parse(PLAN)
-    simulation = simulation_of(example)
+    simulation = execute(example)
     expected = documents.parse(SIMULATION, SimulationDocument, lambda _: [], "simulation")
     assert_same(
         document(simulation, example, findings(simulation, example.topology.device.memory_bytes)),

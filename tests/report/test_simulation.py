@@ -12,7 +12,7 @@ from partopt import documents
 from partopt.report.simulation import document, drawn, render
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.restate import restated
 from tests.helpers import flat, two_level
@@ -36,7 +36,7 @@ def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
         for s, stage in enumerate(plan.stages)
     ]
     plan = restated(msgspec.structs.replace(plan, stages=stages))
-    simulation = simulation_of(plan)
+    simulation = execute(plan)
     return plan, simulation
 
 
@@ -169,7 +169,7 @@ def test_a_level_that_is_used():
 def test_what_was_changed_is_told_with_before_and_after():
     before, simulation = case("1f1b")
     after = restated(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
-    text = text_of(before, simulation_of(after))
+    text = text_of(before, execute(after))
     for change in (
         "schedule 1f1b -> zb-h1",
         "microbatches 8 -> 16",
@@ -184,7 +184,7 @@ def test_what_was_changed_is_told_with_before_and_after():
 def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
     before, _ = case("pipedream", [[0, 1], [2]])
     after = restated(before, warmups=[3, 1], comm="serial", allreduce="blocking")
-    found = document(simulation_of(after), before, [])
+    found = document(execute(after), before, [])
     assert found.changed == [
         "warm-up 1,0 -> 3,1",
         "transfers overlap -> serial",

@@ -11,7 +11,7 @@ from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
 from partopt.search.schedule import Candidate, Stated
-from partopt.simulator.judge import judged
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import measurement, profile_of, two_level
 
 SIZES = [1, 2]
@@ -19,7 +19,7 @@ SIZES = [1, 2]
 
 def judged_candidate(candidate: Candidate) -> Plan:
     """The plan of a candidate, simulated."""
-    return judged(price(candidate.partition, candidate.problem, "grid"))
+    return simulate_plan(price(candidate.partition, candidate.problem, "grid"))
 
 
 def stated_by(problem_at: Callable[[int, bool], Problem], batch: int) -> Stated:

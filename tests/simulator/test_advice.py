@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from partopt.documents.topology import Level
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.advice import BUSY, FULL, NOTICED, findings
 from partopt.simulator.restate import restated
 from tests.helpers import flat
@@ -45,8 +45,7 @@ FAST = flat(4, 1e12)
 
 def found(plan, memory_bytes=None, microbatches=None):
     return {
-        finding.kind: finding
-        for finding in findings(simulation_of(plan, microbatches), memory_bytes)
+        finding.kind: finding for finding in findings(execute(plan, microbatches), memory_bytes)
     }
 
 
@@ -193,7 +192,7 @@ def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
 
 def test_memory():
     plan = case("zb-h1", topology=FAST)
-    peak = int(simulation_of(plan).peak_memory_bytes.max())
+    peak = int(execute(plan).peak_memory_bytes.max())
     assert found(plan, round(peak / FULL * 1.001)) == {}
     near = found(plan, round(peak / FULL * 0.999))["memory"]
     assert (near.severity, near.change) == ("risk", "partopt plan --recompute always")
@@ -280,7 +279,7 @@ def test_forwards_that_launches_may_take_longer_than(forward_s, has):
 
 def test_faults_come_first_and_risks_last():
     plan = case(microbatches=4, topology=flat(5, 1e12), forward_s=1e-3)
-    severities = [finding.severity for finding in findings(simulation_of(plan), 1)]
+    severities = [finding.severity for finding in findings(execute(plan), 1)]
     assert severities == sorted(severities, key=["fault", "loss", "risk"].index)
     assert {"fault", "loss", "risk"} == set(severities)
 

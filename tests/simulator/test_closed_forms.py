@@ -5,7 +5,7 @@ import pytest
 
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
 from partopt.simulator.restate import restated
 from tests.report.timelines import plan_of
@@ -22,9 +22,7 @@ def test_equal_stages_idle_as_the_closed_form_says(name, d):
     M = 12 * d
     plan = restated(plan_of(name, ranks_of(shape, 4, v, d), M, **FREE))
     assert pipeline_of(plan) == Pipeline(4, v, 12)
-    assert simulation_of(plan).bubble == pytest.approx(
-        idle_share(name, Pipeline(4, v, 12)), abs=1e-9
-    )
+    assert execute(plan).bubble == pytest.approx(idle_share(name, Pipeline(4, v, 12)), abs=1e-9)
 
 
 def test_unequal_replicas_fill_as_one_pipeline_of_all_devices():
@@ -32,6 +30,4 @@ def test_unequal_replicas_fill_as_one_pipeline_of_all_devices():
     wide = msgspec.structs.replace(plan.stages[0], compute_s=9e-3, forward_s=3e-3, backward_s=6e-3)
     plan = msgspec.structs.replace(plan, stages=[wide, plan.stages[1]])
     assert pipeline_of(plan) == Pipeline(4, 1, 30)
-    assert simulation_of(plan).bubble == pytest.approx(
-        idle_share("1f1b", Pipeline(4, 1, 30)), abs=0.03
-    )
+    assert execute(plan).bubble == pytest.approx(idle_share("1f1b", Pipeline(4, 1, 30)), abs=0.03)

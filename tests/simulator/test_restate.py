@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import CHUNKS, STRAIGHT
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.restate import restated
 from tests.helpers import flat
@@ -55,7 +55,7 @@ def test_the_stages_of_a_rank_together_need_what_it_holds_at_its_fullest(name, P
         assert tried
         for M in tried:
             plan = chunked(name, P, v, M * d, d)
-            order = simulation_of(plan).order
+            order = execute(plan).order
             held = [
                 sum(plan.stages[s].memory.total_bytes for s in stages)
                 for _, stages in sorted(plan.stages_by_rank().items())
@@ -83,4 +83,4 @@ def test_a_deeper_warm_up_holds_as_many_more():
         (5, 6, 6),
         (0, 1, 1),
     ]
-    assert simulation_of(plan).peak_in_flight.tolist() == [6, 1]
+    assert execute(plan).peak_in_flight.tolist() == [6, 1]
