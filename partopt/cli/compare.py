@@ -47,9 +47,8 @@ def command(
     """
     from partopt import documents
     from partopt.report import comparison
-    from partopt.report.table import labelled
-    from partopt.report.topology import describe
     from partopt.search import contest
+    from partopt.search.tables import comparison_of
 
     loaded = options.load_profile(profile)
     topology = options.load_topology(given["topology"], given["servers"], given["memory"])
@@ -64,19 +63,11 @@ def command(
         )
         plans |= {path: _again(path, problem) for path in files}
     base = plans["data_parallel"] if "data_parallel" in plans else _data_parallel(problem)
-    result = comparison.compare(plans, base)
+    result = comparison_of(plans, base)
     if as_json:
         documents.write_bytes("-", documents.encode(result))
         return
-    sizes = (
-        f"{len(loaded.layers)} layers, microbatch {problem.chain.microbatch_size}, schedule "
-        f"{problem.schedule}"
-    )
-    click.echo(
-        labelled([("model", f"{loaded.model.name}: {sizes}"), ("cluster", describe(topology))])
-    )
-    click.echo(f"\n{comparison.render(result)}")
-    click.echo("\nx ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.")
+    click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     again = (
         f"partopt plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o "

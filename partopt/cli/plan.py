@@ -158,6 +158,7 @@ def _print_scaling(
     from partopt import documents
     from partopt.cli.auto import scaled
     from partopt.report import scaling
+    from partopt.search.tables import scaling_of
 
     if output or given["scaling"] is None:
         wrong, hint = (
@@ -167,21 +168,22 @@ def _print_scaling(
         )
         raise PartoptError(wrong, hint)
     _planner(given)
-    plans = scaled(profile, topology, given, given["weak"])
+    result = scaling_of(scaled(profile, topology, given, given["weak"]))
     if as_json:
-        documents.write_bytes("-", documents.encode(scaling.scaling(plans)))
+        documents.write_bytes("-", documents.encode(result))
     else:
-        click.echo(scaling.render(scaling.scaling(plans)))
+        click.echo(scaling.render(result))
 
 
 def _print(plan: Plan, beside: str, output: str | None, as_json: bool) -> None:
     from partopt import documents
+    from partopt.cli.words import as_flags
     from partopt.report.plan import render
 
     if as_json:
         documents.write_bytes("-", documents.encode(plan))
     elif output != "-":
-        click.echo(render(plan, options.ascii_only()))
+        click.echo(render(plan, options.ascii_only(), as_flags))
         click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
 
 

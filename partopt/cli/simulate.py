@@ -17,7 +17,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
 
 if TYPE_CHECKING:
     from partopt.documents.plan import Plan
-    from partopt.report.simulation import SimulationDocument
+    from partopt.documents.simulation import SimulationDocument
     from partopt.simulator.execution import Execution
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")
@@ -49,26 +49,25 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --schedule mine.csv
     """
     from partopt.documents.plan import Plan
-    from partopt.report.simulation import document
     from partopt.simulator.advice import findings
+    from partopt.simulator.document import document_of
 
     _check_output(output, force, as_json)
     before = Plan.load(plan)
-    simulation = _in_background(_prepared(before, plan, given, _most_actions(output)))
-    if simulation.makespan_s == 0:
+    execution = _in_background(_prepared(before, plan, given, _most_actions(output)))
+    if execution.makespan_s == 0:
         raise PartoptError(
             f"{plan}: all that it does takes 0 s, there is nothing to see",
             "were its layers measured? partopt show",
         )
-    found = findings(simulation, simulation.plan.topology.device.memory_bytes)
-    result = document(simulation, before, found)
-    _show(simulation, before, result, as_json, output)
+    result = document_of(execution, before, findings(execution))
+    _show(result, as_json, output)
     if output:
-        _write(simulation, output, force)
+        _write(execution, output, force)
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
     if not result.fits:
-        raise _does_not_fit(result, simulation)
+        raise _does_not_fit(result)
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
@@ -189,46 +188,47 @@ def _in_background(work: Callable[[], Execution]) -> Execution:
     return done[0]
 
 
-def _show(
-    simulation: Execution,
-    before: Plan,
-    result: SimulationDocument,
-    as_json: bool,
-    output: str | None,
-) -> None:
+def _show(result: SimulationDocument, as_json: bool, output: str | None) -> None:
     from partopt import documents
-    from partopt.report.simulation import render
 
     if as_json:
         documents.write_bytes("-", documents.encode(result))
     elif output != "-":
-        terminal = sys.stdout.isatty()
-        width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH
-        context = click.get_current_context()
-        colour = terminal if context.color is None else context.color
-        click.echo(render(simulation, before, result.advice, width, options.ascii_only(), colour))
+        show_simulation(result)
 
 
-def _write(simulation: Execution, output: str, force: bool) -> None:
+def show_simulation(document: SimulationDocument) -> None:
+    """Print the page of a simulation, as wide as the terminal."""
+    from partopt.cli.words import as_flags
+    from partopt.report.simulation import render
+
+    terminal = sys.stdout.isatty()
+    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH
+    context = click.get_current_context()
+    colour = terminal if context.color is None else context.color
+    click.echo(render(document, width, options.ascii_only(), colour, as_flags))
+
+
+def _write(execution: Execution, output: str, force: bool) -> None:
     """The form that the extension of `output` chooses; the trace on standard output."""
     from partopt import documents
     from partopt.report import trace
-    from partopt.report.simulation import drawn
     from partopt.schedules.torch_csv import to_csv
+    from partopt.simulator.drawing import drawn_window
     from partopt.simulator.restate import layout_of
 
     form = _form(output)
     if form == ".json":
         documents.write_bytes(
-            output, b"".join(trace.write(simulation.timeline, simulation.plan)), force
+            output, b"".join(trace.write(execution.timeline, execution.plan)), force
         )
     elif form == ".csv":
-        layout = layout_of(simulation.plan, simulation.microbatches)
-        documents.write_bytes(output, to_csv(simulation.order, layout).encode(), force)
+        layout = layout_of(execution.plan, execution.microbatches)
+        documents.write_bytes(output, to_csv(execution.order, layout).encode(), force)
     else:
         from partopt.report import figure
 
-        figure.save(simulation.timeline, output, force, drawn(simulation))
+        figure.save(execution.timeline, output, force, drawn_window(execution))
     if output != "-":
         click.echo(f"Wrote {output}", err=True)
 
@@ -239,17 +239,20 @@ def _next(plan: str, output: str | None) -> str:
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
-def _does_not_fit(result: SimulationDocument, simulation: Execution) -> PartoptError:
+def _does_not_fit(result: SimulationDocument) -> PartoptError:
     from partopt.units import format_bytes
 
-    limit = simulation.plan.topology.device.memory_bytes
+    fullest, limit = result.fullest, result.memory_limit_bytes
     assert limit is not None
-    over = (
-        f"rank {int(simulation.peak_memory_bytes.argmax())} needs "
-        f"{format_bytes(result.peak_memory_bytes)}"
-    )
-    more = format_bytes(result.peak_memory_bytes - limit)
-    hint = next((finding.change for finding in result.advice if finding.kind == "memory"), "")
+    peak = fullest.peak_memory_bytes
+    over = f"{format_bytes(peak)}, exceeds the limit by {format_bytes(peak - limit)}"
+    hint = next((finding.change for finding in result.advice if finding.code == "memory"), "")
     return PartoptError(
-        f"the plan does not fit: {over}, {more} more than there is", hint, ANSWER_IS_NO
+        f"the plan does not fit: rank {fullest.rank} needs {over}",
+        hint,
+        ANSWER_IS_NO,
+        code="does-not-fit",
+        rank=fullest.rank,
+        peak_memory_bytes=peak,
+        memory_limit_bytes=limit,
     )

@@ -22,16 +22,18 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     PartoptError where one fails, or without `profile` no shipped one is its own.
     """
     from partopt import documents
-    from partopt.report.verification import render, verification
+    from partopt.cli.words import as_flags
+    from partopt.report.verification import render
     from partopt.search import verify as checking
+    from partopt.search.tables import verification_of
 
     loaded = _shipped(plan, file) if profile is None else options.load_profile(profile)
     with progress.shown() as tell:
-        found = verification(checking.verify(plan, loaded, tell), checking.claim(plan))
+        found = verification_of(checking.verify(plan, loaded, tell), checking.claim(plan))
     if as_json:
         documents.write_bytes("-", documents.encode(found))
     else:
-        click.echo(render(found))
+        click.echo(render(found, as_flags))
     if not found.verified:
         hint = (
             "give the plan's own: --profile FILE"
