@@ -13,6 +13,8 @@ from partopt.simulator.timeline import Timeline
 ROWS = 32  # ranks of a page
 # of all ranks that are drawn: 5 MB of a document, and in a page each is less than a character
 DRAWN_LIMIT = 100_000
+# of the window: what comes after it is kept too, as the last column of a page ends later than it
+_AFTER = 1 / 8
 
 
 def drawn_window(execution: Execution) -> tuple[float, float]:
@@ -35,14 +37,15 @@ def drawn_timeline(
     `limit`.
     """
     ranks, note = drawn_ranks(timeline.order, rows)
-    inside = {rank: _within(slots(timeline, rank), window) for rank in ranks}
+    shown = window[0], window[1] + _AFTER * (window[1] - window[0])
+    inside = {rank: _within(slots(timeline, rank), shown) for rank in ranks}
     if sum(len(own.kind) for own in inside.values()) > limit:
         return None
     return DrawnTimeline(
         begin_s=window[0],
         end_s=window[1],
         note=note,
-        ranks=[_rank(timeline, rank, own, window) for rank, own in inside.items()],
+        ranks=[_rank(timeline, rank, own, shown) for rank, own in inside.items()],
     )
 
 

@@ -53,6 +53,12 @@ def plan_of(
     )
 
 
+def limited(plan: Plan, memory_bytes: int | None) -> Plan:
+    """The plan on devices with that much memory; None: no limit is known."""
+    device = structs.replace(plan.topology.device, memory_bytes=memory_bytes)
+    return structs.replace(plan, topology=structs.replace(plan.topology, device=device))
+
+
 def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: Any) -> Plan:
     """A plan under a schedule of several stages a device: made as a straight pipeline, its stages
     then laid where they belong.
