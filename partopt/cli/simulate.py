@@ -245,7 +245,7 @@ def _does_not_fit(result: SimulationDocument) -> PartoptError:
     fullest, limit = result.fullest, result.memory_limit_bytes
     assert limit is not None
     peak = fullest.peak_memory_bytes
-    over = f"{format_bytes(peak)}, exceeds the limit by {format_bytes(peak - limit)}"
+    over = f"{format_bytes(peak)}, which exceeds the limit by {format_bytes(peak - limit)}"
     hint = next((finding.change for finding in result.advice if finding.code == "memory"), "")
     return PartoptError(
         f"the plan does not fit: rank {fullest.rank} needs {over}",

@@ -177,7 +177,7 @@ class TestMemory:
         assert outcome.code == 1
         assert "DOES NOT FIT 10 MB" in outcome.out
         assert re.match(
-            r"the plan does not fit: rank 0 needs [\d.]+ MB, [\d.]+ MB more than there is",
+            r"the plan does not fit: rank 0 needs [\d.]+ MB, which exceeds the limit by [\d.]+ MB",
             outcome.errors[0],
         )
         assert outcome.hints == ["partopt plan --recompute always"]

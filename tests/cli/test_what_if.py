@@ -274,4 +274,4 @@ def test_the_pace_of_few_asynchronous_microbatches_is_told_with_a_warning(
     assert 0 < found["period_s"] <= found["makespan_s"]
     assert found["window_end_s"] > found["window_start_s"]
     if not found["settled"]:
-        assert "unsettled" in [finding["kind"] for finding in found["advice"]]
+        assert "unsettled" in [finding["code"] for finding in found["advice"]]

@@ -54,7 +54,7 @@ def test_a_plan_is_read_at_a_glance():
     "limit, text",
     [
         (200_000, "kB"),
-        (50_000, "DOES NOT FIT 50 kB, exceeds the limit by 38 kB"),
+        (50_000, "DOES NOT FIT 50 kB, over by 38 kB"),
         (None, "no limit is known"),
     ],
 )

@@ -86,7 +86,7 @@ def test_the_document_is_the_one_that_is_described():
 def test_a_plan_that_does_not_fit():
     plan, execution = case(topology=flat(4, 10e9, memory_bytes=100))
     assert document(plan, execution).fits is False
-    assert "DOES NOT FIT 100 B, exceeds the limit by" in text_of(plan, execution)
+    assert "DOES NOT FIT 100 B, over by" in text_of(plan, execution)
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
