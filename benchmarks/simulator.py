@@ -126,7 +126,9 @@ def _work(ranks: list[list[int]], devices: int):  # type: ignore[no-untyped-def]
         seconds[KINDS.index(kind)] = each * r
     level = Level(name="level", size=devices, bandwidth_bytes_per_s=1.0, latency_s=0.01)
     topology = Topology(name="benchmark", device=Device(name="device"), levels=[level])
-    return Work(ranks, seconds, np.full(len(ranks) + 1, 0.1), np.full(len(ranks), 0.5), topology)
+    S = len(ranks)
+    cuts, gradients, tied = np.full(S + 1, 0.1), np.full(S, 0.5), np.zeros(S)
+    return Work(ranks, seconds, cuts, gradients, tied, topology)
 
 
 if __name__ == "__main__":
