@@ -65,7 +65,7 @@ def _row(name: str, replicas: list[int], microbatches: int) -> dict[str, float]:
     the process.
     """
     from partopt.schedules import order
-    from partopt.simulator.execute import simulate
+    from partopt.simulator.engine import simulate
 
     first_s = _seconds(lambda: _simulated_small(name))
     layout = _layout(name, replicas, microbatches)
@@ -92,7 +92,7 @@ def _seconds(run) -> float:  # type: ignore[no-untyped-def]
 
 def _simulated_small(name: str) -> None:
     from partopt.schedules import order
-    from partopt.simulator.execute import simulate
+    from partopt.simulator.engine import simulate
 
     layout = _layout(name, [1, 1], 8)
     simulate(order(name, layout), _work(layout.ranks, layout.devices))
@@ -126,7 +126,9 @@ def _work(ranks: list[list[int]], devices: int):  # type: ignore[no-untyped-def]
         seconds[KINDS.index(kind)] = each * r
     level = Level(name="level", size=devices, bandwidth_bytes_per_s=1.0, latency_s=0.01)
     topology = Topology(name="benchmark", device=Device(name="device"), levels=[level])
-    return Work(ranks, seconds, np.full(len(ranks) + 1, 0.1), np.full(len(ranks), 0.5), topology)
+    S = len(ranks)
+    cuts, gradients, tied = np.full(S + 1, 0.1), np.full(S, 0.5), np.zeros(S)
+    return Work(ranks, seconds, cuts, gradients, tied, topology)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.report import trace
-from partopt.report.simulation import SimulationDocument, document, drawn
+from partopt.documents.simulation import SimulationDocument
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator import judge
+from partopt.simulator import execution as executions
 from partopt.simulator.advice import findings
 from partopt.simulator.conditions import (
     Conditions,
@@ -25,8 +25,9 @@ from partopt.simulator.conditions import (
     change_network,
     check_size,
 )
-from partopt.simulator.judge import Simulation as Execution
-from partopt.simulator.judge import simulation_of
+from partopt.simulator.execution import Execution, execute
+from partopt.simulator.document import document_of
+from partopt.simulator.drawing import drawn_window
 from partopt.simulator.own_order import microbatches_in, simulation_of_csv
 from partopt.simulator.restate import layout_of
 
@@ -48,8 +49,7 @@ class Simulation:
     @cached_property
     def document(self) -> SimulationDocument:
         """Where the time goes, what to change, what the plan promised: all that a page shows."""
-        limit = self.plan.memory_limit_bytes
-        return document(self.execution, self.planned, findings(self.execution, limit))
+        return document_of(self.execution, self.planned, findings(self.execution))
 
     @property
     def fits(self) -> bool:
@@ -63,7 +63,7 @@ class Simulation:
         torch executes it. An existing file is replaced only with `force`. Raises PartoptError for
         another extension, or where that form cannot hold it.
         """
-        form = form_of(path)
+        form = self.form_of(path)
         if form == ".json":
             content = b"".join(trace.write(self.execution.timeline, self.plan))
             documents.write_bytes(path, content, force)
@@ -73,27 +73,28 @@ class Simulation:
         else:
             from partopt.report import figure  # matplotlib takes a while to import
 
-            figure.save(self.execution.timeline, path, force, drawn(self.execution))
+            figure.save(self.execution.timeline, path, force, drawn_window(self.execution))
+
+    @staticmethod
+    def form_of(path: str) -> str:
+        """The form in which a simulation is saved at `path`; on standard output (`-`), a trace.
+
+        Raises PartoptError for an extension that is not one of a form.
+        """
+        form = ".json" if path == "-" else Path(path).suffix.lower()
+        if form not in FORMS:
+            raise PartoptError(
+                f"{path}: unsupported format {form or 'without an extension'}",
+                "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
+                code="unsupported-format",
+            )
+        return form
 
 
-def form_of(path: str) -> str:
-    """The form in which a simulation is written to `path`; on standard output (`-`), a trace.
-
-    Raises PartoptError for an extension that is no form.
-    """
-    form = ".json" if path == "-" else Path(path).suffix.lower()
-    if form not in FORMS:
-        raise PartoptError(
-            f"{path}: unsupported format {form or 'without an extension'}",
-            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
-            code="unsupported-format",
-        )
-    return form
-
-
-def most_actions(path: str | None) -> int:
-    """How many actions a simulation may have that is to be saved at `path`: traces hold fewer."""
-    return trace.MOST_ACTIONS if path and form_of(path) == ".json" else judge.ACTION_LIMIT
+def _most_actions(save_as: str | None) -> int:
+    """How many actions a simulation may have: a trace holds fewer."""
+    is_trace = save_as is not None and Simulation.form_of(save_as) == ".json"
+    return trace.MOST_ACTIONS if is_trace else executions.ACTION_LIMIT
 
 
 def simulate(
@@ -108,14 +109,14 @@ def simulate(
     memory: str | int | None = None,
     comm: str | None = None,
     allreduce: str | None = None,
-    most_actions: int | None = None,
+    save_as: str | None = None,
 ) -> Simulation:
     """Execute `plan` on the cluster for which it was made, or under other conditions.
 
     The stages stay as they are. `partopt.simulator.conditions.Conditions` says what the options
-    are. Raises PartoptError where the conditions contradict each other, the plan cannot run that
-    way, all that it does takes no time, or it has more than `most_actions` actions, by default 20
-    million;
+    are; `save_as` is where the simulation will be saved, if it will, whose form may hold less than
+    the 20 million actions that are simulated at most. Raises PartoptError where the conditions
+    contradict each other, the plan cannot run that way, has too many actions, or takes no time;
     `fields["where"]` is "plan" where the plan is at fault.
     """
     conditions = Conditions(
@@ -129,7 +130,7 @@ def simulate(
         comm=comm,
         allreduce=allreduce,
     )
-    limit = most_actions or judge.ACTION_LIMIT
+    limit = _most_actions(save_as)
     own = conditions.own_order
     if own is None:
         run = _execute(plan, conditions, limit)
@@ -156,7 +157,7 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
         )
     changed = apply_conditions(plan, conditions, most_actions)
     try:
-        return simulation_of(changed, conditions.microbatches)
+        return execute(changed, conditions.microbatches)
     except PartoptError as error:
         hint = error.hint
         if conditions.warmup is not None:

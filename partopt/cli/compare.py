@@ -43,10 +43,7 @@ def command(
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
     """
     import partopt
-    from partopt import documents
     from partopt.report import comparison
-    from partopt.report.table import labelled
-    from partopt.report.topology import describe
 
     job = options.job(profile, given)
     options.echo_notes(job.notes)
@@ -55,20 +52,9 @@ def command(
         result, notes = partopt.compare(job, chosen, plans, tell)
     options.echo_notes(note for note in notes if note not in job.notes)
     if as_json:
-        documents.write_bytes("-", documents.encode(result))
+        options.write_json(result)
         return
-    problem = job.problem
-    sizes = (
-        f"{len(job.profile.layers)} layers, microbatch {problem.chain.microbatch_size}, "
-        f"schedule {job.schedule}"
-    )
-    head = [
-        ("model", f"{job.profile.model.name}: {sizes}"),
-        ("cluster", describe(options.limited_topology(job))),
-    ]
-    click.echo(labelled(head))
-    click.echo(f"\n{comparison.render(result)}")
-    click.echo("\nx ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.")
+    click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     again = f"plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o plan.json"
     following = f"show {shlex.quote(best)}" if best in files else again

@@ -14,7 +14,9 @@ from partopt.cli.words import as_flags
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt import Job, Note, Topology
+    from msgspec import Struct
+
+    from partopt import Job, Note
 
 Command = Callable[..., None]
 
@@ -191,12 +193,11 @@ def job(profile: str, given: dict[str, Any]) -> Job:
         raise
 
 
-def limited_topology(job: Job) -> Topology:
-    """The topology of a job, as its page describes it: its devices have the job's memory."""
-    from msgspec.structs import replace
+def write_json(document: Struct) -> None:
+    """Print one JSON document."""
+    from partopt import documents
 
-    device = replace(job.topology.device, memory_bytes=job.memory_bytes)
-    return replace(job.topology, device=device)
+    documents.write_bytes("-", documents.encode(document))
 
 
 def echo_notes(notes: Iterable[Note]) -> None:

@@ -103,7 +103,7 @@ def _print_plan(job: Job, output: str | None, force: bool, as_json: bool) -> Non
     options.echo_notes(note for note in result.notes if note not in job.notes)
     plan = result.plan
     if as_json:
-        _write_json(plan)
+        options.write_json(plan)
     elif output != "-":
         _print_page(result, job)
     if not result.fits:
@@ -122,7 +122,7 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    click.echo(as_flags(plan.render(result.plan, options.ascii_only())))
+    click.echo(plan.render(result.plan, options.ascii_only(), as_flags))
     click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
 
 
@@ -134,12 +134,6 @@ def _print_scaling(job: Job, devices: list[int], weak: bool, as_json: bool) -> N
     with progress.shown() as tell:
         found = partopt.scale(job, devices, weak, tell)
     if as_json:
-        _write_json(found)
+        options.write_json(found)
     else:
         click.echo(scaling.render(found))
-
-
-def _write_json(document: Any) -> None:
-    from partopt import documents
-
-    documents.write_bytes("-", documents.encode(document))

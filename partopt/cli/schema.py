@@ -21,23 +21,13 @@ def command(name: str) -> None:
     """
     import msgspec
 
-    from partopt.documents.plan import Plan
-    from partopt.documents.profile import Profile
-    from partopt.documents.topology import TopologyFile
-    from partopt.report.comparison import Comparison
-    from partopt.report.scaling import Scaling
-    from partopt.report.simulation import SimulationDocument
-    from partopt.report.verification import Verification
+    from partopt.documents.kinds import DOCUMENTS
 
-    documents = {
-        "profile": Profile,
-        "plan": Plan,
-        "topology": TopologyFile,
-        "comparison": Comparison,
-        "scaling": Scaling,
-        "simulation": SimulationDocument,
-        "verification": Verification,
-    }
-    if name not in documents:
-        raise PartoptError(f"partopt schema {name}: no such format", did_you_mean(name, documents))
-    click.echo(json.dumps(msgspec.json.schema(documents[name]), indent=1))
+    if name not in DOCUMENTS:
+        raise PartoptError(
+            f"{name}: no such format",
+            did_you_mean(name, DOCUMENTS),
+            code="unknown-document",
+            kind=name,
+        )
+    click.echo(json.dumps(msgspec.json.schema(DOCUMENTS[name]), indent=1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +12,11 @@ from partopt.cli import options, verifying
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
+if TYPE_CHECKING:
+    import msgspec
 
-@click.command(short_help="a profile, a plan or a topology, for people to read")
+
+@click.command(short_help="a document of any kind, for people to read")
 @click.argument("file")
 @click.option(
     "--verify",
@@ -26,10 +30,12 @@ from partopt.errors import PartoptError
 )
 @options.json_option
 def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None:
-    """Print FILE, a profile, a plan, a topology, or the name of a shipped one, for people to read.
+    """Print FILE, or the shipped profile or topology of that name, for people to read: a profile, a
+    plan, a topology, a simulation, a comparison, a scaling or a verification.
 
-    With --verify every number of a plan is worked out again from its profile, and its bound is
-    searched again. Exits with 1 where one check fails; --json prints the checks.
+    With --json the document is printed again. With --verify every number of a plan is worked out
+    again from its profile, and its bound is searched again. Exits with 1 where one check fails;
+    --json then prints the checks.
 
     \b
     Example:
@@ -38,42 +44,69 @@ def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None
       partopt show --verify plan.json --profile gpt.json
     """
     from partopt import documents
+    from partopt.documents.kinds import kind_of
     from partopt.documents.plan import Plan
-    from partopt.documents.profile import Profile
-    from partopt.documents.topology import Topology
-    from partopt.report import plan as plan_report
-    from partopt.report import profile as profile_report
-    from partopt.report import topology as topology_report
 
     content = documents.read_bytes(shipped.find(file, "profiles", "topologies"))
-    kind = _kind(content, file)
+    kind = kind_of(content, file)
     if verify and kind == "plan":
         verifying.verify(Plan.parse(content, file), file, profile, as_json)
-    elif verify or profile or as_json:
-        flag = "--verify" if verify else "--profile" if profile else "--json"
+        return
+    if verify or profile:
+        flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
         raise PartoptError(
-            f"{flag}: {file} is a {kind}" if verify else f"{flag}: goes with --verify",
-            "partopt show --verify PLAN",
+            f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan", kind=kind
         )
-    elif kind == "profile":
-        click.echo(profile_report.render(Profile.parse(content, file), options.ascii_only()))
-        click.echo(f"next:    partopt plan {file} --topology dgx-a100", err=True)
-    elif kind == "plan":
-        click.echo(plan_report.render(Plan.parse(content, file), ascii_only=options.ascii_only()))
-        click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
+    if as_json:
+        documents.write_bytes("-", documents.encode(_load(kind, content, file)))
+        return
+    _show(kind, content, file)
+    if kind in _NEXT:
+        click.echo(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+
+
+_UNUSED_PROFILE = "--profile", "goes with --verify"
+_NEXT = {
+    "profile": "partopt plan {} --topology dgx-a100",
+    "plan": "partopt simulate {}",
+    "topology": "partopt plan PROFILE --topology {}",
+}
+
+
+def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
+    """The document in `content`; a topology as a file that people write."""
+    from partopt.documents.kinds import DOCUMENTS
+    from partopt.documents.structs import Document
+    from partopt.documents.topology import Topology, dump
+
+    document = DOCUMENTS[kind]
+    if issubclass(document, Document):
+        return document.parse(content, file)
+    import msgspec
+    import yaml
+
+    return msgspec.convert(yaml.safe_load(dump(Topology.parse(content, file))), document)
+
+
+def _show(kind: str, content: bytes, file: str) -> None:
+    """Print the page of the document in `content`."""
+    from partopt.cli.simulate import show_simulation
+    from partopt.cli.words import as_flags
+    from partopt.documents.simulation import SimulationDocument
+    from partopt.documents.topology import Topology
+    from partopt.report import comparison, plan, profile, scaling, topology, verification
+
+    ascii_only = options.ascii_only()
+    pages: dict[str, Callable[[Any], str]] = {
+        "profile": lambda document: profile.render(document, ascii_only),
+        "plan": lambda document: plan.render(document, ascii_only, as_flags),
+        "comparison": comparison.render,
+        "scaling": scaling.render,
+        "verification": lambda document: verification.render(document, as_flags),
+    }
+    if kind == "topology":
+        click.echo(topology.render(Topology.parse(content, file)))
+    elif kind == "simulation":
+        show_simulation(SimulationDocument.parse(content, file))
     else:
-        click.echo(topology_report.render(Topology.parse(content, file)))
-        click.echo(f"next:    partopt plan PROFILE --topology {file}", err=True)
-
-
-def _kind(content: bytes, file: str) -> str:
-    """What kind of file this is, by its schema, even where it is not whole; a topology has none."""
-    schema = re.search(rb'"schema"\s*:\s*"partopt\.(profile|plan)/', content)
-    if schema is not None:
-        return schema[1].decode()
-    if content.lstrip().startswith(b"{"):
-        raise PartoptError(
-            f"{file}: not a profile and not a plan: no schema that partopt shows",
-            'its first field should be "schema": "partopt.plan/1"',
-        )
-    return "topology"
+        click.echo(pages[kind](_load(kind, content, file)))

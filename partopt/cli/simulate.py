@@ -18,6 +18,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Simulation
+    from partopt.documents.simulation import SimulationDocument
 
 _WIDTH = 80  # columns, where it is not a terminal
 _ASK_AGAIN_S = 0.2
@@ -47,21 +48,22 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --schedule mine.csv
     """
     import partopt
-    from partopt.simulation import most_actions
 
     _check_output(output, force, as_json)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
-    limit = most_actions(output)
 
     def run() -> Simulation:
-        return partopt.simulate(loaded, **conditions, most_actions=limit)
+        return partopt.simulate(loaded, **conditions, save_as=output)
 
     try:
         simulation = _in_background(run)
     except PartoptError as error:
         raise error.at(plan) if error.fields.get("where") == "plan" else error from None
-    _show(simulation, as_json, output)
+    if as_json:
+        options.write_json(simulation.document)
+    elif output != "-":
+        show_simulation(simulation.document)
     if output:
         simulation.save(output, force)
         if output != "-":
@@ -69,20 +71,20 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
     if not simulation.fits:
-        raise _does_not_fit(simulation)
+        raise _does_not_fit(simulation.document)
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
     """Refuse an output that could not be written, or of an unknown form, before any work."""
+    import partopt
     from partopt import documents
-    from partopt.simulation import form_of
 
     if output == "-" and as_json:
         raise PartoptError(
             "-o - --json: both print on standard output", "choose one of them", code="usage"
         )
     if output:
-        form_of(output)
+        partopt.Simulation.form_of(output)
         documents.check_writable(output, force)
 
 
@@ -108,26 +110,15 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
     return done[0]
 
 
-def _show(simulation: Simulation, as_json: bool, output: str | None) -> None:
-    from partopt import documents
+def show_simulation(document: SimulationDocument) -> None:
+    """Print the page of a simulation, as wide as the terminal."""
     from partopt.report.simulation import render
 
-    if as_json:
-        documents.write_bytes("-", documents.encode(simulation.document))
-    elif output != "-":
-        terminal = sys.stdout.isatty()
-        columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
-        context = click.get_current_context()
-        colour = terminal if context.color is None else context.color
-        page = render(
-            simulation.execution,
-            simulation.planned,
-            simulation.document.advice,
-            max(_WIDTH, columns),
-            options.ascii_only(),
-            colour,
-        )
-        click.echo(as_flags(page))
+    terminal = sys.stdout.isatty()
+    columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
+    context = click.get_current_context()
+    colour = terminal if context.color is None else context.color
+    click.echo(render(document, max(_WIDTH, columns), options.ascii_only(), colour, as_flags))
 
 
 def _next(plan: str, output: str | None) -> str:
@@ -136,16 +127,15 @@ def _next(plan: str, output: str | None) -> str:
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
-def _does_not_fit(simulation: Simulation) -> PartoptError:
+def _does_not_fit(document: SimulationDocument) -> PartoptError:
     from partopt.units import format_bytes
 
-    document, limit = simulation.document, simulation.plan.memory_limit_bytes
+    fullest, limit = document.fullest, document.memory_limit_bytes
     assert limit is not None
-    rank = max(document.ranks, key=lambda each: each.peak_memory_bytes).rank
-    peak = document.peak_memory_bytes
-    hint = next((found.change for found in document.advice if found.kind == "memory"), "")
+    peak = fullest.peak_memory_bytes
+    hint = next((found.change for found in document.advice if found.code == "memory"), "")
     return PartoptError(
-        f"the plan does not fit: rank {rank} needs {format_bytes(peak)}, "
+        f"the plan does not fit: rank {fullest.rank} needs {format_bytes(peak)}, "
         f"which exceeds the limit by {format_bytes(peak - limit)}",
         hint,
         ANSWER_IS_NO,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from partopt import Profile
-from partopt.cli import progress
+from partopt.cli import options, progress
+from partopt.cli.words import as_flags
 from partopt.documents import shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -21,18 +22,17 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
 
     PartoptError where one fails, or without `profile` no shipped one is its own.
     """
-    from partopt import documents
-    from partopt.report.verification import render, verification
-    from partopt.search import verify as checking
+    import partopt
+    from partopt.report.verification import render
 
-    loaded = _shipped(plan, file) if profile is None else Profile.load(profile)
+    loaded = _shipped(plan, file) if profile is None else partopt.Profile.load(profile)
     with progress.shown() as tell:
-        found = verification(checking.verify(plan, loaded, tell), checking.claim(plan))
+        found = partopt.verify(plan, loaded, tell)
     if as_json:
-        documents.write_bytes("-", documents.encode(found))
+        options.write_json(found)
     else:
-        click.echo(render(found))
-    if not found.verified:
+        click.echo(render(found, as_flags))
+    if not found.ok:
         hint = (
             "give the plan's own: --profile FILE"
             if "profile" in found.failed

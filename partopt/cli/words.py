@@ -1,36 +1,52 @@
-"""The words of the library as the command line spells them: options as flags, functions as verbs."""
+"""The library's words for options and functions, as the command line writes them."""
 
 from __future__ import annotations
 
+import json
 import re
 
-_OPTION = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
-_CALL = re.compile(r"`(solve|simulate|compare|measure|verify)((?: [a-z_]+=[^ `]+)*)`")
-_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
-_VERBS = {
+# Where the flag is not `--` and the option's name with hyphens.
+_OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
+_OPTIONS = (
+    "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
+    "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
+    "latency links device devices dtype granularity steps name force"
+)
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
+VERBS = {
     "solve": "partopt plan",
     "simulate": "partopt simulate",
     "compare": "partopt compare",
-    "measure": "partopt profile",
     "verify": "partopt show --verify",
+    "measure": "partopt profile",
 }
+_NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 
 
 def as_flags(text: str) -> str:
-    """`text` with the library's words, in backquotes, as the command line spells them.
+    """The text of an error or a note with its options and functions as they are typed.
 
-    `` `microbatches=64` `` becomes `--microbatches 64`, and `` `solve stages=2` `` becomes
-    `partopt plan --stages 2`.
+    `` `microbatches=64` `` becomes `--microbatches 64`, `` `cuts=[5, 9]` `` `--cuts 5,9`,
+    `` `force=True` `` `--force` and `` `solve` `` `partopt plan`; a name that is neither an option
+    nor a function stays as it is, in its backquotes.
     """
-    return _OPTION.sub(_spell_option, _CALL.sub(_spell_call, text))
+    return _NAMED.sub(_typed, text)
 
 
-def _spell_call(match: re.Match[str]) -> str:
-    options = [_spell_option(option) for option in re.finditer(r"([a-z_]+)=(\S+)", match[2])]
-    return " ".join([_VERBS[match[1]], *options])
+def _typed(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"]
+    if value is None and name in VERBS:
+        return VERBS[name]
+    if name not in FLAGS:
+        return match[0]
+    if value is not None and value.startswith("{"):
+        levels = json.loads(value).items()
+        return " ".join(f"{FLAGS[name]} {level}={_word(str(each))}" for level, each in levels)
+    return FLAGS[name] + ("" if value in (None, "True") else f" {_word(value)}")
 
 
-def _spell_option(match: re.Match[str]) -> str:
-    name, value = match[1], match[2]
-    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    return flag if value is None else f"{flag} {value}"
+def _word(value: str) -> str:
+    """A value as one word of a shell: a list without brackets and spaces, a phrase in quotes."""
+    if value[:1] + value[-1:] in ("[]", "()"):
+        return "".join(value[1:-1].split()).rstrip(",")
+    return f'"{value}"' if " " in value else value

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
+from partopt.documents.simulation import Finding
 from partopt.report.table import WIDTH
-from partopt.simulator.finding import Finding
 
 _INDENT = " " * 9
 
 
-def render(found: Sequence[Finding]) -> str:
-    """Each finding and, below it, what to change."""
-    if not found:
+def render(findings: Sequence[Finding], spell: Callable[[str], str] = str) -> str:
+    """Each finding and, below it, what to change, with options and verbs as `spell` writes them."""
+    if not findings:
         return "advice   nothing to point at"
-    return "\n".join([click.style("ADVICE", bold=True), *(_finding(each) for each in found)])
+    lines = [_finding(finding, spell) for finding in findings]
+    return "\n".join([click.style("ADVICE", bold=True), *lines])
 
 
-def _finding(finding: Finding) -> str:
-    text = _wrapped(f"{finding.text}.", f"{finding.severity:9}")
-    return f"{text}\n{_wrapped(finding.change, _INDENT + '-> ')}"
+def _finding(finding: Finding, spell: Callable[[str], str]) -> str:
+    text = _wrap(f"{spell(finding.text)}.", f"{finding.severity:9}")
+    return f"{text}\n{_wrap(spell(finding.change), _INDENT + '-> ')}"
 
 
-def _wrapped(text: str, begin: str) -> str:
-    """The text after `begin`, in lines of 80 columns; flags and names are broken only where they
+def _wrap(text: str, begin: str) -> str:
+    """The text after `begin`, in lines of 80 columns; options and names are broken only where they
     are longer than a line.
     """
     rest = _INDENT if begin.strip() != "->" else " " * len(begin)

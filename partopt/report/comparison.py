@@ -4,61 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt import documents
-from partopt.cost.period import stage_variance
+from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
-from partopt.report.table import shorten, table
+from partopt.report.table import labelled, shorten, table
+from partopt.report.topology import describe
 from partopt.units import format_bytes, format_seconds
 
-
-class Row(documents.Part, frozen=True, kw_only=True):
-    """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r."""
-
-    planner: str
-    shape: str
-    stages: int
-    period_s: float
-    samples_per_s: float
-    speedup_over_one_device: float
-    speedup_over_data_parallel: float | None
-    peak_memory_bytes: int
-    fits: bool
-    stage_variance_s2: float
-
-
-class Comparison(documents.Part, frozen=True, kw_only=True):
-    """Plans for the same model and cluster, fastest first."""
-
-    schema: str = "partopt.comparison/1"
-    rows: list[Row]
-
-
-def compare(plans: dict[str, Plan], data_parallel: Plan | None) -> Comparison:
-    """The comparison of `plans` by name; ties keep their order.
-
-    `data_parallel` is None where the schedule cannot have it.
-    """
-    base_s = data_parallel.predicted.period_s if data_parallel else None
-    rows = [
-        Row(
-            planner=name,
-            shape=plan.shape,
-            stages=len(plan.stages),
-            period_s=plan.predicted.period_s,
-            samples_per_s=plan.predicted.samples_per_s,
-            speedup_over_one_device=plan.predicted.speedup_over_one_device,
-            speedup_over_data_parallel=None if base_s is None else base_s / plan.predicted.period_s,
-            peak_memory_bytes=plan.peak_memory_bytes,
-            fits=plan.fits,
-            stage_variance_s2=stage_variance(plan),
-        )
-        for name, plan in plans.items()
-    ]
-    return Comparison(rows=sorted(rows, key=lambda row: row.period_s))
+_LEGEND = "x ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2."
 
 
 def render(comparison: Comparison) -> str:
-    """The comparison as a table of 80 columns; its variance is in ms^2."""
+    """The model and the cluster, and the plans as a table of 80 columns."""
+    head = [
+        (
+            "model",
+            f"{comparison.model}: {comparison.layers} layers, microbatch "
+            f"{comparison.microbatch_size}, schedule {comparison.schedule}",
+        ),
+        ("cluster", describe(comparison.topology)),
+    ]
+    return "\n\n".join([labelled(head), _table(comparison), _LEGEND])
+
+
+def _table(comparison: Comparison) -> str:
     headings = [
         "PLANNER",
         "SHAPE",
@@ -74,7 +42,7 @@ def render(comparison: Comparison) -> str:
     return table(headings, [_cells(row) for row in comparison.rows], left=(0, 1, 8), gap=1)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ComparisonRow) -> list[str]:
     return [
         shorten(row.planner, 13),
         shorten(row.shape, 8),

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from partopt import documents
 from partopt.errors import PartoptError
-from partopt.report.actions import COLOURS, DARKENED, WORDS, exchanges, ticks
+from partopt.report.actions import COLOURS, DARKENED, WORDS, ticks
 from partopt.report.page import COLUMN, DIGIT, GAP, LEFT, RIGHT, Page, number_size, page_of
 from partopt.schedules.order import KINDS, A, U
+from partopt.simulator.slots import exchanges
 from partopt.simulator.timeline import Timeline
 
 if TYPE_CHECKING:

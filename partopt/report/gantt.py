@@ -11,16 +11,16 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.report.actions import WORDS, Slots, drawn_ranks, exchanges, slots, ticks
+from partopt.documents.simulation import DrawnTimeline, RankTimeline
+from partopt.report.actions import WORDS, read_row, ticks
 from partopt.schedules.order import KINDS, A, B, F, I
-from partopt.simulator.timeline import Timeline
+from partopt.simulator.slots import Slots
 from partopt.units import format_seconds
 
 # A cell is one character. What it shows is its look: the kind of the action, with ODD added in the
 # rank's second chunk, fourth, ..
 ODD = len(KINDS)
 IDLE = -1
-ROWS = 32
 _LEAST = 8  # columns of the picture, however narrow the page
 _PRESENT = 0.05  # share of a column below which something is not shown in it
 
@@ -64,51 +64,50 @@ class _Line(NamedTuple):
 
 
 def render(
-    timeline: Timeline,
-    width: int = 80,
-    ascii_only: bool = False,
-    colour: bool = False,
-    window: tuple[float, float] | None = None,
-    rows: int = ROWS,
+    timeline: DrawnTimeline, width: int = 80, ascii_only: bool = False, colour: bool = False
 ) -> str:
-    """The timeline, or the seconds of it in `window`, in `width` columns and at most `rows` ranks.
+    """The timeline in `width` columns, a line a rank.
 
     Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each
     character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
     has small letters. The last column is the share of the time at work.
     """
-    ranks, note = drawn_ranks(timeline.order, rows)
-    begin, end = window or (0.0, float(timeline.makespan))
-    if not ranks or end <= begin:
+    if not timeline.ranks or timeline.end_s <= timeline.begin_s:
         return "nothing happens"
-    label = max(4, len(str(ranks[-1])))
-    view = _view(timeline, ranks, begin, end, max(_LEAST, width - label - 7))
-    lines = [_line(timeline, rank, view, ascii_only, colour) for rank in ranks]
-    body = [f"{line.rank:>{label}}  {_painted(line, colour)} {line.busy:>4.0%}" for line in lines]
-    heading = click.style(f"{'RANK':>{label}}  {_axis(view, min(end, view.end))} BUSY", bold=True)
+    rows = [read_row(rank) for rank in timeline.ranks]
+    label = max(4, len(str(timeline.ranks[-1].rank)))
+    view = _view(timeline, rows, max(_LEAST, width - label - 7))
+    lines = [
+        _line(rank, own, view, ascii_only, colour)
+        for rank, own in zip(timeline.ranks, rows, strict=True)
+    ]
+    axis = _axis(view, min(timeline.end_s, view.end))
     return "\n".join(
         [
-            heading,
-            *body,
+            click.style(f"{'RANK':>{label}}  {axis} BUSY", bold=True),
+            *(_painted_line(line, label, colour) for line in lines),
             *_legend(lines, view, ascii_only, colour, width),
-            *([note] if note else []),
+            *filter(None, [timeline.note]),
         ]
     )
 
 
-def _view(timeline: Timeline, ranks: list[int], begin: float, end: float, columns: int) -> _View:
+def _painted_line(line: _Line, label: int, colour: bool) -> str:
+    return f"{line.rank:>{label}}  {_painted(line, colour)} {line.busy:>4.0%}"
+
+
+def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
     """Whole columns for the shortest kind of action where that costs little of the width, so that
     equal actions look equal.
     """
-    short = min(_typical_s(slots(timeline, rank)) for rank in ranks)
-    each = short * columns / (end - begin)
+    begin, span = timeline.begin_s, timeline.end_s - timeline.begin_s
+    short = min(span, *(_typical_s(own) for own in rows))
+    each = short * columns / span
     whole = int(each + 1e-9)
     if whole >= 2 or (whole == 1 and each < 1.25):
         cell = short / whole
-        return _View(
-            begin, cell, min(columns, int(np.ceil((end - begin) / cell - 1e-6))), whole >= 2
-        )
-    return _View(begin, (end - begin) / columns, columns, False)
+        return _View(begin, cell, min(columns, int(np.ceil(span / cell - 1e-6))), whole >= 2)
+    return _View(begin, span / columns, columns, False)
 
 
 def _typical_s(own: Slots) -> float:
@@ -122,12 +121,10 @@ def _typical_s(own: Slots) -> float:
     return min((median for median in medians if median > 0), default=float("inf"))
 
 
-def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: bool) -> _Line:
-    own = _side_by_side(slots(timeline, rank))
-    # all-reduces are shown while they are exchanged
-    inside = (own.end > view.begin) & (own.start < view.end) & (own.kind != A)
-    own = Slots._make(column[inside] for column in own)
-    shares = _shares(own, *exchanges(timeline, rank), view)
+def _line(rank: RankTimeline, row: Slots, view: _View, ascii_only: bool, colour: bool) -> _Line:
+    own = _side_by_side(row)
+    starts, ends = np.array(rank.allreduce_start_s), np.array(rank.allreduce_end_s)
+    shares = _shares(own, starts, ends, view)
     working = float(shares.sum() - shares[A].sum())
     if view.names:
         looks, texts = _named(own, shares, view, "-" if ascii_only else "─", colour)
@@ -136,7 +133,7 @@ def _line(timeline: Timeline, rank: int, view: _View, ascii_only: bool, colour: 
         texts = [_letter(look) for look in looks]
     idle = "." if ascii_only else "·"
     shown = [idle if look == IDLE else text for look, text in zip(looks, texts, strict=True)]
-    return _Line(rank, looks, shown, bool(own.pair.any()), working / view.columns)
+    return _Line(rank.rank, looks, shown, bool(own.pair.any()), working / view.columns)
 
 
 def _side_by_side(own: Slots) -> Slots:
@@ -161,7 +158,7 @@ def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
         shares[look] = _covered(own.start[chosen], own.end[chosen], edges) / view.cell
     if len(starts):
         idle = np.maximum(0.0, 1 - shares.sum(axis=0))
-        shares[A] += np.minimum(idle, _covered(np.sort(starts), np.sort(ends), edges) / view.cell)
+        shares[A] += np.minimum(idle, _covered(starts, ends, edges) / view.cell)
     return shares
 
 

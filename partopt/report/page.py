@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from partopt.errors import PartoptError
-from partopt.report.actions import Slots, drawn_ranks, slots
 from partopt.schedules.order import A, U
+from partopt.simulator.slots import Slots, drawn_ranks, slots
 from partopt.simulator.timeline import Timeline
 
 COLUMN, FULL = 3.5, 7.2  # inches of one column of a paper, and of two

@@ -3,62 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 
 from partopt.cost.flight import noam
-from partopt.documents.plan import Load, Plan, Stage, stages_text
+from partopt.documents.plan import Certificate, Load, Plan, Predicted, Stage, stages_text
+from partopt.report.head import head_of_plan
+from partopt.report.limit import against_limit
+from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, labelled, shorten, table
-from partopt.report.topology import describe
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _LAYERS_WIDTH = 20
 _RANKS_WIDTH = 11
 _BUSY_WIDTH = 4
+_AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
 _ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
-def render(plan: Plan, ascii_only: bool = False) -> str:
-    """The plan as text."""
-    limit = plan.memory_limit_bytes
+def render(plan: Plan, ascii_only: bool = False, spell: Callable[[str], str] = str) -> str:
+    """The plan as text, options that it names written as `spell` does."""
     rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
+    outcome = [(label, spell(text)) for label, text in _outcome(plan)]
     return "\n\n".join(
-        [head(plan), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(_outcome(plan, limit))]
+        [str(head_of_plan(plan)), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(outcome)]
     )
-
-
-def head(plan: Plan) -> str:
-    """The model, the cluster, and the plan in a line each."""
-    layers, weights = plan.stages[-1].stop, plan.profile.parameter_bytes
-    lines = [
-        (
-            "model",
-            (
-                f"{plan.profile.name}: {layers} layers, {format_bytes(weights)} of "
-                f"parameters, microbatch {plan.microbatch_size}"
-            ),
-        ),
-        ("cluster", describe(plan.topology)),
-        (
-            "plan",
-            (
-                f"{plan.planner}: {_count(len(plan.stages), 'stage')}, "
-                f"{shorten(plan.shape, 40)}, schedule {plan.schedule}"
-            ),
-        ),
-    ]
-    return labelled(lines)
-
-
-def format_ranks(ranks: list[int]) -> str:
-    """`0-14 (x15)`: runs of consecutive ranks, ascending, and how many there are."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"{text} (x{len(ranks)})" if len(ranks) > 1 else text
 
 
 def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
@@ -78,12 +47,6 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     ]
 
 
-def ranks_text(ranks: list[int], width: int) -> str:
-    """The ranks in the fullest form that fits: all of them, the first and how many, how many."""
-    forms = [format_ranks(ranks), f"{min(ranks)}.. (x{len(ranks)})"]
-    return next((form for form in forms if len(form) <= width), f"x{len(ranks)}")
-
-
 def _busy_s(stage: Stage, plan: Plan) -> float:
     """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its
     gradients.
@@ -95,84 +58,73 @@ def _layers(stage: Stage, width: int) -> str:
     """`3-8 h.1..6`: numbers, the first name, and what differs in the last; where that is too wide,
     without the start that they share.
     """
+    numbers = f"{stage.start} "
+    if len(stage.modules) > 1:
+        numbers = f"{stage.start}-{stage.stop - 1} "
+    forms = [numbers + name for name in _names(stage)]
+    return next((form for form in forms if len(form) <= width), shorten(forms[-1], width))
+
+
+def _names(stage: Stage) -> list[str]:
+    """The first and the last layer together, the fullest form first."""
     first, last = stage.modules[0].split("."), stage.modules[-1].split(".")
-    numbers, more = (
-        (f"{stage.start} ", "")
-        if stage.stop - stage.start == 1
-        else (f"{stage.start}-{stage.stop - 1} ", "..")
-    )
-    shared = len(
-        list(
-            itertools.takewhile(
-                lambda pair: pair[0] == pair[1], zip(first[:-1], last[:-1], strict=False)
-            )
-        )
-    )
-    names = (
-        [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)]
-        if more
-        else []
-    )
-    names += [".".join(first[skip:]) + more for skip in range(len(first))]
-    return next(
-        (numbers + name for name in names if len(numbers + name) <= width),
-        shorten(numbers + names[-1], width),
-    )
+    shorter = [".".join(first[skip:]) for skip in range(len(first))]
+    if len(stage.modules) == 1:
+        return shorter
+    pairs = zip(first[:-1], last[:-1], strict=False)
+    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    names = [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)]
+    return names + [f"{name}.." for name in shorter]
 
 
-def _outcome(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
+def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
     predicted = plan.predicted
-    lines = [("period", f"{format_seconds(predicted.period_s)} a microbatch")]
+    yield "period", f"{format_seconds(predicted.period_s)} a microbatch{_formula(predicted)}"
     if predicted.iteration_s is not None:
-        lines.append(
-            (
-                "",
-                (
-                    f"{format_seconds(predicted.iteration_s)} an iteration of "
-                    f"{plan.microbatches} microbatches"
-                ),
-            )
-        )
-    lines += _loads(plan, limit)
-    rate = format_rate(predicted.samples_per_s, "samples")
-    lines.append(
-        (
-            "speed",
-            (
-                f"{rate}, {predicted.speedup_over_one_device:.2f} times one device; devices "
-                f"idle {predicted.bubble:.1%}"
-            ),
-        )
-    )
+        iteration = format_seconds(predicted.iteration_s)
+        yield "", f"{iteration} an iteration of {plan.microbatches} microbatches"
+    yield from _loads(plan)
+    speed = format_rate(predicted.samples_per_s, "samples")
+    speedup = f"{predicted.speedup_over_one_device:.2f} times one device"
+    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
     if plan.microbatches is None:
-        lines.append(("flight", _flight(plan)))
-    lines.append(("memory", _memory(plan, limit)))
+        yield "flight", _flight(plan)
+    yield "memory", _memory(plan)
     recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
     if 0 < len(recomputed) < len(plan.stages):
-        lines.append(("", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"))
+        yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
     if plan.idle_ranks:
-        lines.append(
-            (
-                "idle",
-                (
-                    f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks "
-                    f"{shorten(format_ranks(plan.idle_ranks), 40)}"
-                ),
-            )
-        )
+        ranks = shorten(format_ranks(plan.idle_ranks), 40)
+        yield "idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {ranks}"
     if plan.certificate is not None:
-        lines.append(
-            ("sought", f"{format_seconds(plan.certificate.objective_s)}: {plan.certificate.status}")
-        )
-        lines.append(("proof", plan.certificate.proof))
-    return lines
+        yield "objective", _objective(plan.certificate)
+        yield "proof", plan.certificate.proof
 
 
-def _loads(plan: Plan, limit: int | None) -> list[tuple[str, str]]:
+def _formula(predicted: Predicted) -> str:
+    """The formula's period, where it is another than the simulator's."""
+    estimate_s = predicted.estimate.period_s
+    if abs(predicted.period_s - estimate_s) <= _AGREES * estimate_s:
+        return ""
+    return f" (formula {format_seconds(estimate_s)})"
+
+
+def _objective(certificate: Certificate) -> str:
+    """What the planner reached under its own cost, and what is proven of it."""
+    objective = format_seconds(certificate.objective_s)
+    if certificate.status == "optimal":
+        return f"{objective} (proven optimal)"
+    if certificate.gap > 0:
+        return f"{objective} (gap {100 * certificate.gap:.3g} % to the bound)"
+    return f"{objective}, {certificate.status}"
+
+
+def _loads(plan: Plan) -> list[tuple[str, str]]:
     """What binds the period; and of everything else for how much of the time it is free, of the
     memory how much of it.
     """
-    predicted, free, peak = plan.predicted, [], plan.peak_memory_bytes
+    predicted, free = plan.predicted, []
+    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
     binds = predicted.bound_by
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
@@ -218,15 +170,8 @@ def _flight(plan: Plan) -> str:
     )
 
 
-def _memory(plan: Plan, limit: int | None) -> str:
+def _memory(plan: Plan) -> str:
     peak = plan.peak_memory_bytes
-    text = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
-    if limit is None:
-        return f"{text}; no limit is known"
-    if peak > limit:
-        return f"{text}: DOES NOT FIT {format_bytes(limit)}, over by {format_bytes(peak - limit)}"
-    return f"{text}, {peak / limit:.0%} of {format_bytes(limit)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}" + (
+        against_limit(peak, plan.memory_limit_bytes)
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.report.plan import ranks_text
+from partopt.documents.simulation import RankTime, SimulationDocument
+from partopt.report.ranks import ranks_text
 from partopt.report.table import WIDTH, table
 from partopt.report.topology import link_text
-from partopt.simulator.judge import Simulation
 from partopt.units import format_bytes, format_seconds
 
 _BAR_WIDTH = 14
@@ -42,57 +44,79 @@ _BLOCKS = "█░░▒▓ "  # of the bar, in the order of the columns
 _ASCII = "#--=+ "
 
 Floats = NDArray[np.float64]
-Group = tuple[tuple[int, ...], list[int]]  # the stages that devices hold, and their ranks
 
 
-def share_table(simulation: Simulation, ascii_only: bool = False) -> str:
+class _Group(NamedTuple):
+    """Devices that hold the same stages: the mean `parts` of their time, the most that they hold."""
+
+    stages: tuple[int, ...]
+    ranks: list[int]
+    parts: Floats  # shape (6,), in the order of the columns
+    work: float  # of the busiest
+    in_flight: int
+    memory_bytes: int
+
+
+def share_table(document: SimulationDocument, ascii_only: bool = False) -> str:
     """A row for all the devices that hold the same stages: shares of their time, what is in flight
     and their memory.
     """
-    shares, window = simulation.shares, simulation.end_s - simulation.start_s
-    columns = (
-        shares.compute_s,
-        shares.forward_s,
-        shares.gradient_s,
-        shares.transfer_s,
-        shares.allreduce_s,
-        shares.end_s,
-    )
-    parts = np.stack(columns) / window
-    groups = _groups(simulation)
-    shown = _shown(groups, parts[0], simulation.peak_memory_bytes)
-    rows = [_row(simulation, group, parts[:, group[1]].mean(axis=1), ascii_only) for group in shown]
-    stretch = (
-        "the iteration"
-        if simulation.steady is None
-        else "a cycle of the steady state"
-        if simulation.steady.settled
-        else "the time"
-    )
-    working = parts[:, sorted(simulation.plan.stages_by_rank())]
-    used = [
-        f"{name} {what}"
-        for (name, what), part in zip(_MEANING, working, strict=True)
-        if part.max() >= _SOME
-    ]
-    lines = textwrap.wrap(
-        f"Shares of {stretch}, {format_seconds(window)}: {', '.join(used)}.", WIDTH
-    )
+    parts = np.array([_parts(each) for each in document.ranks]) / document.window_s
+    groups = _groups(document.ranks, parts)
+    shown = _shown(groups)
+    lines = textwrap.wrap(_meaning(document, parts), WIDTH)
     if len(shown) < len(groups):
         lines.append(
             f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among them."
         )
+    rows = [_row(group, ascii_only) for group in shown]
     return "\n".join([table(_HEADINGS, rows, left=(0, 1, 2), gap=1), *lines])
 
 
-def _groups(simulation: Simulation) -> list[Group]:
-    held: dict[tuple[int, ...], list[int]] = {}
-    for rank, stages in simulation.plan.stages_by_rank().items():
-        held.setdefault(tuple(stages), []).append(rank)
-    return sorted(held.items())
+def _parts(rank: RankTime) -> tuple[float, ...]:
+    """Seconds of the rank, in the order of the columns."""
+    return (
+        rank.compute_s,
+        rank.waiting_for_activations_s,
+        rank.waiting_for_gradients_s,
+        rank.transfer_s,
+        rank.allreduce_s,
+        rank.finished_s,
+    )
 
 
-def _shown(groups: list[Group], work: Floats, memory: NDArray[np.int64]) -> list[Group]:
+def _meaning(document: SimulationDocument, parts: Floats) -> str:
+    """What the shares are of, and what the columns mean that are not empty."""
+    if document.settled is None:
+        stretch = "the iteration"
+    else:
+        stretch = "a cycle of the steady state" if document.settled else "the time"
+    used = [
+        f"{name} {what}"
+        for (name, what), part in zip(_MEANING, parts.T, strict=True)
+        if part.max() >= _SOME
+    ]
+    return f"Shares of {stretch}, {format_seconds(document.window_s)}: {', '.join(used)}."
+
+
+def _groups(ranks: Sequence[RankTime], parts: Floats) -> list[_Group]:
+    places: dict[tuple[int, ...], list[int]] = {}
+    for place, rank in enumerate(ranks):
+        places.setdefault(tuple(rank.stages), []).append(place)
+    return [
+        _Group(
+            stages=stages,
+            ranks=[ranks[place].rank for place in own],
+            parts=parts[own].mean(axis=0),
+            work=float(parts[own, 0].max()),
+            in_flight=max(ranks[place].peak_in_flight for place in own),
+            memory_bytes=max(ranks[place].peak_memory_bytes for place in own),
+        )
+        for stages, own in sorted(places.items())
+    ]
+
+
+def _shown(groups: list[_Group]) -> list[_Group]:
     """All groups or, where they are too many, some at even distances, the busiest and the
     fullest.
     """
@@ -100,20 +124,19 @@ def _shown(groups: list[Group], work: Floats, memory: NDArray[np.int64]) -> list
         return groups
     even = _MOST_ROWS - 2
     places = {n * (len(groups) - 1) // (even - 1) for n in range(even)}
-    places.add(max(range(len(groups)), key=lambda n: float(work[groups[n][1]].max())))
-    places.add(max(range(len(groups)), key=lambda n: int(memory[groups[n][1]].max())))
+    places.add(max(range(len(groups)), key=lambda n: groups[n].work))
+    places.add(max(range(len(groups)), key=lambda n: groups[n].memory_bytes))
     return [groups[n] for n in sorted(places)]
 
 
-def _row(simulation: Simulation, group: Group, parts: Floats, ascii_only: bool) -> list[str]:
-    stages, ranks = group
+def _row(group: _Group, ascii_only: bool) -> list[str]:
     return [
-        ",".join(map(str, stages)),
-        ranks_text(ranks, _RANKS_WIDTH),
-        _bar(parts, ascii_only),
-        *(_percent(part) for part in parts.tolist()),
-        str(int(simulation.peak_in_flight[ranks].max())),
-        format_bytes(int(simulation.peak_memory_bytes[ranks].max())),
+        ",".join(map(str, group.stages)),
+        ranks_text(group.ranks, _RANKS_WIDTH),
+        _bar(group.parts, ascii_only),
+        *(_percent(part) for part in group.parts.tolist()),
+        str(group.in_flight),
+        format_bytes(group.memory_bytes),
     ]
 
 
@@ -134,20 +157,19 @@ def _percent(share: float) -> str:
     return "-" if share < _SOME else "<1%" if share < 0.005 else f"{share:.0%}"
 
 
-def level_table(simulation: Simulation) -> str:
-    """A row a level: for what share of the time its busiest port is in use, and the bytes of all
-    messages over it.
+def level_table(document: SimulationDocument) -> str:
+    """A row for each level: its links, for how much of the time its busiest port is in use, and all
+    that was sent over it.
     """
-    levels = simulation.work.topology.levels
     rows = [
         [
             level.name,
             link_text(level),
             f"{use.transfer_share:.1%}",
             f"{use.allreduce_share:.1%}",
-            format_bytes(use.bytes),
+            format_bytes(use.sent_bytes),
         ]
-        for level, use in zip(levels, simulation.level_use, strict=True)
+        for level, use in zip(document.topology.levels, document.levels, strict=True)
     ]
     note = "How long the busiest port of a level is in use; SENT is all messages over it."
     return (

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 WIDTH = 80  # columns
+_LABEL = 9  # columns of a label, where none is wider
 _NARROW = 8  # columns of text are not shortened below this
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -59,7 +60,9 @@ def labelled(lines: Iterable[tuple[str, str]]) -> str:
     """A label and a text a line; the texts stand one under the other, and so do the lines of one
     that is wider than the page.
     """
+    rows = list(lines)
+    width = max([_LABEL, *(len(label) + 1 for label, _ in rows)])
     return "\n".join(
-        textwrap.fill(text, WIDTH, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
-        for label, text in lines
+        textwrap.fill(text, WIDTH, initial_indent=f"{label:{width}}", subsequent_indent=" " * width)
+        for label, text in rows
     )

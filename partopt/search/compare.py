@@ -9,12 +9,12 @@ from dataclasses import replace
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents import Note
+from partopt.documents.comparison import Comparison
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.report import comparison
-from partopt.report.comparison import Comparison
 from partopt.search import contest
+from partopt.search.tables import comparison_of
 from partopt.search.warmup import simulate_with_best_warmup
 
 
@@ -45,7 +45,7 @@ def compare(
         found[name] = _price_again(name, plan, problem)
         notes += _notes_of(name, plan, problem)
     base = found.get("data_parallel") or _data_parallel(problem)
-    return comparison.compare(found, base), notes
+    return comparison_of(found, base), notes
 
 
 def _data_parallel(problem: Problem) -> Plan | None:

@@ -24,7 +24,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.warmup import simulate_with_best_warmup
-from partopt.simulator.judge import check_actions
+from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
 
 # a person's own split; the grids of `schedule=auto`, which are not decided by one planner

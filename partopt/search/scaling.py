@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
+from partopt.documents.scaling import Scaling
 from partopt.documents.topology import resized
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
-from partopt.report.scaling import Scaling, scaling
 from partopt.schedules import schedule
 from partopt.search import contest
+from partopt.search.tables import scaling_of
 
 
 def scale(
@@ -23,7 +24,7 @@ def scale(
     progress: Progress = ignore_progress,
 ) -> Scaling:
     """How `job` scales: its best plan on each number of `devices`. Errors as `scale_plans`."""
-    return scaling(scale_plans(job, devices, weak, progress))
+    return scaling_of(scale_plans(job, devices, weak, progress))
 
 
 def scale_plans(

@@ -22,7 +22,7 @@ from partopt.schedules import order, schedule
 from partopt.schedules.layout import STRAIGHT
 from partopt.search import contest
 from partopt.search.candidates import candidates
-from partopt.simulator.judge import judged
+from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.restate import layout_of
 
@@ -86,7 +86,7 @@ def best_by_schedule(problems: Sequence[Problem]) -> list[Plan]:
         if best is not None and not _may_fit(plan, exactly=not best.fits):
             continue
         spent += candidate.actions
-        plan = judged(plan)
+        plan = simulate_plan(plan)
         if best is None or _rank(plan) < _rank(best):
             found[name] = plan
     if not found:

@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from partopt.cost.price import price
-from partopt.cost.problem import Partition, Progress
+from partopt.cost.problem import Partition, Progress, ignore_progress
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
+from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
 from partopt.search.recomputation import UNPROVED, Recomputation
@@ -24,23 +25,11 @@ SAME = 1e-9  # relative: times that differ by less are equal
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
 
 
-class Check(NamedTuple):
-    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields
-    that differ, with both values.
-    """
-
-    check: str
-    passed: bool
-    took_s: float
-    text: str
-    differences: list[str]
-
-
 def verify(
-    plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None
-) -> list[Check]:
+    plan: Plan, profile: Profile, progress: Progress = ignore_progress
+) -> Verification:
     """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory,
-    request and certificate are right.
+    request and certificate are right. The plan is computed again from what it records.
     """
     again, checks = Recomputation(plan, profile, progress), []
     for name, check in _CHECKS.items():
@@ -49,8 +38,17 @@ def verify(
             passed, text, differences = check(again)
         except PartoptError as error:
             passed, text, differences = False, f"cannot be recomputed: {error.message}", []
-        checks.append(Check(name, passed, time.perf_counter() - began, text, differences))
-    return checks
+        checks.append(
+            VerificationRow(
+                check=name,
+                passed=passed,
+                took_s=time.perf_counter() - began,
+                text=text,
+                differences=differences,
+            )
+        )
+    ok = all(row.passed for row in checks)
+    return Verification(verified=ok, claim=claim(plan) if ok else "", checks=checks)
 
 
 def claim(plan: Plan) -> str:

@@ -14,8 +14,8 @@ from partopt.cost.flight import blocking_warmups
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.simulator.judge import judged
-from partopt.simulator.restate import restated
+from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.restate import with_conditions
 
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
@@ -64,7 +64,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     the warm-up.
     """
     if not schedule(plan.schedule).asynchronous:
-        return judged(plan)
+        return simulate_plan(plan)
     allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     usual = _tried(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
@@ -72,7 +72,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
         return usual
     best = _deepened(plan, usual, allowed_s)
     if best is None:
-        return judged(plan)  # which says why
+        return simulate_plan(plan)  # which says why
     if best is usual:
         return best
     best = _leaner(plan, best)
@@ -88,11 +88,11 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> 
     """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
     for all-reduces, it can.
     """
-    changed = plan if warmup is None else restated(plan, warmups=warmup)
+    changed = plan if warmup is None else with_conditions(plan, warmups=warmup)
     if must_fit and not changed.fits:
         return None
     try:
-        found = judged(changed)
+        found = simulate_plan(changed)
     except PartoptError:
         return None
     return None if must_fit and not found.fits else found

@@ -1,7 +1,8 @@
 """The simulator: a plan and a schedule become a timeline, by discrete events, and the timeline the
-numbers that judge the plan.
+numbers that the plan predicts.
 """
 
-from partopt.simulator.judge import Simulation, judged, simulation_of
+from partopt.simulator.execution import Execution, execute
+from partopt.simulator.prediction import simulate_plan
 
-__all__ = ["Simulation", "judged", "simulation_of"]
+__all__ = ["Execution", "execute", "simulate_plan"]

@@ -1,26 +1,22 @@
-"""What a simulation points at: where its time or memory goes, in numbers, and one change that would
+"""What an execution points at: where its time or memory goes, in numbers, and one change that would
 help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
-import numpy as np
-
-from partopt.documents.topology import Level
+from partopt.documents.simulation import Finding
 from partopt.schedules import SCHEDULES
-from partopt.simulator.alternatives import alternatives
+from partopt.simulator.alternatives import other_schedules
 from partopt.simulator.balance import imbalance
+from partopt.simulator.case import NOTICED, Case, finding
+from partopt.simulator.change import Change, suggest
 from partopt.simulator.closed_forms import idle_share, pipeline_of
-from partopt.simulator.finding import Finding
-from partopt.simulator.judge import ACTION_LIMIT, Simulation
-from partopt.simulator.ports import ports_of
-from partopt.units import format_bandwidth, format_bytes, format_seconds
+from partopt.simulator.execution import ACTION_LIMIT, Execution
+from partopt.simulator.waits import allreduces, busy_ports, few_in_flight, transfers
+from partopt.units import format_bytes, format_seconds
 
-NOTICED = 0.05  # of the time: less than that is within what measured times are off
 # for each device of a pipeline: 1F1B then idles for at most a fifth of the time
 ENOUGH_MICROBATCHES = 4
 # a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the
@@ -29,138 +25,75 @@ SHORT_FORWARD_S = 2e-3
 # of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a
 # tenth
 FULL = 0.9
-BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
 
 
-@dataclass(frozen=True, eq=False)
-class _Case:
-    simulation: Simulation
-    memory_bytes: int | None
-
-    @property
-    def asynchronous(self) -> bool:
-        return self.simulation.steady is not None
-
-    @property
-    def window_s(self) -> float:
-        return self.simulation.end_s - self.simulation.start_s
-
-    @cached_property
-    def stretch(self) -> float:
-        """Seconds per microbatch over those that the slowest device computes: as much faster
-        everything goes that waits for a port.
-        """
-        return max(1.0, self.simulation.period_s / self.simulation.plan.slowest_device_s)
-
-    @cached_property
-    def rank(self) -> int:
-        """The working rank that waits least for others to compute: what holds it up holds up
-        all.
-        """
-        ranks = sorted(self.simulation.plan.stages_by_rank())
-        return ranks[int(np.argmin(self.simulation.shares.idle_s[ranks]))]
-
-    @property
-    def transfer_share(self) -> float:
-        """Of the time of that rank, what it waits for messages."""
-        return float(self.simulation.shares.transfer_s[self.rank]) / self.window_s
-
-    @cached_property
-    def overloaded(self) -> list[tuple[Level, float]]:
-        """The levels with a port that is busy nearly all of the time, and the share."""
-        levels = self.simulation.work.topology.levels
-        shares = [use.transfer_share + use.allreduce_share for use in self.simulation.level_use]
-        return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
-
-    @cached_property
-    def slowest_level(self) -> int:
-        """The level on which messages spend most of the time."""
-        sent, topology = self.simulation.timeline.transfers, self.simulation.work.topology
-        crossed = ports_of(topology).levels_between(sent.source, sent.destination)
-        return int(
-            np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels)).argmax()
-        )
-
-
-def findings(simulation: Simulation, memory_bytes: int | None) -> list[Finding]:
-    """All that there is to point at, faults first, then losses, then risks; `memory_bytes` is the
-    limit of a device.
-    """
-    case = _Case(simulation, memory_bytes)
+def findings(execution: Execution) -> list[Finding]:
+    """All that there is to point at, faults first, then losses, then risks."""
+    case = Case(execution)
     looks = (
         _memory,
         _unsettled,
         _imbalance,
         _few_microbatches,
-        _transfers,
-        _allreduce,
-        _in_flight,
-        _ports,
-        _schedule,
-        _idle,
+        transfers,
+        allreduces,
+        few_in_flight,
+        busy_ports,
+        other_schedules,
+        _idle_ranks,
         _launches,
     )
-    found = [finding for look in looks for finding in look(case)]
-    return sorted(found, key=lambda finding: ("fault", "loss", "risk").index(finding.severity))
+    found = [each for look in looks for each in look(case)]
+    return sorted(found, key=lambda each: ("fault", "loss", "risk").index(each.severity))
 
 
-def _memory(case: _Case) -> Iterator[Finding]:
-    if case.memory_bytes is None:
+def _memory(case: Case) -> Iterator[Finding]:
+    limit = case.plan.memory_limit_bytes
+    if limit is None:
         return
-    peaks = case.simulation.peak_memory_bytes
-    rank, peak, limit = int(peaks.argmax()), int(peaks.max()), case.memory_bytes
+    peaks = case.execution.peak_memory_bytes
+    rank, peak = int(peaks.argmax()), int(peaks.max())
     if peak <= FULL * limit:
         return
-    recomputed = all(stage.recompute for stage in case.simulation.plan.stages)
-    fewer = "partopt plan with more --stages or a smaller --microbatch-size"
-    over = f", {format_bytes(peak - limit)} more than there is" if peak > limit else ""
-    yield Finding(
-        kind="memory",
-        severity="fault" if peak > limit else "risk",
-        value=peak / limit,
-        unit="of the limit",
-        text=(
-            f"rank {rank} needs {format_bytes(peak)}, {peak / limit:.0%} of "
-            f"{format_bytes(limit)}{over}"
-        ),
-        change=fewer if recomputed else "partopt plan --recompute always",
+    over = f", and exceeds the limit by {format_bytes(peak - limit)}" if peak > limit else ""
+    share = f"{peak / limit:.0%} of {format_bytes(limit)}"
+    yield finding(
+        "memory",
+        "fault" if peak > limit else "risk",
+        peak / limit,
+        "of the limit",
+        f"rank {rank} needs {format_bytes(peak)}, {share}{over}",
+        suggest("solve", " with more `stages` or a smaller `microbatch_size`")
+        if all(stage.recompute for stage in case.plan.stages)
+        else suggest("solve", recompute="always"),
     )
 
 
-def _unsettled(case: _Case) -> Iterator[Finding]:
-    steady, passed = case.simulation.steady, case.simulation.microbatches
-    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.simulation.plan.stages)))
-    if steady is not None and not steady.settled:
-        yield Finding(
-            kind="unsettled",
-            severity="risk",
-            value=passed,
-            unit="microbatches",
-            text=(
-                f"{passed} microbatches do not settle into a steady state: the period is "
-                "their mean pace"
-            ),
-            change=f"--microbatches {more}"
-            if more > passed
-            else "fewer stages: so many take longer to settle than partopt simulates",
-        )
+def _unsettled(case: Case) -> Iterator[Finding]:
+    steady, passed = case.execution.steady, case.execution.microbatches
+    if steady is None or steady.settled:
+        return
+    more = min(4 * passed, ACTION_LIMIT // (2 * len(case.plan.stages)))
+    yield finding(
+        "unsettled",
+        "risk",
+        passed,
+        "microbatches",
+        f"{passed} microbatches do not settle into a steady state: the period is their mean pace",
+        suggest("simulate", microbatches=more)
+        if more > passed
+        else Change("fewer stages: so many take longer to settle than partopt simulates"),
+    )
 
 
-def _imbalance(case: _Case) -> Iterator[Finding]:
-    ratio, text, change = imbalance(case.simulation.plan)
-    if ratio > 1 + NOTICED:
-        yield Finding(
-            kind="imbalance",
-            severity="loss",
-            value=ratio,
-            unit="of the mean",
-            text=text,
-            change=change,
-        )
+def _imbalance(case: Case) -> Iterator[Finding]:
+    found = imbalance(case.plan)
+    if found is not None and found.ratio > 1 + NOTICED:
+        yield finding("imbalance", "loss", found.ratio, "of the mean", found.text, found.change)
 
 
-def _few_microbatches(case: _Case) -> Iterator[Finding]:
-    plan = case.simulation.plan
+def _few_microbatches(case: Case) -> Iterator[Finding]:
+    plan = case.plan
     if plan.microbatches is None or plan.schedule not in SCHEDULES:
         return
     if SCHEDULES[plan.schedule].one_at_a_time:
@@ -171,211 +104,47 @@ def _few_microbatches(case: _Case) -> Iterator[Finding]:
         return
     now, then = idle_share(plan.schedule, of), idle_share(plan.schedule, of._replace(M=enough))
     M = enough * d // of.P
-    yield Finding(
-        kind="microbatches",
-        severity="loss",
-        value=plan.microbatches / d,
-        unit="microbatches a device",
-        text=(
-            f"{plan.microbatches} microbatches for {d} devices: equal stages wait for "
-            f"{now:.1%} of the time, with {M} for {then:.1%}"
-        ),
-        change=f"--microbatches {M}, a batch of {M * plan.microbatch_size} samples",
+    yield finding(
+        "microbatches",
+        "loss",
+        plan.microbatches / d,
+        "microbatches a device",
+        f"{plan.microbatches} microbatches for {d} devices: equal stages wait for {now:.1%} of "
+        f"the time, with {M} for {then:.1%}",
+        suggest("simulate", f", a batch of {M * plan.microbatch_size} samples", microbatches=M),
     )
 
 
-def _transfers(case: _Case) -> Iterator[Finding]:
-    share = case.transfer_share
-    if share <= NOTICED:
+def _idle_ranks(case: Case) -> Iterator[Finding]:
+    plan, idle = case.plan, len(case.plan.idle_ranks)
+    if not idle:
         return
-    level = case.simulation.work.topology.levels[case.slowest_level]
-    text = (
-        f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
-        f"the time, most of them on level {level.name}"
-    )
-    yield Finding(
-        kind="transfers",
-        severity="loss",
-        value=share,
-        unit="of the time",
-        text=text,
-        change=_faster(case, level, share),
+    replicates = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].uneven
+    yield finding(
+        "idle-ranks",
+        "loss",
+        idle,
+        "ranks",
+        f"{idle} of {plan.topology.devices} devices have no work",
+        suggest("solve", ", which replicates stages", planner="pipedream")
+        if replicates
+        else suggest("solve", " with more `stages`"),
     )
 
 
-def _faster(case: _Case, level: Level, share: float) -> str:
-    """What would keep devices from waiting for messages on a level."""
-    plan = case.simulation.plan
-    if plan.comm == "serial":
-        return "--comm overlap, where the trainer sends while it computes"
-    for full, busy in case.overloaded:
-        if full is level:
-            return _bandwidth(
-                level, busy * case.window_s / (BUSY * float(case.simulation.shares.compute_s.max()))
-            )
-    sent = case.simulation.timeline.transfers
-    deeper = _deeper_schedule(plan.schedule)
-    if deeper is not None:
-        return f"--schedule {deeper}, which has more microbatches in flight and hides the latency"
-    if case.asynchronous:
-        return _deeper(case)
-    if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
-        return (
-            f'--latency {level.name}="{format_seconds(level.latency_s * NOTICED / share)}": '
-            "it is latency, not bandwidth"
-        )
-    return _bandwidth(level, share / NOTICED)
-
-
-def _deeper_schedule(name: str) -> str | None:
-    """The synchronous schedule that orders a device as `name` does, with a longer warm-up; None
-    where there is none.
-    """
-    own = SCHEDULES.get(name)
-    if own is None or own.asynchronous or own.kernel is None or not own.takes_warmup:
-        return None
-    for other in SCHEDULES.values():
-        same = other.row is own.row and not other.asynchronous
-        if same and other.kernel is not None and other.kernel.factor > own.kernel.factor:
-            return other.name
-    return None
-
-
-def _bandwidth(level: Level, factor: float) -> str:
-    """The flag that makes a level `factor` times as fast, rounded up to two digits."""
-    rate = level.bandwidth_bytes_per_s * factor
-    digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
-    return (
-        "--bandwidth "
-        f'{level.name}="{format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))}"'
-    )
-
-
-def _deeper(case: _Case) -> str:
-    held = case.simulation.plan.stages[0].in_flight
-    return (
-        f"--warmup +1: one microbatch more in flight on each device, {held + 1} instead of "
-        f"{held} on the first"
-    )
-
-
-def _allreduce(case: _Case) -> Iterator[Finding]:
-    shares, plan = case.simulation.shares, case.simulation.plan
-    # what comes after it with nothing left to do makes it cheaper by as much
-    share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
-    if share <= NOTICED:
-        return
-    s = plan.stages_by_rank()[case.rank][0]
-    stage = plan.stages[s]
-    if plan.microbatches is not None:
-        change = f"--microbatches {2 * plan.microbatches}: one exchange for twice the work"
-    elif plan.allreduce == "blocking":
-        change = "--allreduce overlap, where the trainer can use gradients that are a round older"
-    elif stage.tied_exchange_s > stage.allreduce_s:
-        change = (
-            "partopt plan --tied together, which leaves nothing to exchange with other "
-            "stages, or a faster network: --bandwidth"
-        )
-    else:
-        change = (
-            "partopt plan with fewer --replicas of that stage, or a faster network: --bandwidth"
-        )
-    held = f"with {stage.replicas} replicas" if stage.replicas > 1 else "with tied parameters"
-    text = f"rank {case.rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
-    yield Finding(
-        kind="all-reduce",
-        severity="loss",
-        value=share,
-        unit="of the time",
-        text=text,
-        change=change,
-    )
-
-
-def _in_flight(case: _Case) -> Iterator[Finding]:
-    steady = case.simulation.steady
-    if steady is None or not steady.settled or case.overloaded:
-        return
-    share = float(case.simulation.shares.idle_s[case.rank]) / case.window_s
-    if share > NOTICED:
-        text = (
-            f"every device waits for others for {share:.1%} of the time or more: too few "
-            "microbatches are in flight"
-        )
-        yield Finding(
-            kind="in-flight",
-            severity="loss",
-            value=share,
-            unit="of the time",
-            text=text,
-            change=_deeper(case),
-        )
-
-
-def _ports(case: _Case) -> Iterator[Finding]:
-    waiting = (
-        case.simulation.work.topology.levels[case.slowest_level]
-        if case.transfer_share > NOTICED
-        else None
-    )
-    for level, share in case.overloaded:
-        if level is not waiting:
-            text = (
-                f"a port of level {level.name} is busy for {share:.1%} of the time with "
-                "transfers and all-reduces"
-            )
-            change = (
-                f"--links {level.name}={level.links + 1}, or "
-                f"{_bandwidth(level, share / BUSY * case.stretch)}"
-            )
-            yield Finding(
-                kind="port",
-                severity="risk",
-                value=share,
-                unit="of the time",
-                text=text,
-                change=change,
-            )
-
-
-def _schedule(case: _Case) -> Iterator[Finding]:
-    return alternatives(case.simulation)
-
-
-def _idle(case: _Case) -> Iterator[Finding]:
-    plan = case.simulation.plan
-    idle, devices = plan.idle_ranks, plan.topology.devices
-    if idle:
-        replicates = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].uneven
-        yield Finding(
-            kind="idle-ranks",
-            severity="loss",
-            value=len(idle),
-            unit="ranks",
-            text=f"{len(idle)} of {devices} devices have no work",
-            change="partopt plan --planner pipedream, which replicates stages"
-            if replicates
-            else "partopt plan with more --stages",
-        )
-
-
-def _launches(case: _Case) -> Iterator[Finding]:
+def _launches(case: Case) -> Iterator[Finding]:
     """Of the stage that paces the others: where another is short, its device waits anyway."""
-    plan = case.simulation.plan
+    plan = case.plan
     pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
-    if 0 < pace.forward_s < SHORT_FORWARD_S:
-        forward = (
-            f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
-            f"{format_seconds(pace.forward_s)} a microbatch"
-        )
-        yield Finding(
-            kind="launches",
-            severity="risk",
-            value=pace.forward_s,
-            unit="s",
-            text=(
-                f"{forward}, less than {format_seconds(SHORT_FORWARD_S)}: launching its "
-                "kernels may take longer"
-            ),
-            change=f"partopt plan --microbatch-size {2 * plan.microbatch_size}",
-        )
+    if not 0 < pace.forward_s < SHORT_FORWARD_S:
+        return
+    yield finding(
+        "launches",
+        "risk",
+        pace.forward_s,
+        "s",
+        f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
+        f"{format_seconds(pace.forward_s)} a microbatch, less than "
+        f"{format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer",
+        suggest("solve", microbatch_size=2 * plan.microbatch_size),
+    )

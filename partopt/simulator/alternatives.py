@@ -5,85 +5,80 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partopt.documents.plan import Plan
+from partopt.documents.simulation import Finding
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import LOOPED, STRAIGHT
+from partopt.simulator.case import Case, finding
+from partopt.simulator.change import suggest
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
-from partopt.simulator.finding import Finding
-from partopt.simulator.judge import Simulation, simulation_of
-from partopt.simulator.restate import restated
+from partopt.simulator.execution import Execution, execute
+from partopt.simulator.restate import with_conditions
 from partopt.units import format_bytes, format_seconds
 
-TRIED_ACTIONS = 300_000  # of a simulation that is repeated under other schedules
+TRIED_ACTIONS = 300_000  # of an execution that is repeated under another schedule
 BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be worth the trouble
 
 
-def alternatives(simulation: Simulation) -> Iterator[Finding]:
-    """Of the schedules that these stages could run as they lie, what they would really take; of the
-    others, the closed forms.
+def other_schedules(case: Case) -> Iterator[Finding]:
+    """Of the schedule that these stages could run as they lie, what it would really take; of one
+    with two stages on each device, what the closed forms say.
     """
-    plan = simulation.plan
+    plan = case.plan
     if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
         return
-    yield from _executed(simulation, _same_layout(plan))
-    of = pipeline_of(plan)
-    now = idle_share(plan.schedule, of)
-    others = {
-        name: (idle_share(name, of._replace(v=2)), f"partopt plan --schedule {name} --chunks 2")
-        for name in _other_layout(plan, of)
-    }
-    others = {name: found for name, found in others.items() if found[0] < now - BETTER_SCHEDULE}
-    if others:
-        waits = ", ".join(f"under {name} for {share:.1%}" for name, (share, _) in others.items())
-        yield Finding(
-            kind="chunks",
-            severity="loss",
-            value=now - min(share for share, _ in others.values()),
-            unit="of the time",
-            text=f"equal stages wait under {plan.schedule} for {now:.1%} of the time, {waits}",
-            change=", or ".join(how for _, how in others.values()),
-        )
+    same, other = _same_layout(plan), _other_layout(plan, pipeline_of(plan))
+    if same is not None and len(case.execution.order.kind) <= TRIED_ACTIONS:
+        yield from _compare(case.execution, same)
+    if other is not None:
+        yield from _estimate(plan, other)
 
 
-def _executed(simulation: Simulation, names: list[str]) -> Iterator[Finding]:
-    if len(simulation.order.kind) > TRIED_ACTIONS:
+def _compare(execution: Execution, name: str) -> Iterator[Finding]:
+    """The stages as they lie, executed under the schedule `name`, where that is faster."""
+    now_s, other = execution.period_s, execute(with_conditions(execution.plan, name))
+    if other.period_s >= now_s * (1 - BETTER_SCHEDULE):
         return
-    now = simulation.period_s
-    tried = {name: simulation_of(restated(simulation.plan, name)) for name in names}
-    better = {
-        name: each for name, each in tried.items() if each.period_s < now * (1 - BETTER_SCHEDULE)
-    }
-    if better:
-        would = ", ".join(
-            (
-                f"{name} {format_seconds(each.period_s)} and "
-                f"{format_bytes(float(each.peak_memory_bytes.max()))}"
-            )
-            for name, each in better.items()
-        )
-        yield Finding(
-            kind="schedule",
-            severity="loss",
-            value=1 - min(each.period_s for each in better.values()) / now,
-            unit="of the time",
-            text=(
-                f"{simulation.plan.schedule} takes {format_seconds(now)} a microbatch; the "
-                f"same stages take under {would} a device"
-            ),
-            change=", or ".join(f"--schedule {name}" for name in better),
-        )
+    memory = format_bytes(float(other.peak_memory_bytes.max()))
+    yield finding(
+        "schedule",
+        "loss",
+        1 - other.period_s / now_s,
+        "of the time",
+        f"{execution.plan.schedule} takes {format_seconds(now_s)} a microbatch; the same stages "
+        f"take under {name} {format_seconds(other.period_s)} and {memory} a device",
+        suggest("simulate", schedule=name),
+    )
 
 
-def _same_layout(plan: Plan) -> list[str]:
-    """Schedules with smaller bubbles that the stages can run as they lie."""
+def _estimate(plan: Plan, name: str) -> Iterator[Finding]:
+    """The idle time under the schedule `name` with two stages on each device, where it is less."""
+    of = pipeline_of(plan)
+    now, then = idle_share(plan.schedule, of), idle_share(name, of._replace(v=2))
+    if then >= now - BETTER_SCHEDULE:
+        return
+    yield finding(
+        "chunks",
+        "loss",
+        now - then,
+        "of the time",
+        f"equal stages wait under {plan.schedule} for {now:.1%} of the time, under {name} for "
+        f"{then:.1%}",
+        suggest("solve", schedule=name, chunks=2),
+    )
+
+
+def _same_layout(plan: Plan) -> str | None:
+    """The schedule with smaller bubbles that the stages can run as they lie."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
     if entry.one_at_a_time:
-        return ["1f1b"]
+        return "1f1b"
     if entry.split or not even:
-        return []
-    return [name for name, other in SCHEDULES.items() if other.split and other.shape == entry.shape]
+        return None
+    able = (n for n, other in SCHEDULES.items() if other.split and other.shape == entry.shape)
+    return next(able, None)
 
 
-def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
+def _other_layout(plan: Plan, of: Pipeline) -> str | None:
     """The schedule that would give a device two stages, where it could run this model."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
     able = (
@@ -92,12 +87,10 @@ def _other_layout(plan: Plan, of: Pipeline) -> list[str]:
         and entry.shape == STRAIGHT
         and plan.stages[-1].stop >= 2 * of.P
     )
-    if not able:
-        return []
-    return [
+    looped = (
         name
         for name, other in SCHEDULES.items()
-        if other.shape == LOOPED
-        and other.split == entry.split
+        if (other.shape, other.split) == (LOOPED, entry.split)
         and refusal(name, of.P, 2, of.M) is None
-    ]
+    )
+    return next(looped, None) if able else None

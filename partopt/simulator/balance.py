@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from partopt.documents.plan import Plan, stages_text
 from partopt.schedules import SCHEDULES
+from partopt.simulator.change import Change, suggest
 from partopt.units import format_seconds
 
 # r   replicas of a stage
@@ -26,29 +27,36 @@ class _Group(NamedTuple):
     seconds: float
 
 
-def imbalance(plan: Plan) -> tuple[float, str, str]:
+class Imbalance(NamedTuple):
     """The time a microbatch of the slowest devices over the mean of all that work, what that is,
     and what would help.
     """
+
+    ratio: float
+    text: str
+    change: Change
+
+
+def imbalance(plan: Plan) -> Imbalance | None:
+    """How far the slowest devices are above the mean; None where nothing takes time."""
     groups = _groups(plan)
     slowest = max(groups, key=lambda group: group.seconds)
-    mean = sum(group.seconds * group.devices for group in groups) / sum(
-        group.devices for group in groups
-    )
+    total = sum(group.seconds * group.devices for group in groups)
+    mean = total / sum(group.devices for group in groups)
     if mean == 0:
-        return 1.0, "", ""
+        return None
     ratio = slowest.seconds / mean
     s = max(slowest.stages, key=lambda each: plan.stages[each].compute_s)
     text = (
-        f"{_named(slowest.stages)} {_takes(slowest)} {format_seconds(slowest.seconds)} a microbatch, "
-        f"{ratio:.2f} times the mean of all devices, {format_seconds(mean)}"
+        f"{_takes(slowest)} a microbatch, {ratio:.2f} times the mean of all devices, "
+        f"{format_seconds(mean)}"
     )
     change = (
-        _moved_cut(plan, s, slowest, groups)
-        or _another_replica(plan, s, slowest, groups)
-        or _other_planner(plan, s)
+        _move_cut(plan, s, slowest, groups)
+        or _add_replica(plan, s, slowest, groups)
+        or _change_planner(plan, s)
     )
-    return ratio, text, change
+    return Imbalance(ratio, text, change)
 
 
 def _groups(plan: Plan) -> list[_Group]:
@@ -61,91 +69,83 @@ def _groups(plan: Plan) -> list[_Group]:
     ]
 
 
-def _named(stages: tuple[int, ...]) -> str:
-    return stages_text(stages) + (" together" if len(stages) > 1 else "")
-
-
 def _takes(group: _Group) -> str:
-    return "takes" if len(group.stages) == 1 else "take"
+    """`stage 2 takes 4.50 ms`, `stages 0 and 3 together take 4.50 ms`."""
+    takes = "takes" if len(group.stages) == 1 else "together take"
+    return f"{stages_text(group.stages)} {takes} {format_seconds(group.seconds)}"
 
 
-def _moved_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str:
-    """Which layer of stage s to give to its lighter neighbour; empty where it has one layer or
+def _move_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> Change | None:
+    """Which layer of stage s to give to its lighter neighbour; None where it has one layer or
     that, by their mean, would not help.
     """
     stage = plan.stages[s]
-    if len(stage.modules) == 1:
-        return ""
     of = {each: group for group in groups for each in group.stages}
     layer_s = stage.compute_s / len(stage.modules)
     beside = [n for n in (s - 1, s + 1) if 0 <= n < len(plan.stages) and of[n] is not slowest]
     after = {n: of[n].seconds + layer_s / of[n].devices for n in beside}
     n = min(after, key=lambda each: after[each], default=s)
-    if n == s or after[n] >= slowest.seconds:
-        return ""
+    if len(stage.modules) == 1 or n == s or after[n] >= slowest.seconds:
+        return None
     first = n < s  # the neighbour before takes the first layer
     given = stage.start if first else stage.stop - 1
-    cuts = [other.start for other in plan.stages[1:]]
+    cuts = _cuts(plan)
     cuts[(s if first else n) - 1] += 1 if first else -1
     lighter = (
-        f"{_named(of[n].stages)} {_takes(of[n])} {format_seconds(of[n].seconds)}: try layer "
-        f"{given}, "
+        f"{_takes(of[n])}: try layer {given}, {stage.modules[given - stage.start]}, on stage {n}: "
     )
-    how = (
-        _flags(plan, cuts, [other.replicas for other in plan.stages])
-        or f"the cut one layer {'later' if first else 'earlier'}"
-    )
-    return f"{lighter}{stage.modules[given - stage.start]}, on stage {n}: {how}"
+    split = _split(plan, cuts, [other.replicas for other in plan.stages])
+    if split is None:
+        return Change(f"{lighter}the cut one layer {'later' if first else 'earlier'}")
+    return split._replace(text=lighter + split.text)
 
 
-def _another_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> str:
-    """One device more for stage s, an idle one or one of a lighter stage; empty where none is or
-    replicas must be equal.
+def _add_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> Change | None:
+    """One device more for stage s, an idle one or one of a lighter stage; None where there is none
+    or replicas must be equal.
     """
     if plan.schedule not in SCHEDULES or not SCHEDULES[plan.schedule].uneven:
-        return ""
-    cuts, replicas = (
-        [stage.start for stage in plan.stages[1:]],
-        [stage.replicas for stage in plan.stages],
-    )
+        return None
+    replicas = [stage.replicas for stage in plan.stages]
     replicas[s] += 1
-    if plan.idle_ranks:
-        return (
-            f"a replica more of stage {s}, of the idle ranks: "
-            f"{_flags(plan, cuts, replicas) or 'see partopt compare'}"
-        )
-    able = [
-        each
-        for each in groups
-        if each.devices > 1 and each.seconds * each.devices / (each.devices - 1) < slowest.seconds
-    ]
-    if not able:
-        return ""
-    giver = min(able, key=lambda each: each.seconds * each.devices / (each.devices - 1)).stages[0]
-    replicas[giver] -= 1
-    return (
-        f"a replica more of stage {s} and one less of stage {giver}: "
-        f"{_flags(plan, cuts, replicas) or 'see partopt compare'}"
-    )
+    more = f"a replica more of stage {s}, of the idle ranks: "
+    if not plan.idle_ranks:
+        # seconds of the groups that can spare a device, without it
+        spared = {
+            group.stages[0]: group.seconds * group.devices / (group.devices - 1)
+            for group in groups
+            if group.devices > 1
+        }
+        giver = min(spared, key=lambda each: spared[each], default=s)
+        if giver == s or spared[giver] >= slowest.seconds:
+            return None
+        replicas[giver] -= 1
+        more = f"a replica more of stage {s} and one less of stage {giver}: "
+    split = _split(plan, _cuts(plan), replicas) or Change("see `compare`", "compare")
+    return split._replace(text=more + split.text)
 
 
-def _other_planner(plan: Plan, s: int) -> str:
-    if len(plan.stages[s].modules) == 1:
-        return (
-            f"stage {s} is one layer, {plan.stages[s].modules[0]}: profile smaller ones, "
-            "partopt profile --granularity leaf"
-        )
-    return "no neighbour is light enough: see what other planners make of it, partopt compare"
+def _change_planner(plan: Plan, s: int) -> Change:
+    stage = plan.stages[s]
+    if len(stage.modules) > 1:
+        lightest = "no neighbour is light enough: see what other planners make of it, `compare`"
+        return Change(lightest, "compare")
+    change = suggest("measure", granularity="leaf")
+    single = f"stage {s} is one layer, {stage.modules[0]}: profile smaller ones, "
+    return change._replace(text=single + change.text)
 
 
-def _flags(plan: Plan, cuts: list[int], replicas: list[int]) -> str:
-    """The command that plans so, for plans of one stage a device that are not too long to be
-    spelled out.
+def _cuts(plan: Plan) -> list[int]:
+    return [stage.start for stage in plan.stages[1:]]
+
+
+def _split(plan: Plan, cuts: list[int], replicas: list[int]) -> Change | None:
+    """The plan with these cuts, where it has one stage a device and not too many to be spelled
+    out.
     """
-    if (
-        any(len(stages) > 1 for stages in plan.stages_by_rank().values())
-        or len(plan.stages) > _MOST_LISTED
-    ):
-        return ""
-    each = f" --replicas {','.join(map(str, replicas))}" if max(replicas) > 1 else ""
-    return f"partopt plan --cuts {','.join(map(str, cuts))}{each}"
+    chunks = max(len(stages) for stages in plan.stages_by_rank().values())
+    if chunks > 1 or len(plan.stages) > _MOST_LISTED:
+        return None
+    if max(replicas) > 1:
+        return suggest("solve", cuts=cuts, replicas=replicas)
+    return suggest("solve", cuts=cuts)

@@ -16,7 +16,7 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.options import check_count, invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from partopt.simulator.steady import microbatches_to_settle
 
 Value = TypeVar("Value")
@@ -107,7 +107,7 @@ def _restate(
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
-        return restated(plan, name, M, topology, warmups, **waits)
+        return with_conditions(plan, name, M, topology, warmups, **waits)
     except PartoptError as error:
         raise error.at(name) from None
 
@@ -182,8 +182,8 @@ def check_layout(plan: Plan, name: str) -> None:
         chunks_of(layout, entry.shape, entry.uneven)
     except PartoptError as error:
         unequal = not entry.uneven and len({stage.replicas for stage in plan.stages}) > 1
-        chunks = " chunks=2" if entry.shape == LOOPED else ""
-        hint = error.hint if unequal else f"plan for it: `solve schedule={name}{chunks}`"
+        chunks = " `chunks=2`" if entry.shape == LOOPED else ""
+        hint = error.hint if unequal else f"plan for it: `solve` `schedule={name}`{chunks}"
         raise PartoptError(
             f"`schedule={name}`: {error.message}", hint, code=error.code, option="schedule"
         ) from None

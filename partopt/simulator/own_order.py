@@ -14,8 +14,8 @@ from partopt.errors import PartoptError
 from partopt.schedules.in_flight import in_flight_by_stage
 from partopt.schedules.order import Order
 from partopt.schedules.torch_csv import from_csv
-from partopt.simulator.execute import simulate
-from partopt.simulator.judge import Simulation
+from partopt.simulator.engine import simulate
+from partopt.simulator.execution import Execution
 from partopt.simulator.restate import forwards_first, layout_of, with_counts
 from partopt.simulator.work import work_of
 
@@ -34,7 +34,7 @@ def microbatches_in(text: str, plan: Plan) -> int:
     return (max(numbers) + 1) * plan.stages[0].replicas
 
 
-def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Simulation:
+def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
     """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a
     synchronous schedule.
 
@@ -46,7 +46,7 @@ def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Si
     counted = replace(synchronous, stages=_with_counts_of(order, synchronous.stages))
     work = work_of(counted, False)
     timeline = simulate(order, work)
-    return Simulation(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
+    return Execution(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
 
 
 def _with_counts_of(order: Order, stages: Sequence[Stage]) -> list[Stage]:

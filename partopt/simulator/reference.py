@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from partopt.cost.links import ring_latency_s, ring_loads
-from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, Order, U
+from partopt.simulator.deadlock import deadlock_error
 from partopt.simulator.ports import ports_of
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
@@ -310,7 +310,7 @@ class _Run:
         """PartoptError where a device has not come to the end of its row."""
         for rank in range(self.order.ranks):
             if self.next[rank] < self.order.rows[rank + 1]:
-                raise deadlocked(self.order, self.next)
+                raise deadlock_error(self.order, self.next)
 
     def timeline(self) -> Timeline:
         """What happened, as arrays."""
@@ -332,22 +332,3 @@ class _Run:
                 *(np.array([each[field] for each in exchanged], dtype=kind) for field in (2, 3)),
             ),
         )
-
-
-def deadlocked(order: Order, reached: Sequence[int]) -> PartoptError:
-    """The error of an order in which devices wait for each other; `reached` is the action that each
-    rank has come to.
-    """
-    stuck = [rank for rank in range(order.ranks) if reached[rank] < order.rows[rank + 1]]
-    first = min(stuck, key=lambda rank: (reached[rank] - order.rows[rank], rank))
-    waiting = ", ".join(
-        f"rank {rank} at {order.name(reached[rank])}" for rank in stuck[:4] if rank != first
-    )
-    others = f"; {waiting} wait too" if waiting else ""
-    return PartoptError(
-        (
-            f"the schedule deadlocks: rank {first} waits at {order.name(reached[first])} "
-            f"for ever{others}"
-        ),
-        "an action needs its input from an action that comes first in its own rank's row",
-    )

@@ -24,7 +24,7 @@ from partopt.schedules.order import B, F, I, Order, W
 # M      microbatches of an iteration
 
 
-def restated(
+def with_conditions(
     plan: Plan,
     schedule_name: str | None = None,
     microbatches: int | None = None,

@@ -12,12 +12,12 @@ def planned(partopt, profile_file, topology_file):
 
 
 def test_it_prints_what_it_proved(planned):
-    [sought] = [
+    [objective] = [
         line
         for line in planned("--planner", "optimal").out.splitlines()
-        if line.startswith("sought")
+        if line.startswith("objective")
     ]
-    assert sought == "sought   4.50 ms: optimal"
+    assert objective == "objective 4.50 ms (proven optimal)"
 
 
 def test_where_nothing_fits_the_answer_is_no(planned):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from partopt.documents import shipped
+from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.topology import Topology
 from tests.helpers import two_level
 
@@ -42,6 +43,74 @@ def test_a_plan(partopt, plan_file):
     assert outcome.err == f"next:    partopt simulate {plan_file}\n"
 
 
+@pytest.mark.parametrize("what_if", [[], ["--comm", "serial", "--microbatches", 40]])
+def test_a_simulation_as_simulate_printed_it(partopt, plan_file, tmp_path, what_if):
+    (tmp_path / "sim.json").write_text(partopt("simulate", plan_file, *what_if, "--json").out)
+    shown = partopt("show", tmp_path / "sim.json")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == partopt("simulate", plan_file, *what_if).out
+    assert "ADVICE" in shown.out and "`" not in shown.out
+
+
+def test_a_comparison_as_compare_printed_it(partopt, profile_file, topology_file, tmp_path):
+    given = profile_file(), "--topology", topology_file(), "--planner", "gpipe"
+    (tmp_path / "comparison.json").write_text(partopt("compare", *given, "--json").out)
+    shown = partopt("show", tmp_path / "comparison.json")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == partopt("compare", *given).out
+
+
+def test_a_scaling_as_plan_printed_it(partopt, profile_file, topology_file, tmp_path):
+    given = profile_file(), "--topology", topology_file(), "--planner", "gpipe", "--scaling", "2,4"
+    (tmp_path / "scaling.json").write_text(partopt("plan", *given, "--json").out)
+    shown = partopt("show", tmp_path / "scaling.json")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == partopt("plan", *given).out
+
+
+def test_a_verification_as_show_printed_it(partopt, profile_file, plan_file, tmp_path):
+    verify = "show", "--verify", plan_file, "--profile", profile_file()
+    (tmp_path / "verification.json").write_text(partopt(*verify, "--json").out)
+    shown = partopt("show", tmp_path / "verification.json")
+    assert (shown.code, shown.err) == (0, "")
+    checks = [line.split()[:2] for line in shown.out.splitlines() if " ok " in line]
+    assert checks == [
+        line.split()[:2] for line in partopt(*verify).out.splitlines() if " ok " in line
+    ]
+    assert "verified: the plan is as it says" in shown.out
+
+
+def test_a_document_is_printed_again(partopt, profile_file, plan_file, tmp_path):
+    for written in (profile_file(), plan_file):
+        assert partopt("show", written, "--json").out == Path(written).read_text()
+    (tmp_path / "sim.json").write_text(partopt("simulate", plan_file, "--json").out)
+    again = partopt("show", tmp_path / "sim.json", "--json")
+    assert (again.out, again.err) == ((tmp_path / "sim.json").read_text(), "")
+
+
+@pytest.mark.parametrize("name", shipped.names("topologies"))
+def test_a_topology_as_json_is_a_topology(partopt, tmp_path, name):
+    (tmp_path / "cluster.json").write_text(partopt("show", name, "--json").out)
+    assert partopt("show", tmp_path / "cluster.json").out == partopt("show", name).out
+    assert Topology.load(str(tmp_path / "cluster.json")) == Topology.load(name)
+
+
+def test_only_plans_are_verified(partopt, profile_file, plan_file):
+    assert partopt("show", "--verify", profile_file()).errors == [
+        f"--verify: {profile_file()} is a profile"
+    ]
+    outcome = partopt("show", plan_file, "--profile", profile_file())
+    assert (outcome.code, outcome.errors) == (2, ["--profile: goes with --verify"])
+
+
+def test_the_kinds_in_the_help_and_their_schemas(partopt):
+    for kind in DOCUMENTS:
+        assert kind in partopt("show", "--help").out
+        assert kind in partopt("schema", "--help").out
+        assert json.loads(partopt("schema", kind).out)["$ref"]
+    assert partopt("schema", "plans").hints == ['did you mean "plan"?']
+
+
 @pytest.mark.parametrize("name", shipped.names("topologies"))
 def test_a_topology_by_its_name_or_its_file(partopt, name):
     by_name = partopt("show", name)
@@ -65,11 +134,9 @@ def test_standard_input(partopt, plan_file):
     [
         (b"", "not a topology"),
         (b"hello", "not a topology"),
-        (b"{}", "not a profile and not a plan: no schema that partopt shows"),
-        (
-            b'{"schema": "partopt.comparison/1", "rows": []}',
-            "not a profile and not a plan: no schema that partopt shows",
-        ),
+        (b"{}", "no schema that partopt knows"),
+        (b'{"schema": "partopt.trace/1", "rows": []}', "no schema that partopt knows"),
+        (b'{"schema": "partopt.comparison/1", "rows": []}', "model: missing"),
         (b'{"schema": "partopt.plan/2"}', "schema: version 2 of plan is not known"),
         (b'{"schema": "partopt.profile/1", "model"', "not JSON: input data was truncated"),
         (b"\x80\x81", "not YAML"),

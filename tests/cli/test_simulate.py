@@ -283,7 +283,7 @@ def test_an_interrupt_does_not_wait_for_the_simulation(partopt, synchronous, tmp
         signal.raise_signal(signal.SIGINT)
         released.wait(60)
 
-    monkeypatch.setattr(simulator, "simulation_of", endless)
+    monkeypatch.setattr(simulator, "execute", endless)
     began = time.monotonic()
     outcome = partopt("simulate", synchronous, "-o", tmp_path / "x.csv")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "interrupted\n")

@@ -6,8 +6,8 @@ import pytest
 
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
-from partopt.simulator import judge
-from partopt.simulator.restate import restated
+from partopt.simulator import execution
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 
 
@@ -87,7 +87,7 @@ def test_the_warm_up(partopt, plan_file, synchronous):
 
 
 def test_a_warm_up_that_was_searched_is_kept_on_another_network(partopt, plan_file, tmp_path):
-    deeper = restated(Plan.load(plan_file()), warmups=[7, 5, 3, 0])
+    deeper = with_conditions(Plan.load(plan_file()), warmups=[7, 5, 3, 0])
     deeper.save(str(tmp_path / "deep.json"))
     found = partopt(
         "simulate", tmp_path / "deep.json", "--bandwidth", "all=5 GB/s", "--json"
@@ -246,7 +246,7 @@ def test_microbatches_that_do_not_divide(partopt, plan_file):
 
 def test_so_many_that_it_takes_to_settle(partopt, plan_file, monkeypatch):
     path = plan_file()
-    monkeypatch.setattr(judge, "ACTION_LIMIT", 100)
+    monkeypatch.setattr(execution, "ACTION_LIMIT", 100)
     outcome = partopt("simulate", path)
     assert re.fullmatch(
         r"\d+ microbatches that it takes to settle in 4 stages are \d+ actions, more than 100",
@@ -272,4 +272,4 @@ def test_the_pace_of_few_asynchronous_microbatches_is_told_with_a_warning(
     assert 0 < found["period_s"] <= found["makespan_s"]
     assert found["window_end_s"] > found["window_start_s"]
     if not found["settled"]:
-        assert "unsettled" in [finding["kind"] for finding in found["advice"]]
+        assert "unsettled" in [finding["code"] for finding in found["advice"]]

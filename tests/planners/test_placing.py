@@ -13,7 +13,7 @@ from partopt.errors import PartoptError
 from partopt.planners.placing import placed, stage_count, stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.layout import Layout
-from partopt.simulator.judge import judged
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import flat, uniform_profile
 
 CHUNKED = ["interleaved", "interleaved-zb", "zbv", "dualpipe", "dualpipev"]
@@ -101,7 +101,7 @@ def test_one_device_has_no_two_copies():
 @pytest.mark.parametrize("planner", ["gpipe", "torchgpipe", "lingvo"])
 @pytest.mark.parametrize("devices", [2, 5, 8])
 def test_planners_that_balance_plan_for_them(name, planner, devices):
-    plan = judged(planners.plan(planner, problem(name, devices=devices, microbatches=40)))
+    plan = simulate_plan(planners.plan(planner, problem(name, devices=devices, microbatches=40)))
     assert {len(stages) for stages in plan.stages_by_rank().values()} == {2}
     assert len(plan.idle_ranks) == (devices % 2 if name == "dualpipe" else 0)
 
@@ -133,7 +133,7 @@ def test_a_split_of_ones_own_lies_where_the_schedule_has_it(name, replicas, rank
     plan = planners.plan("manual", problem(name, cuts=[5, 10, 20], replicas=replicas, devices=4))
     assert [stage.ranks for stage in plan.stages] == ranks
     assert [stage.start for stage in plan.stages] == [0, 5, 10, 20]
-    assert judged(plan).predicted.iteration_s
+    assert simulate_plan(plan).predicted.iteration_s
 
 
 @pytest.mark.parametrize(

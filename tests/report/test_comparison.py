@@ -3,9 +3,12 @@ import pytest
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.report.comparison import _variance, compare, render, render_beside
+from partopt.documents.comparison import Comparison
+from partopt.report.comparison import _variance, render, render_beside
+from partopt.search.tables import comparison_of
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
+from tests.simulator.plans import limited
 
 PROFILE = profile_of(
     [measurement([2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8, 8, 0])],
@@ -23,7 +26,7 @@ def test_rows_are_sorted_fastest_first_and_measured_against_data_parallelism():
     order.
     """
     made = plans("gpipe", "data_parallel")
-    rows = compare(made, made["data_parallel"], None).rows
+    rows = comparison_of(made, made["data_parallel"]).rows
     assert [(row.planner, row.period_s, row.speedup_over_data_parallel) for row in rows] == [
         ("gpipe", 6.0, 1.0),
         ("data_parallel", 6.0, 1.0),
@@ -33,8 +36,8 @@ def test_rows_are_sorted_fastest_first_and_measured_against_data_parallelism():
 
 @pytest.mark.parametrize("limit, verdict", [(None, True), (100, True), (10, False)])
 def test_what_does_not_fit_is_said(limit, verdict):
-    made = plans("gpipe")
-    assert compare(made, made["gpipe"], limit).rows[0].fits is verdict
+    plan = limited(plans("gpipe")["gpipe"], limit)
+    assert comparison_of({"gpipe": plan}, None).rows[0].fits is verdict
 
 
 def test_a_table_of_one_plan():
@@ -42,9 +45,14 @@ def test_a_table_of_one_plan():
     and a buffer of 8.
     """
     made = plans("gpipe")
-    assert click.unstyle(render(compare(made, made["gpipe"], None))).splitlines() == [
+    assert click.unstyle(render(comparison_of(made, made["gpipe"]))).splitlines() == [
+        "model    chain: 3 layers, microbatch 1, schedule pipedream",
+        "cluster  test, 2 x device: level1 (2, 1 MB/s)",
+        "",
         "PLANNER SHAPE STAGES PERIOD SAMPLES/S x ONE x DP MEMORY FITS VAR",
         "gpipe   1-1        2 6.00 s      0.17  2.00 1.00   72 B yes    0",
+        "",
+        "x ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.",
     ]
 
 
@@ -53,9 +61,9 @@ def test_a_faster_plan_beside_the_chosen_one_is_pointed_out():
         planners.plan("manual", problem_of(PROFILE, topology((2, 1e6)))),
         plans("data_parallel")["data_parallel"],
     )
-    assert render_beside(slow, [fast], None).endswith("faster")
-    assert render_beside(slow, [fast], 10).endswith("does not fit")
-    assert not render_beside(fast, [slow], None).endswith("faster")
+    assert render_beside(slow, [fast]).endswith("faster")
+    assert render_beside(slow, [limited(fast, 10)]).endswith("does not fit")
+    assert not render_beside(fast, [slow]).endswith("faster")
 
 
 @pytest.mark.parametrize(
@@ -64,3 +72,11 @@ def test_a_faster_plan_beside_the_chosen_one_is_pointed_out():
 )
 def test_variances_stay_narrow(value, text):
     assert _variance(value) == text
+
+
+def test_the_page_of_the_saved_document_is_that_of_the_plans(tmp_path):
+    live = comparison_of(plans("gpipe", "data_parallel"), None)
+    live.save(str(tmp_path / "comparison.json"))
+    loaded = Comparison.load(str(tmp_path / "comparison.json"))
+    assert loaded == live
+    assert render(loaded) == render(live)

@@ -4,16 +4,23 @@ import click
 import numpy as np
 import pytest
 
-from partopt.report.actions import drawn_ranks, tick_label, ticks
+from partopt.report.actions import tick_label, ticks
 from partopt.report.gantt import render
 from partopt.schedules.order import B, F, Order
+from partopt.simulator.drawing import drawn_timeline
+from partopt.simulator.slots import drawn_ranks
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from tests.helpers import flat
 from tests.report.timelines import example, plan_of, simulated
 
 
-def picture(timeline, **options):
-    return click.unstyle(render(timeline, **({"ascii_only": True} | options))).splitlines()
+def drawn(timeline, window=None):
+    return drawn_timeline(timeline, window or (0.0, float(timeline.makespan)))
+
+
+def picture(timeline, window=None, **options):
+    page = render(drawn(timeline, window), **({"ascii_only": True} | options))
+    return click.unstyle(page).splitlines()
 
 
 def fast(schedule, P, M, **options):
@@ -117,14 +124,14 @@ def test_a_window_shows_its_part_of_the_time():
 
 def test_colours_are_added_to_the_letters_and_do_not_replace_them():
     timeline = fast("1f1b", P=2, M=3)
-    coloured = render(timeline, colour=True)
+    coloured = render(drawn(timeline), colour=True)
     assert "\x1b[38;5;16m\x1b[48;5;117mF0" in coloured
     plain = [line.replace("-", " ") for line in picture(timeline)]
     assert click.unstyle(coloured).replace("·", ".").splitlines() == plain
 
 
 def test_without_colour_only_the_heading_is_styled():
-    first, rest = render(fast("1f1b", P=2, M=3)).split("\n", 1)
+    first, rest = render(drawn(fast("1f1b", P=2, M=3))).split("\n", 1)
     assert first.startswith("\x1b[1m")
     assert "\x1b" not in rest
 
@@ -163,20 +170,25 @@ def test_nothing_to_draw_is_said():
         np.zeros(3, np.int64),
     )
     nothing = np.zeros(0)
-    assert (
-        render(
-            Timeline(
-                empty, nothing, nothing, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4)
-            )
-        )
-        == "nothing happens"
+    still = Timeline(
+        empty, nothing, nothing, Transfers(*[nothing] * 7), Collectives(*[nothing] * 4)
     )
+    assert render(drawn(still)) == "nothing happens"
+
+
+def test_too_many_actions_are_left_out():
+    timeline = long_timeline(4, 10)
+    assert drawn_timeline(timeline, (0.0, 20.0), limit=80) is not None
+    assert drawn_timeline(timeline, (0.0, 20.0), limit=79) is None
+    # and an eighth of the window more, in which 2 actions of each rank begin
+    assert drawn_timeline(timeline, (0.0, 10.0), limit=48) is not None
+    assert drawn_timeline(timeline, (0.0, 10.0), limit=47) is None
 
 
 def test_millions_of_actions_are_drawn_in_seconds():
     timeline = long_timeline(1000, 1000)
     began = time.perf_counter()
-    render(timeline)
+    render(drawn(timeline))
     assert time.perf_counter() - began < 5
 
 

@@ -5,9 +5,12 @@ import pytest
 from partopt import planners
 from partopt.cost.period import stage_variance
 from partopt.cost.problem import problem_of
-from partopt.report.plan import _layers, format_ranks, render
+from partopt.documents.plan import Certificate, Plan
+from partopt.report.plan import _layers, render
+from partopt.report.ranks import format_ranks
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
+from tests.simulator.plans import limited
 
 
 def two_one_plan(**options):
@@ -27,7 +30,7 @@ def test_a_plan_is_read_at_a_glance():
     """Stage 0 holds 2 microbatches: 2 x 8 kB of weights, 8 of gradients, 16 of moments, 2 x 16 of
     activations, 2 x 8 of buffers: 88 kB.
     """
-    assert click.unstyle(render(two_one_plan(), memory_bytes=200_000)).splitlines() == [
+    assert click.unstyle(render(limited(two_one_plan(), 200_000))).splitlines() == [
         "model    chain: 3 layers, 16 kB of parameters, microbatch 4",
         "cluster  test, 4 x device: level1 (4, 1 MB/s)",
         "plan     manual: 2 stages, 2-1, schedule pipedream",
@@ -48,16 +51,22 @@ def test_a_plan_is_read_at_a_glance():
 
 
 @pytest.mark.parametrize(
-    "limit, text", [(200_000, "kB"), (50_000, "DOES NOT FIT 50 kB"), (None, "no limit is known")]
+    "limit, text",
+    [
+        (200_000, "kB"),
+        (50_000, "DOES NOT FIT 50 kB, over by 38 kB"),
+        (None, "no limit is known"),
+    ],
 )
 def test_memory_is_held_against_the_limit(limit, text):
-    assert text in render(two_one_plan(), memory_bytes=limit)
+    page = render(limited(two_one_plan(), limit))
+    assert text in " ".join(page.split())
 
 
 def loads(plan, limit=None):
     """The lines on what binds and what is slack, as one each."""
     lines = (
-        click.unstyle(render(plan, limit))
+        click.unstyle(render(limited(plan, limit)))
         .split("\nspeed")[0]
         .split("\nbinds    ")[1]
         .replace("\n         ", " ")
@@ -105,6 +114,40 @@ def test_the_naive_schedule_has_no_slack_but_of_memory():
     plan = two_one_plan(schedule="naive", microbatches=4)
     assert loads(plan) == ["every stage in turn"]
     assert loads(plan, 10**6)[1].startswith("memory of stage ")
+
+
+@pytest.mark.parametrize("slower, text", [(1.002, "(formula 4.50 ms)"), (1.0005, "a microbatch\n")])
+def test_the_formula_stands_beside_a_simulation_that_differs(slower, text):
+    plan = two_one_plan()
+    estimate = msgspec.structs.replace(plan.predicted.estimate, period_s=4.5e-3)
+    predicted = msgspec.structs.replace(plan.predicted, period_s=4.5e-3 * slower, estimate=estimate)
+    period = render(msgspec.structs.replace(plan, predicted=predicted)).split("\nperiod")[1]
+    assert text in period.split("binds")[0]
+
+
+@pytest.mark.parametrize(
+    "status, gap, text",
+    [
+        ("optimal", 0.0, "objective 4.50 s (proven optimal)"),
+        ("gap 2.27 %", 0.0227, "objective 4.50 s (gap 2.27 % to the bound)"),
+        ("optimal for the recurrence", 0.0, "objective 4.50 s, optimal for the recurrence"),
+    ],
+)
+def test_the_objective_and_what_is_proven_of_it(status, gap, text):
+    certificate = Certificate(
+        status=status, objective_s=4.5, lower_bound_s=4.4, gap=gap, proof="see `microbatches=8`"
+    )
+    page = render(
+        msgspec.structs.replace(two_one_plan(), certificate=certificate),
+        spell=lambda text: text.replace("`microbatches=8`", "--microbatches 8"),
+    )
+    assert page.splitlines()[-2:] == [text, "proof     see --microbatches 8"]
+
+
+def test_the_page_of_the_saved_plan_is_the_same(tmp_path):
+    plan = two_one_plan()
+    plan.save(str(tmp_path / "plan.json"))
+    assert render(Plan.load(str(tmp_path / "plan.json"))) == render(plan)
 
 
 def test_idle_devices_are_named():

@@ -2,12 +2,13 @@
 
 import pytest
 from click import unstyle
-from msgspec import json, structs
+from msgspec import structs
 
-from partopt import documents
-from partopt.report import scaling
+from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.report.scaling import render
 from partopt.report.table import WIDTH
-from tests.simulator.plans import plan_of
+from partopt.search.tables import scaling_of
+from tests.simulator.plans import limited, plan_of
 
 
 def asynchronous(devices):
@@ -15,9 +16,7 @@ def asynchronous(devices):
 
 
 def test_the_efficiency_is_the_speed_up_a_device():
-    rows = scaling.scaling(
-        [asynchronous(1), plan_of([2, 1, 1], [2.0, 1.0, 2.0], [4.0, 2.0, 4.0])], None
-    ).rows
+    rows = scaling_of([asynchronous(1), plan_of([2, 1, 1], [2.0, 1.0, 2.0], [4.0, 2.0, 4.0])]).rows
     assert [row.devices for row in rows] == [1, 4]
     assert (rows[0].speedup_over_one_device, rows[0].efficiency) == (
         pytest.approx(1.0),
@@ -31,31 +30,32 @@ def test_the_efficiency_is_the_speed_up_a_device():
 
 def test_microbatches_are_shown_where_there_are_some():
     synchronous = plan_of([1, 1], schedule="1f1b", microbatches=7)
-    assert " M " in scaling.render(scaling.scaling([synchronous], None)).splitlines()[0]
-    assert " 7 " in scaling.render(scaling.scaling([synchronous], None)).splitlines()[1]
-    assert " M " not in scaling.render(scaling.scaling([asynchronous(2)], None)).splitlines()[0]
+    assert " M " in render(scaling_of([synchronous])).splitlines()[0]
+    assert " 7 " in render(scaling_of([synchronous])).splitlines()[1]
+    assert " M " not in render(scaling_of([asynchronous(2)])).splitlines()[0]
 
 
 def test_what_does_not_fit_is_said():
     plan = asynchronous(2)
-    assert [row.fits for row in scaling.scaling([plan, plan], plan.peak_memory_bytes - 1).rows] == [
-        False,
-        False,
-    ]
-    assert scaling.render(scaling.scaling([plan], plan.peak_memory_bytes)).endswith(" yes")
+    small = limited(plan, plan.peak_memory_bytes - 1)
+    assert [row.fits for row in scaling_of([small, small]).rows] == [False, False]
+    assert render(scaling_of([limited(plan, plan.peak_memory_bytes)])).endswith(" yes")
 
 
-def test_the_document_is_read_back():
-    found = scaling.scaling([asynchronous(1), asynchronous(2)], None)
-    assert found.schema == "partopt.scaling/1"
-    assert json.decode(documents.encode(found), type=scaling.Scaling) == found
+def test_the_page_of_the_saved_document_is_that_of_the_plans(tmp_path):
+    live = scaling_of([asynchronous(1), asynchronous(2)])
+    live.save(str(tmp_path / "scaling.json"))
+    loaded = Scaling.load(str(tmp_path / "scaling.json"))
+    assert loaded.schema == "partopt.scaling/1"
+    assert loaded == live
+    assert render(loaded) == render(live)
 
 
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("speed", [1e-9, 0.123456789, 999999.5, 1e15])
 @pytest.mark.parametrize("devices", [1, 16384, 2**20])
 def test_it_fits_the_page_whatever_the_numbers(synchronous, speed, devices):
-    row = scaling.Row(
+    row = ScalingRow(
         devices=devices,
         planner="data_parallel",
         shape="1024-1x16383-1024",
@@ -68,6 +68,6 @@ def test_it_fits_the_page_whatever_the_numbers(synchronous, speed, devices):
         fits=False,
     )
     other = structs.replace(row, planner="gpipe", bound_by="cut before stage 12")
-    lines = unstyle(scaling.render(scaling.Scaling(rows=[row, other]))).splitlines()
+    lines = unstyle(render(Scaling(rows=[row, other]))).splitlines()
     assert all(len(line) <= WIDTH for line in lines)
     assert lines[1].split()[0] == str(devices)

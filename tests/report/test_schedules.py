@@ -7,11 +7,11 @@ from msgspec import structs
 from partopt.report import schedules
 from partopt.report.table import WIDTH
 from partopt.schedules import SCHEDULES
-from tests.simulator.plans import chunked, plan_of
+from tests.simulator.plans import chunked, limited, plan_of
 
 
-def lines(plans, limit=None):
-    return unstyle(schedules.render(plans, limit)).splitlines()
+def lines(plans):
+    return unstyle(schedules.render(plans)).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_grid_multiplies_to_the_stages_on_all_devices(plan, grid, batch):
 
 def test_a_line_a_plan_in_the_order_that_it_is_given():
     plans = [plan_of([1, 1], schedule=name, microbatches=4) for name in ("gpipe", "1f1b")]
-    heading, *rows = lines(plans, plans[1].peak_memory_bytes)
+    heading, *rows = lines([limited(plan, plans[1].peak_memory_bytes) for plan in plans])
     assert [row.split()[0] for row in rows] == ["gpipe", "1f1b"]
     assert [row.split()[-1] for row in rows] == ["no", "yes"]
     assert [word for word in heading.split() if word.isalpha()][:3] == ["SCHEDULE", "GRID", "BATCH"]

@@ -1,4 +1,4 @@
-"""A simulation as a document and as text."""
+"""A execution as a document and as text."""
 
 import json
 import re
@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 
 from partopt import documents
-from partopt.report.simulation import document, drawn, render
+from partopt.documents.simulation import SimulationDocument
+from partopt.report.simulation import render
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.advice import findings
-from partopt.simulator.restate import restated
+from partopt.simulator.document import document_of
+from partopt.simulator.drawing import drawn_window
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
 
 
 def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
-    """A plan of stages that exchange 1 MB, and its simulation."""
+    """A plan of stages that exchange 1 MB, and its execution."""
     entry = SCHEDULES[schedule]
     ranks = ranks or ranks_of(
         entry.shape, 4, CHUNKS.get(entry.shape, 2 if entry.shape == LOOPED else 1)
@@ -35,24 +38,22 @@ def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
         msgspec.structs.replace(stage, input_bytes=10**6 if s else 0)
         for s, stage in enumerate(plan.stages)
     ]
-    plan = restated(msgspec.structs.replace(plan, stages=stages))
-    simulation = simulation_of(plan)
-    return plan, simulation
+    plan = with_conditions(msgspec.structs.replace(plan, stages=stages))
+    execution = execute(plan)
+    return plan, execution
 
 
-def text_of(plan, simulation, **how):
-    return click.unstyle(
-        render(simulation, plan, findings(simulation, plan.topology.device.memory_bytes), **how)
-    )
+def document(plan, execution):
+    return document_of(execution, plan, findings(execution))
 
 
-def document_of(plan, simulation):
-    return document(simulation, plan, findings(simulation, plan.topology.device.memory_bytes))
+def text_of(plan, execution, **how):
+    return click.unstyle(render(document(plan, execution), **how))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_time_of_every_rank_adds_up_to_the_window(schedule):
-    found = document_of(*case(schedule))
+    found = document(*case(schedule))
     window = found.window_end_s - found.window_start_s
     for rank in found.ranks:
         assert rank.compute_s + rank.transfer_s + rank.allreduce_s + rank.idle_s == pytest.approx(
@@ -67,8 +68,8 @@ def test_the_time_of_every_rank_adds_up_to_the_window(schedule):
 
 
 def test_the_document_is_the_one_that_is_described():
-    plan, simulation = case(topology=flat(4, 10e9, memory_bytes=10**9))
-    raw = json.loads(documents.encode(document_of(plan, simulation)))
+    plan, execution = case(topology=flat(4, 10e9, memory_bytes=10**9))
+    raw = json.loads(documents.encode(document(plan, execution)))
     assert raw["schema"] == "partopt.simulation/1"
     assert (raw["schedule"], raw["microbatches"], raw["fits"], raw["changed"]) == (
         "1f1b",
@@ -83,83 +84,83 @@ def test_the_document_is_the_one_that_is_described():
 
 
 def test_a_plan_that_does_not_fit():
-    plan, simulation = case(topology=flat(4, 10e9, memory_bytes=100))
-    assert document_of(plan, simulation).fits is False
-    assert "DOES NOT FIT 100 B, over by" in text_of(plan, simulation)
+    plan, execution = case(topology=flat(4, 10e9, memory_bytes=100))
+    assert document(plan, execution).fits is False
+    assert "DOES NOT FIT 100 B, over by" in text_of(plan, execution)
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_only_the_timeline_is_wider_than_80_columns(schedule, width):
-    plan, simulation = case(schedule)
-    parts = text_of(plan, simulation, width=width).split("\n\n")
+    plan, execution = case(schedule)
+    parts = text_of(plan, execution, width=width).split("\n\n")
     assert max(map(len, parts[1].splitlines())) <= width
     assert max(len(line) for part in parts[:1] + parts[2:] for line in part.splitlines()) <= 80
 
 
 def test_ascii_only():
-    plan, simulation = case("pipedream", [[0, 1], [2]], allreduce="blocking")
-    assert text_of(plan, simulation, ascii_only=True).isascii()
+    plan, execution = case("pipedream", [[0, 1], [2]], allreduce="blocking")
+    assert text_of(plan, execution, ascii_only=True).isascii()
 
 
 def test_the_bar_is_as_long_for_every_row_and_shows_the_shares():
-    plan, simulation = case("1f1b", topology=flat(4, 1e8))
+    plan, execution = case("1f1b", topology=flat(4, 1e8))
     rows = [
         line
-        for line in text_of(plan, simulation, ascii_only=True).splitlines()
+        for line in text_of(plan, execution, ascii_only=True).splitlines()
         if re.match(r"\d +\d +#", line)
     ]
     assert len(rows) == 4
     for row, rank in zip(rows, range(4), strict=True):
-        share = simulation.shares.compute_s[rank] / simulation.makespan_s
+        share = execution.shares.compute_s[rank] / execution.makespan_s
         assert row.count("#") == pytest.approx(14 * share, abs=1)
         assert f"{share:.0%}" in row
 
 
 def test_replicas_of_a_stage_are_one_row():
-    plan, simulation = case("1f1b", [[0, 1, 2], [3]], microbatches=12)
-    assert re.search(r"^0 0-2 \(x3\) ", text_of(plan, simulation), re.MULTILINE)
+    plan, execution = case("1f1b", [[0, 1, 2], [3]], microbatches=12)
+    assert re.search(r"^0 0-2 \(x3\) ", text_of(plan, execution), re.MULTILINE)
 
 
 def test_columns_are_explained_where_something_is_in_them():
     meaning = re.compile(r"Shares of .*?\.\n", re.DOTALL)
     # two ranks without work, which have nothing left to do
-    plan, simulation = case("pipedream", topology=flat(6, 10e9))
-    assert not re.search(r"\bEND\b", meaning.search(text_of(plan, simulation))[0])
-    plan, simulation = case("gpipe", topology=flat(4, 10e9))
+    plan, execution = case("pipedream", topology=flat(6, 10e9))
+    assert not re.search(r"\bEND\b", meaning.search(text_of(plan, execution))[0])
+    plan, execution = case("gpipe", topology=flat(4, 10e9))
     assert "END nothing left to do." in re.sub(
-        r"\s+", " ", meaning.search(text_of(plan, simulation))[0]
+        r"\s+", " ", meaning.search(text_of(plan, execution))[0]
     )
 
 
 def test_a_thousand_stages_are_a_short_table():
-    plan, simulation = case("1f1b", [[rank] for rank in range(256)], microbatches=16)
-    text = text_of(plan, simulation)
+    plan, execution = case("1f1b", [[rank] for rank in range(256)], microbatches=16)
+    text = text_of(plan, execution)
     assert re.search(
         r"^1[456] of 256 rows are shown, the busiest and the fullest among them\.$",
         text,
         re.MULTILINE,
     )
     assert len(text.splitlines()) < 90
-    fullest = int(simulation.peak_memory_bytes.argmax())
+    fullest = int(execution.peak_memory_bytes.argmax())
     assert re.search(rf"^{fullest} +{fullest} ", text, re.MULTILINE)
 
 
 def test_what_is_drawn():
-    plan, simulation = case("1f1b")
-    assert drawn(simulation) is None
-    plan, simulation = case("pipedream")
-    begin, end = drawn(simulation)
-    order = simulation.order
-    first_backward = simulation.timeline.start[(order.stage == 0) & (order.kind == 1)].min()
-    assert begin == 0 < first_backward < end < simulation.makespan_s
-    assert "in which the pipeline fills. BUSY is of these." in text_of(plan, simulation)
+    plan, execution = case("1f1b")
+    assert drawn_window(execution) == (0.0, execution.makespan_s)
+    plan, execution = case("pipedream")
+    begin, end = drawn_window(execution)
+    order = execution.order
+    first_backward = execution.timeline.start[(order.stage == 0) & (order.kind == 1)].min()
+    assert begin == 0 < first_backward < end < execution.makespan_s
+    assert "in which the pipeline fills. BUSY is of these." in text_of(plan, execution)
 
 
 def test_a_level_that_is_used():
-    _, simulation = case("1f1b", [[0], [1], [2], [3]], topology=two_level(2, 2, 10e9, 1e9))
-    use = {each.level: each for each in simulation.level_use}
-    text = text_of(simulation.plan, simulation)
+    _, execution = case("1f1b", [[0], [1], [2], [3]], topology=two_level(2, 2, 10e9, 1e9))
+    use = {each.level: each for each in execution.level_use}
+    text = text_of(execution.plan, execution)
     assert re.search(
         rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE
     )
@@ -167,9 +168,9 @@ def test_a_level_that_is_used():
 
 
 def test_what_was_changed_is_told_with_before_and_after():
-    before, simulation = case("1f1b")
-    after = restated(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
-    text = text_of(before, simulation_of(after))
+    before, execution = case("1f1b")
+    after = with_conditions(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
+    text = text_of(before, execute(after))
     for change in (
         "schedule 1f1b -> zb-h1",
         "microbatches 8 -> 16",
@@ -178,13 +179,13 @@ def test_what_was_changed_is_told_with_before_and_after():
     ):
         assert change in text
     assert re.search(r"^period +3.00 ms +[\d.]+ ms +\+[\d.]+%$", text, re.MULTILINE)
-    assert "PLANNED" not in text_of(simulation.plan, simulation)
+    assert "PLANNED" not in text_of(execution.plan, execution)
 
 
 def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
     before, _ = case("pipedream", [[0, 1], [2]])
-    after = restated(before, warmups=[3, 1], comm="serial", allreduce="blocking")
-    found = document(simulation_of(after), before, [])
+    after = with_conditions(before, warmups=[3, 1], comm="serial", allreduce="blocking")
+    found = document_of(execute(after), before, [])
     assert found.changed == [
         "warm-up 1,0 -> 3,1",
         "transfers overlap -> serial",
@@ -194,16 +195,16 @@ def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
 
 
 def test_a_plan_that_says_something_else_than_its_simulation():
-    plan, simulation = case("1f1b")
-    assert f"; the plan says {3:.2f} ms" in text_of(plan, simulation)
+    plan, execution = case("1f1b")
+    assert f"; the plan says {3:.2f} ms" in text_of(plan, execution)
     agreeing = msgspec.structs.replace(
-        plan, predicted=msgspec.structs.replace(plan.predicted, period_s=simulation.period_s)
+        plan, predicted=msgspec.structs.replace(plan.predicted, period_s=execution.period_s)
     )
-    assert "the plan says" not in text_of(agreeing, simulation)
+    assert "the plan says" not in text_of(agreeing, execution)
 
 
 def test_nothing_to_point_at():
-    _, simulation = case(
+    _, execution = case(
         "zb-h1",
         microbatches=16,
         forward_s=3e-3,
@@ -211,4 +212,49 @@ def test_nothing_to_point_at():
         backward_weight_s=3e-3,
         compute_s=9e-3,
     )
-    assert text_of(simulation.plan, simulation).endswith("advice   nothing to point at")
+    assert text_of(execution.plan, execution).endswith("advice   nothing to point at")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
+    plan, execution = case(schedule, allreduce="blocking", parameter_bytes=10**6)
+    live = document(with_conditions(plan, comm="serial"), execution)
+    live.save(str(tmp_path / "simulation.json"))
+    loaded = SimulationDocument.load(str(tmp_path / "simulation.json"))
+    assert loaded == live
+    for how in ({}, {"width": 133, "colour": True}, {"ascii_only": True}):
+        assert render(loaded, **how) == render(live, **how)
+
+
+def test_a_timeline_that_is_left_out_is_said_to_be():
+    plan, execution = case("1f1b")
+    without = msgspec.structs.replace(document(plan, execution), timeline=None)
+    assert "\n\nThe timeline has too many actions to be drawn.\n\n" in click.unstyle(
+        render(without)
+    )
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"actions": "0F0 0X1"}, "timeline.ranks[0].actions: not actions"),
+        ({"actions": "9F0"}, "timeline.ranks[0].actions: of other stages than the rank's"),
+        ({"start_s": []}, "timeline.ranks[0].start_s: not one for each slot"),
+        (
+            {"allreduce_end_s": [1.0]},
+            "timeline.ranks[0].allreduce_end_s: not one for each start",
+        ),
+    ],
+)
+def test_a_timeline_that_cannot_be_drawn_is_refused(change, error):
+    whole = document(*case("1f1b"))
+    row = msgspec.structs.replace(whole.timeline.ranks[0], **change)
+    timeline = msgspec.structs.replace(whole.timeline, ranks=[row])
+    faults = msgspec.structs.replace(whole, timeline=timeline).faults()
+    assert error in [fault.message for fault in faults]
+
+
+def test_a_document_of_another_topology_is_refused():
+    whole = document(*case("1f1b"))
+    faults = msgspec.structs.replace(whole, levels=[]).faults()
+    assert [fault.message for fault in faults] == ["levels: not the levels of the topology"]

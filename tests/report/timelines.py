@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
-from partopt.documents.plan import Memory, Plan, Predicted, ProfileReference, Request, Stage
+from partopt.documents.plan import (
+    Estimate,
+    Memory,
+    Plan,
+    Predicted,
+    ProfileReference,
+    Request,
+    Stage,
+)
 from partopt.documents.topology import Topology
 from partopt.schedules.layout import Layout, ranks_of
-from partopt.simulator.execute import simulate
+from partopt.simulator.engine import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import work_of
 from tests.helpers import flat
@@ -92,7 +100,13 @@ def plan_of(
             bubble=0.0,
             speedup_over_one_device=1.0,
             bound_by="compute of stage 0",
-            loads=[],
+            estimate=Estimate(
+                period_s=3e-3,
+                iteration_s=None,
+                one_device_s=3e-3,
+                bound_by="compute of stage 0",
+                loads=[],
+            ),
         ),
         certificate=None,
         profile=ProfileReference(name="chain", sha256="", parameter_bytes=1000),

@@ -12,7 +12,7 @@ from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
 from partopt.search.candidates import Candidate
-from partopt.simulator.judge import judged
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import measurement, profile_of, two_level
 
 SIZES = [1, 2]
@@ -20,7 +20,7 @@ SIZES = [1, 2]
 
 def judged_candidate(candidate: Candidate) -> Plan:
     """The plan of a candidate, simulated."""
-    return judged(price(candidate.partition, candidate.problem, "grid"))
+    return simulate_plan(price(candidate.partition, candidate.problem, "grid"))
 
 
 def at_each_size(

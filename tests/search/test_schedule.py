@@ -15,7 +15,8 @@ from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
 from partopt.search.candidates import candidates
 from partopt.search.schedule import best_by_schedule, replan, state_problems
-from partopt.simulator.judge import judged, simulation_of
+from partopt.simulator.execution import execute
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, judged_candidate, problems
 
@@ -111,7 +112,7 @@ def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
     for name in best:
         for planner in ("gpipe", "data_parallel"):
             try:
-                own = judged(planners.plan(planner, replace(problem, schedule=name)))
+                own = simulate_plan(planners.plan(planner, replace(problem, schedule=name)))
             except PartoptError:
                 continue
             if planner == "gpipe" and not own.idle_ranks:
@@ -151,7 +152,7 @@ class TestWhatIsReturned:
 
     def test_what_a_plan_predicts_is_its_simulation(self):
         for plan in self.plans():
-            simulation = simulation_of(plan)
+            simulation = execute(plan)
             assert plan.predicted.iteration_s == pytest.approx(simulation.makespan_s)
             assert plan.peak_memory_bytes >= simulation.peak_memory_bytes.max()
 
@@ -165,7 +166,7 @@ class TestWhatIsReturned:
     def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
         simulated = []
         monkeypatch.setattr(
-            search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan)
+            search, "simulate_plan", lambda plan: simulated.append(plan.schedule) or simulate_plan(plan)
         )
         plans = self.plans(memory_bytes=1)
         assert sorted(simulated) == sorted(plan.schedule for plan in plans)
@@ -174,7 +175,7 @@ class TestWhatIsReturned:
         simulated = []
         monkeypatch.setattr(search, "ACTION_BUDGET", -1)
         monkeypatch.setattr(
-            search, "judged", lambda plan: simulated.append(plan.schedule) or judged(plan)
+            search, "simulate_plan", lambda plan: simulated.append(plan.schedule) or simulate_plan(plan)
         )
         assert len(self.plans()) == len(simulated) == len(set(simulated))
 

@@ -13,8 +13,9 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
 from partopt.search.warmup import WORTHWHILE, simulate_with_best_warmup, warmups
-from partopt.simulator.judge import judged, simulation_of
-from partopt.simulator.restate import restated
+from partopt.simulator.execution import execute
+from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, limited
 from tests.simulator.plans import plan_of
 
@@ -22,7 +23,7 @@ from tests.simulator.plans import plan_of
 def period_at(plan: Plan, depth: tuple[int, ...] | list[int]) -> float:
     """What the plan does at a warm-up; infinite where it deadlocks."""
     try:
-        return simulation_of(restated(plan, warmups=depth)).period_s
+        return execute(with_conditions(plan, warmups=depth)).period_s
     except PartoptError:
         return math.inf
 
@@ -52,7 +53,7 @@ def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
     """Stages of 3 s for each replica: the loads allow 3 s a microbatch."""
     plan = plan_of(replicas, blocking_allreduce=True)
     best = simulate_with_best_warmup(plan)
-    assert judged(plan).predicted.period_s == pytest.approx(3.0 * formula)
+    assert simulate_plan(plan).predicted.period_s == pytest.approx(3.0 * formula)
     assert best.predicted.period_s == pytest.approx(3.0)
     assert best.predicted.formula_period_s == pytest.approx(3.0 * formula)
     assert period_at(plan, depths_of(best)) == pytest.approx(3.0)
@@ -63,7 +64,7 @@ def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
 def test_a_formula_that_deadlocks_is_left_for_a_warmup_that_does_not(replicas):
     plan = plan_of(replicas, blocking_allreduce=True)
     with pytest.raises(PartoptError, match=r"deadlock|wait"):
-        judged(plan)
+        simulate_plan(plan)
     best = simulate_with_best_warmup(plan)
     assert best.predicted.period_s == pytest.approx(3.0)
     assert best.predicted.formula_period_s is None
@@ -83,18 +84,18 @@ def test_latency_asks_for_more_than_the_formula(stages, latency):
 def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, options):
     plan = plan_of([2, 1, 1], **options)
     monkeypatch.setattr(
-        warmup, "restated", lambda *_, **__: pytest.fail("it tried another warm-up")
+        warmup, "with_conditions", lambda *_, **__: pytest.fail("it tried another warm-up")
     )
-    assert simulate_with_best_warmup(plan) == judged(plan)
+    assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_a_deeper_warmup_that_does_not_fit_is_not_taken(schedule):
     plan = plan_of([1, 4], blocking_allreduce=True, schedule=schedule, weights=[1000, 1000])
-    free, least = simulate_with_best_warmup(plan), judged(plan)
+    free, least = simulate_with_best_warmup(plan), simulate_plan(plan)
     assert free.peak_memory_bytes > least.peak_memory_bytes
     tight = limited(plan, least.peak_memory_bytes)
-    assert simulate_with_best_warmup(tight) == judged(tight)
+    assert simulate_with_best_warmup(tight) == simulate_plan(tight)
     between = simulate_with_best_warmup(limited(plan, free.peak_memory_bytes - 1))
     assert least.peak_memory_bytes <= between.peak_memory_bytes < free.peak_memory_bytes
     assert free.predicted.period_s < between.predicted.period_s <= least.predicted.period_s
@@ -102,7 +103,7 @@ def test_a_deeper_warmup_that_does_not_fit_is_not_taken(schedule):
 
 def test_what_does_not_fit_is_not_made_larger():
     plan = limited(plan_of([1, 4], blocking_allreduce=True), 1)
-    assert simulate_with_best_warmup(plan) == judged(plan)
+    assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 
 def test_what_deadlocks_and_does_not_fit_is_a_plan_that_does_not_fit():
@@ -121,7 +122,7 @@ def test_no_more_are_in_flight_than_the_period_needs():
 def test_a_simulation_that_would_take_too_long_is_not_repeated(monkeypatch):
     plan = plan_of([1, 2], blocking_allreduce=True)
     monkeypatch.setattr(warmup, "SEARCH_LIMIT", 5)
-    assert simulate_with_best_warmup(plan) == judged(plan)
+    assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
@@ -164,6 +165,6 @@ def test_no_warmup_there_is_is_better(data):
 
 def judged_or_none(plan: Plan) -> float:
     try:
-        return judged(plan).predicted.period_s
+        return simulate_plan(plan).predicted.period_s
     except PartoptError:
         return math.inf

@@ -1,16 +1,16 @@
 """Advice: every finding by a plan that has it, and by one that just does not."""
 
-import re
-
 import msgspec
 import pytest
 
 from partopt.documents.topology import Level
-from partopt.simulator import simulation_of
-from partopt.simulator.advice import BUSY, FULL, NOTICED, findings
-from partopt.simulator.restate import restated
+from partopt.simulator import execute
+from partopt.simulator.advice import FULL, findings
+from partopt.simulator.case import BUSY, NOTICED
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.report.timelines import plan_of
+from tests.simulator.plans import limited
 
 STRAIGHT = [[0], [1], [2], [3]]
 
@@ -36,7 +36,7 @@ def case(schedule="1f1b", ranks=STRAIGHT, microbatches=16, warmups=None, slower=
         for s, stage in enumerate(plan.stages)
         for factor in [dict(slower).get(s, 1.0)]
     ]
-    return restated(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
+    return with_conditions(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
 
 
 TIMES = ("forward_s", "backward_s", "backward_weight_s", "compute_s")
@@ -45,8 +45,8 @@ FAST = flat(4, 1e12)
 
 def found(plan, memory_bytes=None, microbatches=None):
     return {
-        finding.kind: finding
-        for finding in findings(simulation_of(plan, microbatches), memory_bytes)
+        finding.code: finding
+        for finding in findings(execute(limited(plan, memory_bytes), microbatches))
     }
 
 
@@ -74,24 +74,25 @@ def test_the_layer_of_the_slowest_stage_that_its_lighter_neighbour_could_take():
     )
     assert (
         finding.change
-        == "stage 3 takes 9.00 ms: try layer 6, e, on stage 3: partopt plan --cuts 1,2,6"
+        == "stage 3 takes 9.00 ms: try layer 6, e, on stage 3: `solve` `cuts=[1, 2, 6]`"
     )
 
 
 def test_where_the_slowest_stage_is_one_layer_it_gets_a_replica_more():
     idle = found(case(topology=flat(5, 1e12), slower={3: 2.0}))["imbalance"]
     assert idle.change == (
-        "a replica more of stage 3, of the idle ranks: partopt plan --cuts 1,2,3 --replicas 1,1,1,2"
+        "a replica more of stage 3, of the idle ranks: `solve` `cuts=[1, 2, 3]` "
+        "`replicas=[1, 1, 1, 2]`"
     )
     taken = found(case(ranks=[[0, 1, 2], [3]], topology=FAST, slower={1: 2.0}))["imbalance"]
     assert (
-        taken.change
-        == "a replica more of stage 1 and one less of stage 0: partopt plan --cuts 1 --replicas 2,2"
+        taken.change == "a replica more of stage 1 and one less of stage 0: `solve` `cuts=[1]` "
+        "`replicas=[2, 2]`"
     )
     none = found(case(topology=FAST, slower={3: 2.0}))["imbalance"]
     assert (
         none.change
-        == "stage 3 is one layer, layer3: profile smaller ones, partopt profile --granularity leaf"
+        == "stage 3 is one layer, layer3: profile smaller ones, `measure` `granularity=leaf`"
     )
 
 
@@ -107,9 +108,9 @@ def test_few_microbatches_say_what_enough_would_bring():
     assert finding.text == (
         "8 microbatches for 4 devices: equal stages wait for 27.3% of the time, with 16 for 15.8%"
     )
-    assert finding.change == "--microbatches 16, a batch of 16 samples"
+    assert finding.change == "`microbatches=16`, a batch of 16 samples"
     assert "microbatches" not in found(
-        case(microbatches=int(re.findall(r"\d+", finding.change)[0]), topology=FAST)
+        case(microbatches=finding.options["microbatches"], topology=FAST)
     )
 
 
@@ -132,13 +133,13 @@ def test_transfers_that_are_waited_for(bandwidth, has):
 def test_serial_transfers_could_overlap():
     finding = found(case(microbatches=64, topology=flat(4, 1e9), comm="serial"))["transfers"]
     assert finding.value > NOTICED
-    assert finding.change.startswith("--comm overlap")
+    assert finding.change.startswith("`comm=overlap`")
 
 
 def test_latency_is_hidden_by_eager_1f1b():
     slow = flat(4, 1e12, latency=1e-3)
     finding = found(case(microbatches=64, topology=slow))["transfers"]
-    assert finding.change.startswith("--schedule 1f1b-eager")
+    assert finding.change.startswith("`schedule=1f1b-eager`")
     assert (
         share_of_transfers(case("1f1b-eager", microbatches=64, topology=slow)) < finding.value / 2
     )
@@ -148,8 +149,8 @@ def test_the_bandwidth_that_hides_what_waits_for_a_full_port():
     plan = case("pipedream", [[0], [1]], None, [8, 0], topology=flat(2, 1e8))
     finding = found(plan)["transfers"]
     # 10 ms a message at 100 MB/s, and a stage takes 9 ms
-    assert finding.change == '--bandwidth all="130 MB/s"'
-    better = restated(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
+    assert finding.change == '`bandwidth={"all": "130 MB/s"}`'
+    better = with_conditions(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
     assert not {"transfers", "port"} & found(better).keys()
 
 
@@ -160,7 +161,7 @@ def test_a_port_that_has_little_left(share, has):
     assert ("port" in findings) == has
     if has:
         assert findings["port"].value == pytest.approx(share)
-        assert findings["port"].change.startswith('--links all=2, or --bandwidth all="')
+        assert findings["port"].change.startswith('`links={"all": 2}`, or `bandwidth={"all": "')
 
 
 @pytest.mark.parametrize("exchange_s, has", [(2.1e-3, True), (1.8e-3, False)])
@@ -175,7 +176,7 @@ def test_an_all_reduce_that_is_waited_for(exchange_s, has):
     )
     assert ("all-reduce" in findings) == has
     if has:
-        assert findings["all-reduce"].change == "--microbatches 16: one exchange for twice the work"
+        assert findings["all-reduce"].change == "`microbatches=16`: one exchange for twice the work"
 
 
 def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
@@ -187,32 +188,32 @@ def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
         parameter_bytes=10**6,
         allreduce="blocking",
     )
-    assert found(plan)["all-reduce"].change.startswith("--allreduce overlap")
-    assert "all-reduce" not in found(restated(plan, allreduce="overlap"))
+    assert found(plan)["all-reduce"].change.startswith("`allreduce=overlap`")
+    assert "all-reduce" not in found(with_conditions(plan, allreduce="overlap"))
 
 
 def test_memory():
     plan = case("zb-h1", topology=FAST)
-    peak = int(simulation_of(plan).peak_memory_bytes.max())
+    peak = int(execute(plan).peak_memory_bytes.max())
     assert found(plan, round(peak / FULL * 1.001)) == {}
     near = found(plan, round(peak / FULL * 0.999))["memory"]
-    assert (near.severity, near.change) == ("risk", "partopt plan --recompute always")
+    assert (near.severity, near.change) == ("risk", "`solve` `recompute=always`")
     assert found(plan, peak)["memory"].severity == "risk"
     over = found(plan, peak - 1)["memory"]
     assert over.severity == "fault"
-    assert over.text.endswith("1 B more than there is")
+    assert over.text.endswith("exceeds the limit by 1 B")
 
 
 def test_more_stages_where_everything_is_recomputed():
     assert found(case("zb-h1", topology=FAST, recompute=True), 1)["memory"].change.startswith(
-        "partopt plan with more --stages"
+        "`solve` with more `stages`"
     )
 
 
 def test_microbatches_that_do_not_settle():
     plan = case("pipedream", microbatches=None, topology=FAST)
     finding = found(plan, microbatches=8)["unsettled"]
-    assert (finding.value, finding.change) == (8, "--microbatches 32")
+    assert (finding.value, finding.change) == (8, "`microbatches=32`")
     assert "unsettled" not in found(plan, microbatches=32)
 
 
@@ -222,7 +223,7 @@ def test_too_few_in_flight(warmups, has):
     assert ("in-flight" in findings) == has
     if has:
         assert findings["in-flight"].change == (
-            "--warmup +1: one microbatch more in flight on each device, 4 instead of 3 on the first"
+            "`warmup=+1`: one microbatch more in flight on each device, 4 instead of 3 on the first"
         )
 
 
@@ -261,7 +262,7 @@ def test_interleaving_is_for_models_with_two_layers_a_device():
         for s, stage in enumerate(plan.stages)
     ]
     finding = found(msgspec.structs.replace(plan, stages=stages))["chunks"]
-    assert finding.change == "partopt plan --schedule interleaved --chunks 2"
+    assert finding.change == "`solve` `schedule=interleaved` `chunks=2`"
     assert finding.value == pytest.approx(3 / 19 - 1.5 / 17.5)
 
 
@@ -275,12 +276,12 @@ def test_forwards_that_launches_may_take_longer_than(forward_s, has):
     findings = found(case("zb-h1", topology=FAST, forward_s=forward_s))
     assert ("launches" in findings) == has
     if has:
-        assert findings["launches"].change == "partopt plan --microbatch-size 2"
+        assert findings["launches"].change == "`solve` `microbatch_size=2`"
 
 
 def test_faults_come_first_and_risks_last():
     plan = case(microbatches=4, topology=flat(5, 1e12), forward_s=1e-3)
-    severities = [finding.severity for finding in findings(simulation_of(plan), 1)]
+    severities = [finding.severity for finding in findings(execute(limited(plan, 1)))]
     assert severities == sorted(severities, key=["fault", "loss", "risk"].index)
     assert {"fault", "loss", "risk"} == set(severities)
 
@@ -290,4 +291,4 @@ def test_every_number_has_its_level_and_unit():
     topology = msgspec.structs.replace(flat(2, 1e8), levels=[level])
     finding = found(case("pipedream", [[0], [1]], None, [8, 0], topology=topology))["transfers"]
     assert "level wire" in finding.text
-    assert "wire=" in finding.change
+    assert finding.options["bandwidth"].keys() == {"wire"}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.simulator import reference
-from partopt.simulator.execute import simulate
+from partopt.simulator.engine import simulate
 from tests.simulator.cases import case, cases, consecutive
 
 

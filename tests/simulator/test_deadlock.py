@@ -6,7 +6,7 @@ import pytest
 from partopt.errors import PartoptError
 from partopt.schedules.order import KINDS, Order
 from partopt.simulator import reference
-from partopt.simulator.execute import simulate
+from partopt.simulator.engine import simulate
 from tests.simulator.cases import case, consecutive
 
 

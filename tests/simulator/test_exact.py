@@ -3,7 +3,7 @@
 import pytest
 
 from partopt.schedules import SCHEDULES
-from partopt.simulator import judged, simulation_of
+from partopt.simulator import execute, simulate_plan
 from tests.helpers import flat
 from tests.simulator.plans import chunked, plan_of
 
@@ -22,12 +22,12 @@ def made(name, P, M):
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_an_iteration_takes_what_the_closed_form_says(name, P, M):
     plan = made(name, P, M)
-    found = simulation_of(plan)
+    found = execute(plan)
     v = len(plan.stages) // P
     expected = SCHEDULES[name].makespan(P, v, M)
     assert found.makespan_s == expected
     assert found.period_s == expected / M
-    assert judged(plan).predicted.iteration_s == expected
+    assert simulate_plan(plan).predicted.iteration_s == expected
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zbv", "dualpipe"])
@@ -37,13 +37,13 @@ def test_pipelines_side_by_side_take_as_long_as_one(name):
         several = chunked(name, 4, len(one.stages) // 4, 24, d=3)
     else:
         several = plan_of([3] * 4, [1.0] * 4, [2.0] * 4, schedule=name, microbatches=24)
-    assert simulation_of(several).makespan_s == simulation_of(one).makespan_s
+    assert execute(several).makespan_s == execute(one).makespan_s
 
 
 @pytest.mark.parametrize("P", [1, 2, 4, 7])
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_an_asynchronous_pipeline_of_equal_stages_is_never_idle(name, P):
-    found = simulation_of(plan_of([1] * P, schedule=name))
+    found = execute(plan_of([1] * P, schedule=name))
     assert found.period_s == 3.0
     assert found.bubble == 0.0
     assert found.shares.idle_s.max() == 0.0
@@ -52,10 +52,8 @@ def test_an_asynchronous_pipeline_of_equal_stages_is_never_idle(name, P):
 @pytest.mark.parametrize("P, M", [(2, 4), (4, 8), (4, 16)])
 def test_share_of_the_bubble(P, M):
     for name in ("gpipe", "1f1b"):
-        assert simulation_of(made(name, P, M)).bubble == pytest.approx(
-            (P - 1) / (M + P - 1), rel=1e-12
-        )
-    assert simulation_of(made("interleaved", P, M)).bubble == pytest.approx(
+        assert execute(made(name, P, M)).bubble == pytest.approx((P - 1) / (M + P - 1), rel=1e-12)
+    assert execute(made("interleaved", P, M)).bubble == pytest.approx(
         (P - 1) / (3 * M + P - 1), rel=1e-12
     )
 
@@ -63,7 +61,7 @@ def test_share_of_the_bubble(P, M):
 @pytest.mark.parametrize("P, M", [(2, 4), (3, 6), (4, 16)])
 @pytest.mark.parametrize("latency", [0.25, 0.5])
 def test_gpipe_pays_for_latency_once_each_way(P, M, latency):
-    found = simulation_of(
+    found = execute(
         plan_of([1] * P, schedule="gpipe", microbatches=M, topology=flat(P, 1.0, latency))
     )
     assert found.makespan_s == 3 * (M + P - 1) + 2 * latency * (P - 1)

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from partopt.cost.links import allreduce_s, ring_loads
 from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, W
-from partopt.simulator.execute import simulate
+from partopt.simulator.engine import simulate
 from partopt.simulator.metrics import shares
 from partopt.simulator.ports import ports_of
 from tests.simulator.cases import cases, row_of, scaled

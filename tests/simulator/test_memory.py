@@ -5,13 +5,13 @@ from partopt import planners, schedules
 from partopt.cost.problem import problem_of
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
-from partopt.simulator.judge import judged
 from partopt.simulator.memory import (
     base_memory_bytes,
     in_flight_over_time,
     memory_over_time,
     peak_memory_bytes,
 )
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import flat, uniform_profile
 from tests.report.timelines import example, plan_of, simulated
 
@@ -115,9 +115,9 @@ def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
     problem = problem_of(uniform_profile(4), flat(3), schedule="gpipe", microbatches=8)
     plan = planners.plan("data_parallel", problem)
     assert plan.stages[0].in_flight == 3
-    assert judged(plan).peak_memory_bytes == plan.peak_memory_bytes
+    assert simulate_plan(plan).peak_memory_bytes == plan.peak_memory_bytes
     assert (
-        judged(plan).stages[0].memory.activations_bytes
+        simulate_plan(plan).stages[0].memory.activations_bytes
         == plan.stages[0].memory.activations_bytes
         > 0
     )

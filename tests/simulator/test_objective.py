@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt.cost.links import ring_loads
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.ports import ports_of
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.simulator.plans import plan_of, plans
 
@@ -45,7 +45,7 @@ def round_trips_s(plan, message_s=0.0):
 def ratio(*arguments, **options):
     """The simulated period over the planner's."""
     plan = plan_of(*arguments, **options)
-    return simulation_of(plan).period_s / plan.predicted.period_s
+    return execute(plan).period_s / plan.predicted.period_s
 
 
 def enough(replicas):
@@ -68,7 +68,7 @@ free = plans(messages=False, gradients=False, stages=5, replicas=4)
 @settings(max_examples=150, deadline=None)
 @given(free)
 def test_without_messages_the_period_is_that_of_the_longest_round_trip(plan):
-    assert simulation_of(plan).period_s == close(round_trips_s(plan))
+    assert execute(plan).period_s == close(round_trips_s(plan))
 
 
 @settings(max_examples=150, deadline=None)
@@ -80,13 +80,13 @@ def test_without_messages_the_objective_is_exact_where_every_warm_up_reaches_the
     1-2-1, balanced: stage 0 has 4 in flight, stage 1 has 2 before its backward; C_0 + C_1 = 9 s for
     4 - 2 microbatches: 4.5 s, not 3.
     """
-    deepened = restated(plan, warmups=enough([stage.replicas for stage in plan.stages]))
-    assert simulation_of(deepened).period_s == close(plan.predicted.period_s)
+    deepened = with_conditions(plan, warmups=enough([stage.replicas for stage in plan.stages]))
+    assert execute(deepened).period_s == close(plan.predicted.period_s)
     if all(
         stage.warmup >= least.warmup
         for stage, least in zip(plan.stages, deepened.stages, strict=True)
     ):
-        assert simulation_of(plan).period_s == close(plan.predicted.period_s)
+        assert execute(plan).period_s == close(plan.predicted.period_s)
 
 
 def test_a_warm_up_that_is_rounded_down_twice_costs_half_as_much_again():
@@ -115,9 +115,9 @@ def test_latency_is_part_of_every_round_trip(S, seconds, latency):
     plan = plan_of(
         [1] * S, [float(each) for each in seconds[:S]], [0.0] * S, topology=flat(S, 1.0, latency)
     )
-    assert simulation_of(plan).period_s == close(round_trips_s(plan, latency))
+    assert execute(plan).period_s == close(round_trips_s(plan, latency))
     equal = plan_of([1] * S, topology=flat(S, 1.0, latency))
-    assert simulation_of(equal).period_s == close(3.0 + 2 * latency * (S - 1) / S)
+    assert execute(equal).period_s == close(3.0 + 2 * latency * (S - 1) / S)
 
 
 @settings(max_examples=60, deadline=None)
@@ -128,7 +128,7 @@ def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(second
     """
     f, g = [float(each) for each in seconds[:2]], [float(each) for each in seconds[2:]]
     plan = plan_of([1, 1], f, g, cuts=[size])
-    assert simulation_of(plan).period_s == close(
+    assert execute(plan).period_s == close(
         max(plan.predicted.period_s, round_trips_s(plan, float(size)))
     )
 
@@ -136,7 +136,7 @@ def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(second
 @settings(max_examples=60, deadline=None)
 @given(plans(stages=1, replicas=6))
 def test_the_objective_is_exact_for_data_parallelism(plan):
-    assert simulation_of(plan).period_s == close(plan.predicted.period_s)
+    assert execute(plan).period_s == close(plan.predicted.period_s)
 
 
 def port_loads_s(plan):
@@ -166,7 +166,7 @@ def port_loads_s(plan):
 @given(plans())
 def test_nothing_is_faster_than_its_busiest_device_port_or_round_trip_allows(plan):
     least = max(port_loads_s(plan).max(), round_trips_s(plan))
-    assert simulation_of(plan).period_s >= least * (1 - 1e-9)
+    assert execute(plan).period_s >= least * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ def test_replicas_that_wait_for_each_others_gradients_need_a_deeper_warm_up(repl
 
 def test_one_more_forward_in_the_warm_up_restores_the_ideal():
     plan = plan_of([2, 1, 1], blocking_allreduce=True)
-    deeper = restated(
+    deeper = with_conditions(
         plan, warmups=[plan.stages[0].warmup + 1, *(stage.warmup for stage in plan.stages[1:])]
     )
-    assert simulation_of(deeper).period_s == close(3.0)
+    assert execute(deeper).period_s == close(3.0)
 
 
 def test_both_cuts_of_a_stage_share_its_ports():
@@ -212,7 +212,7 @@ def test_an_all_reduce_and_transfers_share_a_port():
     )
     assert plan.predicted.period_s == 4.0
     assert port_loads_s(plan).max() == 6.0
-    assert simulation_of(plan).period_s >= 6.0
+    assert execute(plan).period_s >= 6.0
 
 
 def test_stages_replicated_over_the_same_servers_share_their_ports():
@@ -227,9 +227,9 @@ def test_stages_replicated_over_the_same_servers_share_their_ports():
     nested = replace(
         plan, stages=[replace(stage, ranks=[s, s + 2]) for s, stage in enumerate(plan.stages)]
     )
-    nested = restated(nested)
+    nested = with_conditions(nested)
     assert [stage.allreduce_s for stage in nested.stages] == [9.0, 9.0]
-    assert simulation_of(nested).period_s == close(9.0)
+    assert execute(nested).period_s == close(9.0)
 
 
 def test_the_sides_of_an_uneven_cut_miss_the_port_that_all_messages_pass():
@@ -242,7 +242,7 @@ def test_the_sides_of_an_uneven_cut_miss_the_port_that_all_messages_pass():
     plan = plan_of([15, 1], [0.0, 0.0], [15.0, 1.0], cuts=[10], topology=two_level(4, 4, 1e9, 1.0))
     assert plan.predicted.period_s == 2.5
     assert port_loads_s(plan).max() == close(10 * 12 / 15)
-    assert simulation_of(plan).period_s >= 8.0
+    assert execute(plan).period_s >= 8.0
 
 
 def test_the_side_of_a_stage_that_ends_inside_a_server_counts_messages_that_stay_there():
@@ -254,7 +254,7 @@ def test_the_side_of_a_stage_that_ends_inside_a_server_counts_messages_that_stay
     )
     assert plan.predicted.period_s == 18.0
     assert port_loads_s(plan).max() == close(12.0)
-    assert simulation_of(plan).period_s < 18.0
+    assert execute(plan).period_s < 18.0
 
 
 def test_several_links_carry_several_messages_at_once():
@@ -262,4 +262,4 @@ def test_several_links_carry_several_messages_at_once():
     plan = plan_of([2, 1], [0.0, 0.0], [2.0, 1.0], cuts=[8], topology=flat(3, 1.0, links=2))
     assert plan.predicted.period_s == 8.0
     assert port_loads_s(plan).max() == 4.0
-    assert 4.0 <= simulation_of(plan).period_s < 8.0
+    assert 4.0 <= execute(plan).period_s < 8.0

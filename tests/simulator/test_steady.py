@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from partopt.schedules.order import F
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.metrics import shares
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.simulator.plans import plan_of, plans
 
 
@@ -31,9 +31,9 @@ def slope_s(simulation, cycle):
 @settings(max_examples=80, deadline=None)
 @given(plans())
 def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):
-    found = simulation_of(plan)
+    found = execute(plan)
     assert found.steady.settled
-    longer = simulation_of(plan, 4 * found.microbatches)
+    longer = execute(plan, 4 * found.microbatches)
     assert found.period_s == pytest.approx(slope_s(longer, found.steady.microbatches), rel=1e-9)
     assert longer.steady.settled
     assert found.period_s == pytest.approx(longer.period_s, rel=1e-9)
@@ -44,7 +44,7 @@ def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):
 )
 @pytest.mark.parametrize("blocking", [False, True])
 def test_balanced_plans_settle_and_a_cycle_is_a_number_of_whole_rounds(replicas, blocking):
-    found = simulation_of(plan_of(replicas, blocking_allreduce=blocking))
+    found = execute(plan_of(replicas, blocking_allreduce=blocking))
     assert found.steady.settled
     assert found.steady.microbatches % np.lcm.reduce(replicas) == 0
     assert found.end_s - found.start_s == pytest.approx(
@@ -60,25 +60,25 @@ def test_computations_that_repeat_while_all_reduces_fall_behind_are_not_a_steady
     all-reduce; then everybody does.
     """
     plan = plan_of([1, 2], [5.0, 1.0], [9.0, 1.0], weights=[0, 29])
-    early = forwards(simulation_of(plan, 40))
+    early = forwards(execute(plan, 40))
     assert set(np.diff(early[3:30])) == {14.0}
-    found = simulation_of(plan)
+    found = execute(plan)
     assert found.period_s == 14.5
     assert found.steady.settled
-    assert not simulation_of(plan, 40).steady.settled
+    assert not execute(plan, 40).steady.settled
 
 
 def test_queues_that_fill_slowly_are_not_a_steady_state():
     """A warm-up of 40 forwards runs ahead of a second stage that is slower by a thousandth."""
-    plan = restated(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
-    found = simulation_of(plan)
+    plan = with_conditions(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
+    found = execute(plan)
     assert found.steady.settled
     assert found.period_s == pytest.approx(2.002, rel=1e-9)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
 def test_too_few_microbatches_do_not_settle(microbatches):
-    found = simulation_of(plan_of([3, 1, 2]), microbatches)
+    found = execute(plan_of([3, 1, 2]), microbatches)
     assert not found.steady.settled
     assert found.period_s > 0
     assert 0 <= found.start_s < found.end_s <= found.makespan_s
@@ -87,15 +87,15 @@ def test_too_few_microbatches_do_not_settle(microbatches):
 @settings(max_examples=25, deadline=None)
 @given(plans(gradients=False))
 def test_the_period_does_not_depend_on_how_many_microbatches_are_simulated(plan):
-    found = simulation_of(plan)
+    found = execute(plan)
     for more in (1, 7, 23):
-        assert simulation_of(plan, 2 * found.microbatches + more).period_s == pytest.approx(
+        assert execute(plan, 2 * found.microbatches + more).period_s == pytest.approx(
             found.period_s, rel=1e-9
         )
 
 
 def test_where_time_goes_in_a_cycle_is_the_same_in_every_cycle():
-    found = simulation_of(plan_of([2, 1, 3], cuts=[1, 2], weights=[3, 0, 2]))
+    found = execute(plan_of([2, 1, 3], cuts=[1, 2], weights=[3, 0, 2]))
     cycle = found.end_s - found.start_s
     for back in (0.0, cycle / 3, cycle):
         of_rank = shares(found.timeline, found.work, found.start_s - back, found.end_s - back)

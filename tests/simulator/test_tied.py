@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from partopt.documents.plan import Flow
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator import simulation_of
+from partopt.simulator import execute
 from partopt.simulator.advice import findings
-from partopt.simulator.restate import layout_of, restated
+from partopt.simulator.restate import layout_of, with_conditions
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
 
@@ -27,7 +27,7 @@ def test_an_iteration_takes_longer_by_the_exchange(schedule):
         plan_of([1, 1], schedule=schedule, microbatches=4, **options) for options in (APART, TIED)
     )
     assert plan.predicted.iteration_s == without.predicted.iteration_s + 5
-    assert simulation_of(plan).makespan_s == simulation_of(without).makespan_s + 5
+    assert execute(plan).makespan_s == execute(without).makespan_s + 5
 
 
 def test_replicas_exchange_after_their_all_reduce():
@@ -36,7 +36,7 @@ def test_replicas_exchange_after_their_all_reduce():
     assert [(stage.allreduce_s, stage.tied_exchange_s) for stage in plan.stages] == [(5, 5), (5, 5)]
     without = plan_of([2, 2], schedule="1f1b", microbatches=4, **APART)
     # the ring has its latency without any bytes too
-    assert simulation_of(plan).makespan_s == simulation_of(without).makespan_s - 1 + 10
+    assert execute(plan).makespan_s == execute(without).makespan_s - 1 + 10
 
 
 def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_compute():
@@ -44,15 +44,13 @@ def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_c
     (3 + 5) s and a round trip.
     """
     plan = plan_of([1, 1], **TIED)
-    assert plan.predicted.period_s == simulation_of(plan).period_s == 5
+    assert plan.predicted.period_s == execute(plan).period_s == 5
     assert plan.predicted.bound_by == "all-reduce of stage 0"
-    assert (
-        simulation_of(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
-    )
+    assert execute(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
 
 
 def test_who_waits_for_the_exchange_is_told_what_would_end_it():
-    simulation = simulation_of(plan_of([1, 1], **TIED))
+    simulation = execute(plan_of([1, 1], **TIED))
     [found] = [finding for finding in findings(simulation, None) if finding.kind == "all-reduce"]
     assert "with tied parameters, waits for all-reduces 40.0% of the time" in found.text
     assert found.change.startswith("partopt plan --tied together")
@@ -61,7 +59,7 @@ def test_who_waits_for_the_exchange_is_told_what_would_end_it():
 def test_stages_between_the_tied_ones_exchange_nothing():
     plan = plan_of([1, 1, 1], schedule="1f1b", microbatches=4, topology=LINKS, tied=((0, 2), 40))
     assert [stage.tied_exchange_s for stage in plan.stages] == [5, 0, 5]
-    assert ["1A0" in simulation_of(plan).order.names(rank) for rank in range(3)] == [False] * 3
+    assert ["1A0" in execute(plan).order.names(rank) for rank in range(3)] == [False] * 3
 
 
 def test_a_plan_says_which_exchanges_to_make():
@@ -82,15 +80,15 @@ def test_a_plan_says_which_exchanges_to_make():
 
 def test_on_another_network_the_exchange_takes_another_time():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4, **TIED)
-    assert [stage.tied_exchange_s for stage in restated(plan, topology=flat(4, 20.0)).stages] == [
+    assert [stage.tied_exchange_s for stage in with_conditions(plan, topology=flat(4, 20.0)).stages] == [
         2,
         2,
     ]
-    assert restated(plan).stages == plan.stages
+    assert with_conditions(plan).stages == plan.stages
 
 
 def test_torch_gets_computations_alone():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=2, **TIED)
-    simulation = simulation_of(plan)
+    simulation = execute(plan)
     assert simulation.order.names(1) == ["1F0", "1B0", "1F1", "1B1", "1A0", "1U"]
     assert to_csv(simulation.order, layout_of(plan)) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"

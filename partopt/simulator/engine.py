@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from partopt.cost.links import ring_latency_s, ring_loads
 from partopt.schedules.order import A, B, F, Order
-from partopt.simulator import events
+from partopt.simulator import state
+from partopt.simulator.deadlock import deadlock_error
+from partopt.simulator.events import run
 from partopt.simulator.ports import Ports, ports_of
-from partopt.simulator.reference import deadlocked
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 
@@ -20,7 +21,7 @@ def simulate(order: Order, work: Work) -> Timeline:
     """Execute `order` at the costs of `work`. Raises PartoptError where it deadlocks."""
     ports, R, S = ports_of(work.topology), order.ranks, len(work.ranks)
     times = np.zeros(len(order.kind)), np.zeros(len(order.kind))
-    actions = events.Actions(
+    actions = state.Actions(
         order.kind,
         order.stage,
         order.microbatch,
@@ -34,20 +35,20 @@ def simulate(order: Order, work: Work) -> Timeline:
         _network(order, work, ports),
         _rings(order, work, ports),
     )
-    heap = events.Heap(
+    heap = state.Heap(
         np.zeros(2 * R + S + 2),
         np.zeros(2 * R + S + 2, dtype=np.int64),
         np.zeros(1, dtype=np.int64),
     )
-    events.run(actions, devices, network, rings, heap, work.serial, work.blocking)
+    run(actions, devices, network, rings, heap, work.serial, work.blocking)
     if (devices.next < order.rows[1:]).any():
-        raise deadlocked(order, [int(place) for place in devices.next])
+        raise deadlock_error(order, [int(place) for place in devices.next])
     return Timeline(order, *times, _transfers(devices, network), _collectives(rings))
 
 
-def _devices(order: Order, work: Work) -> events.Devices:
+def _devices(order: Order, work: Work) -> state.Devices:
     R = order.ranks
-    return events.Devices(
+    return state.Devices(
         rank_of=np.array([rank for ranks in work.ranks for rank in ranks], dtype=np.int64),
         replica_first=np.cumsum([0, *(len(ranks) for ranks in work.ranks)]),
         next=order.rows[:-1].copy(),
@@ -59,10 +60,10 @@ def _devices(order: Order, work: Work) -> events.Devices:
     )
 
 
-def _network(order: Order, work: Work, ports: Ports) -> events.Network:
+def _network(order: Order, work: Work, ports: Ports) -> state.Network:
     lanes = np.repeat(ports.lanes, np.diff(ports.first))
     shape = (2, len(work.ranks), int(order.microbatch.max(initial=0)) + 1)
-    return events.Network(
+    return state.Network(
         sizes=ports.sizes,
         first=ports.first,
         bus=ports.bus,
@@ -77,7 +78,7 @@ def _network(order: Order, work: Work, ports: Ports) -> events.Network:
     )
 
 
-def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
+def _rings(order: Order, work: Work, ports: Ports) -> state.Rings:
     S = len(work.ranks)
     rings = [
         ports.of_ring(ranks) if size else []
@@ -87,7 +88,7 @@ def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
         ring_loads(float(size), ranks, work.topology)
         for size, ranks in zip(work.gradient_bytes, work.ranks, strict=True)
     ]
-    return events.Rings(
+    return state.Rings(
         first=np.cumsum([0, *(len(ring) for ring in rings)]),
         port=np.array([port for ring in rings for port, _ in ring], dtype=np.int64),
         load=np.array(
@@ -107,7 +108,7 @@ def _rings(order: Order, work: Work, ports: Ports) -> events.Rings:
     )
 
 
-def _transfers(devices: events.Devices, network: events.Network) -> Transfers:
+def _transfers(devices: state.Devices, network: state.Network) -> Transfers:
     # ordered by the sender's stage too
     direction, to, microbatch = np.nonzero(~np.isnan(network.sent))
     stage = np.where(direction == 0, to - 1, to + 1)
@@ -123,7 +124,7 @@ def _transfers(devices: events.Devices, network: events.Network) -> Transfers:
 
 
 def _ranks(
-    devices: events.Devices, stage: NDArray[Any], microbatch: NDArray[Any]
+    devices: state.Devices, stage: NDArray[Any], microbatch: NDArray[Any]
 ) -> NDArray[np.int32]:
     """The rank of the replica of each stage that works on each microbatch."""
     replicas = np.diff(devices.replica_first)
@@ -133,8 +134,8 @@ def _ranks(
     return ranks
 
 
-def _collectives(rings: events.Rings) -> Collectives:
-    done = rings.done[: rings.counts[events.DONE]]
+def _collectives(rings: state.Rings) -> Collectives:
+    done = rings.done[: rings.counts[state.DONE]]
     done = done[np.lexsort((done[:, 1], done[:, 0]))]
     return Collectives(
         done[:, 0].astype(np.int32), done[:, 1].astype(np.int32), done[:, 2], done[:, 3]

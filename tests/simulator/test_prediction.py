@@ -1,4 +1,4 @@
-"""What a judged plan says is what its simulation found."""
+"""A plan predicts what its execution shows."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from partopt.documents import shipped
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
-from partopt.simulator import judged, simulation_of
+from partopt.simulator import execute, simulate_plan
 from tests.helpers import chain_profile, flat
 
 PROFILE = Profile.load(shipped.find("gpt.cpu.float32", "profiles"))
@@ -21,13 +21,13 @@ def test_its_memory_is_that_of_the_fullest_rank_its_period_and_bubble_those_of_t
     name, recompute
 ):
     M = None if SCHEDULES[name].asynchronous else 16
-    plan = judged(
+    plan = simulate_plan(
         planners.plan(
             "gpipe",
             problem_of(PROFILE, CLUSTER, schedule=name, microbatches=M, recompute=recompute),
         )
     )
-    simulation = simulation_of(plan)
+    simulation = execute(plan)
     assert plan.peak_memory_bytes == simulation.peak_memory_bytes.max()
     assert plan.predicted.period_s == pytest.approx(simulation.period_s, rel=1e-12)
     assert plan.predicted.bubble == pytest.approx(simulation.bubble, abs=1e-12)
@@ -37,7 +37,7 @@ def bound_by(bytes_between: int, latency: float = 0.0) -> str:
     """Of three stages of 3 ms behind links of 1 GB/s."""
     content = chain_profile([1e-3] * 3, [2e-3] * 3, [bytes_between] * 3)
     problem = problem_of(content, flat(3, latency=latency), cuts=(1, 2))
-    return judged(planners.plan("manual", problem)).predicted.bound_by
+    return simulate_plan(planners.plan("manual", problem)).predicted.bound_by
 
 
 def test_what_binds_is_what_is_always_busy():

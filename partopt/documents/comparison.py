@@ -1,0 +1,38 @@
+"""The comparison: several plans of one problem side by side (`partopt.comparison/1`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count, Seconds
+from partopt.documents.topology import Topology
+
+
+class ComparisonRow(documents.Part, frozen=True, kw_only=True):
+    """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r."""
+
+    planner: str
+    shape: str
+    stages: Count
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    samples_per_s: Seconds
+    speedup_over_one_device: Seconds
+    speedup_over_data_parallel: Seconds | None
+    peak_memory_bytes: Bytes
+    fits: bool
+    stage_variance_s2: float
+
+
+class Comparison(documents.Document, frozen=True, kw_only=True):
+    """Plans for the same model and cluster, fastest first."""
+
+    schema: str = "partopt.comparison/1"
+    model: str
+    layers: Count
+    microbatch_size: Count
+    schedule: str
+    topology: Topology
+    rows: Annotated[list[ComparisonRow], msgspec.Meta(min_length=1)]

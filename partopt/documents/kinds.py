@@ -1,0 +1,46 @@
+"""Every kind of document, and which kind a file is."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from partopt.documents.comparison import Comparison
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.scaling import Scaling
+from partopt.documents.simulation import SimulationDocument
+from partopt.documents.topology import TopologyFile
+from partopt.documents.verification import Verification
+from partopt.errors import PartoptError
+
+DOCUMENTS: dict[str, type[msgspec.Struct]] = {
+    "profile": Profile,
+    "plan": Plan,
+    "topology": TopologyFile,
+    "comparison": Comparison,
+    "scaling": Scaling,
+    "simulation": SimulationDocument,
+    "verification": Verification,
+}
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
+
+
+def kind_of(content: bytes, where: str) -> str:
+    """The kind of document in `content`, by its schema, even where it is not whole; a topology has
+    no schema.
+
+    Raises PartoptError for JSON of no kind that is known.
+    """
+    for found in _SCHEMA.finditer(content):
+        if found[1].decode() in DOCUMENTS:
+            return found[1].decode()
+    if content.lstrip().startswith(b"{") and b'"levels"' not in content:
+        raise PartoptError(
+            f"{where}: no schema that partopt knows",
+            'its first field should be "schema": "partopt.plan/1"; '
+            f"the kinds are {', '.join(DOCUMENTS)}",
+            code="unknown-document",
+        )
+    return "topology"

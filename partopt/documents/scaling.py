@@ -1,0 +1,35 @@
+"""The scaling: the best plan on each number of devices, side by side (`partopt.scaling/1`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Count, Seconds
+
+
+class ScalingRow(documents.Part, frozen=True, kw_only=True):
+    """The best plan on a number of devices.
+
+    `efficiency` is the speed-up over one device, divided by the devices.
+    """
+
+    devices: Count
+    planner: str
+    shape: str
+    microbatches: Count | None
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    samples_per_s: Seconds
+    speedup_over_one_device: Seconds
+    efficiency: Seconds
+    bound_by: str
+    fits: bool
+
+
+class Scaling(documents.Document, frozen=True, kw_only=True):
+    """Plans for the same model on ever more devices."""
+
+    schema: str = "partopt.scaling/1"
+    rows: Annotated[list[ScalingRow], msgspec.Meta(min_length=1)]

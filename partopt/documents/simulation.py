@@ -1,0 +1,185 @@
+"""The simulation: a plan executed, where its time and memory go, and what would help
+(`partopt.simulation/1`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count, Index, Seconds
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+
+_ACTION = "[0-9]+(?:[FBIWR][0-9]+|U)"
+_SLOTS = re.compile(rf"(?:{_ACTION}(?:&{_ACTION})?(?: |$))*")
+
+
+class RankTime(documents.Part, frozen=True, kw_only=True):
+    """Where the time of a rank goes between `window_start_s` and `window_end_s`; `idle_s` is the
+    sum of the three after it.
+    """
+
+    rank: Index
+    stages: Annotated[list[Index], msgspec.Meta(min_length=1)]
+    compute_s: Seconds
+    transfer_s: Seconds
+    allreduce_s: Seconds
+    idle_s: Seconds
+    waiting_for_activations_s: Seconds
+    waiting_for_gradients_s: Seconds
+    finished_s: Seconds
+    peak_in_flight: Index
+    peak_memory_bytes: Bytes
+
+
+class LevelTime(documents.Part, frozen=True, kw_only=True):
+    """How busy the busiest port of a level is between `window_start_s` and `window_end_s`, and what
+    was sent over the level.
+    """
+
+    level: str
+    transfer_share: float
+    allreduce_share: float
+    sent_bytes: float
+
+
+class Finding(documents.Part, frozen=True, kw_only=True):
+    """Something to point at.
+
+    With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not
+    simulated. `value`, in `unit`, is the number on which it rests. `change` is what to do about it:
+    the same as data is `verb`, the function of the library to call, empty where none would help,
+    and the `options` to call it with, none where their values are open.
+    """
+
+    code: str
+    severity: Literal["fault", "loss", "risk"]
+    value: float
+    unit: str
+    text: str
+    verb: Literal["solve", "simulate", "measure", "compare", ""]
+    options: dict[str, Any]
+    change: str
+
+
+class Planned(documents.Part, frozen=True, kw_only=True):
+    """What the plan predicted for itself, as it was."""
+
+    period_s: Seconds
+    iteration_s: Seconds | None
+    samples_per_s: Seconds
+    bubble: float
+    peak_memory_bytes: Bytes
+
+
+class RankTimeline(documents.Part, frozen=True, kw_only=True):
+    """What a rank does in a stretch of time.
+
+    `actions` are slots in order, `2F0 2B0`: stage, kind, microbatch; `2F3&5B1` are two at once.
+    `start_s` and `end_s` are those of each slot, and of each all-reduce of its stages
+    `allreduce_start_s` and `allreduce_end_s`.
+    """
+
+    rank: Index
+    stages: list[Index]
+    actions: str
+    start_s: list[float]
+    end_s: list[float]
+    allreduce_start_s: list[float]
+    allreduce_end_s: list[float]
+
+
+class DrawnTimeline(documents.Part, frozen=True, kw_only=True):
+    """What a page draws of a timeline: some ranks, `note` says which where they are not all,
+    between `begin_s` and `end_s`.
+    """
+
+    begin_s: Seconds
+    end_s: Seconds
+    note: str
+    ranks: list[RankTimeline]
+
+
+class SimulationDocument(documents.Document, frozen=True, kw_only=True):
+    """A plan executed.
+
+    The window is the iteration or, asynchronous, one cycle of the steady state, in which
+    `cycle_microbatches` pass. `timeline` is null where it has too many actions.
+    """
+
+    schema: str = "partopt.simulation/1"
+    model: str
+    layers: Count
+    parameter_bytes: Bytes
+    planner: str
+    stages: Count
+    shape: str
+    schedule: str
+    microbatch_size: Count
+    microbatches: Count
+    makespan_s: Annotated[float, msgspec.Meta(gt=0)]
+    iteration_s: Seconds | None
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    bubble: float
+    longest_span_s: Seconds
+    samples_per_s: Seconds
+    settled: bool | None
+    cycle_microbatches: Count | None
+    window_start_s: Seconds
+    window_end_s: Seconds
+    peak_memory_bytes: Bytes
+    fits: bool
+    changed: list[str]
+    planned: Planned
+    levels: list[LevelTime]
+    advice: list[Finding]
+    ranks: Annotated[list[RankTime], msgspec.Meta(min_length=1)]
+    topology: Topology
+    timeline: DrawnTimeline | None
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit of one device; `None` where none is known."""
+        return self.topology.device.memory_bytes
+
+    @property
+    def window_s(self) -> float:
+        """Seconds from `window_start_s` to `window_end_s`."""
+        return self.window_end_s - self.window_start_s
+
+    @property
+    def fullest(self) -> RankTime:
+        """The rank that needs most memory; of equal ones the lowest."""
+        return max(self.ranks, key=lambda each: each.peak_memory_bytes)
+
+    def faults(self) -> Iterator[PartoptError]:
+        """What types cannot say and is wrong."""
+        names = [level.name for level in self.topology.levels]
+        if [each.level for each in self.levels] != names:
+            yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
+        if self.window_end_s <= self.window_start_s:
+            yield _fault("window_end_s", "not after window_start_s", "give the window a length")
+        for index, row in enumerate(self.timeline.ranks if self.timeline else []):
+            yield from _row_faults(row, f"timeline.ranks[{index}]")
+
+
+def _row_faults(row: RankTimeline, where: str) -> Iterator[PartoptError]:
+    """Actions that cannot be read, and lists that do not go together."""
+    slots = row.actions.split()
+    if not _SLOTS.fullmatch(row.actions):
+        yield _fault(f"{where}.actions", "not actions", "write 2F0 2B0, and 2F3&5B1 of two at once")
+    elif not {int(stage) for stage in re.findall(r"[0-9]+(?=[A-Z])", row.actions)} <= {*row.stages}:
+        yield _fault(f"{where}.actions", "of other stages than the rank's", "name its stages")
+    if not len(slots) == len(row.start_s) == len(row.end_s):
+        yield _fault(f"{where}.start_s", "not one for each slot", "give each slot both times")
+    if len(row.allreduce_start_s) != len(row.allreduce_end_s):
+        yield _fault(f"{where}.allreduce_end_s", "not one for each start", "give both times")
+
+
+def _fault(field: str, what: str, hint: str) -> PartoptError:
+    return PartoptError(f"{field}: {what}", hint, code="inconsistent-document", field=field)

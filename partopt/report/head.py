@@ -1,0 +1,70 @@
+"""What a page begins with: the model, the cluster and the plan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from partopt.documents.plan import Plan
+from partopt.documents.simulation import SimulationDocument
+from partopt.documents.topology import Topology
+from partopt.report.table import labelled, shorten
+from partopt.report.topology import describe
+from partopt.units import format_bytes
+
+_SHAPE_WIDTH = 40
+
+
+class Head(NamedTuple):
+    """What the head of a page says; `shape` are the replicas of the stages."""
+
+    model: str
+    layers: int
+    parameter_bytes: int
+    microbatch_size: int
+    topology: Topology
+    planner: str
+    stages: int
+    shape: str
+    schedule: str
+
+    def __str__(self) -> str:
+        """The model, the cluster, and the plan in a line each."""
+        weights, stages = (
+            format_bytes(self.parameter_bytes),
+            "stage" if self.stages == 1 else "stages",
+        )
+        return labelled(
+            [
+                (
+                    "model",
+                    f"{self.model}: {self.layers} layers, {weights} of parameters, "
+                    f"microbatch {self.microbatch_size}",
+                ),
+                ("cluster", describe(self.topology)),
+                (
+                    "plan",
+                    f"{self.planner}: {self.stages} {stages}, "
+                    f"{shorten(self.shape, _SHAPE_WIDTH)}, schedule {self.schedule}",
+                ),
+            ]
+        )
+
+
+def head_of_plan(plan: Plan) -> Head:
+    """The head of a plan's page."""
+    return Head(
+        plan.profile.name,
+        plan.stages[-1].stop,
+        plan.profile.parameter_bytes,
+        plan.microbatch_size,
+        plan.topology,
+        plan.planner,
+        len(plan.stages),
+        plan.shape,
+        plan.schedule,
+    )
+
+
+def head_of_simulation(document: SimulationDocument) -> Head:
+    """The head of a simulation's page."""
+    return Head(*(getattr(document, name) for name in Head._fields))

@@ -1,0 +1,65 @@
+"""Plans side by side, as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from partopt.cost.period import stage_variance
+from partopt.documents.comparison import Comparison, ComparisonRow
+from partopt.documents.plan import Plan
+from partopt.documents.scaling import Scaling, ScalingRow
+
+
+def comparison_of(plans: Mapping[str, Plan], data_parallel: Plan | None) -> Comparison:
+    """The comparison of `plans` of one problem by name, at least one; ties keep their order.
+
+    `data_parallel` is None where the schedule cannot have it.
+    """
+    base_s = data_parallel.predicted.period_s if data_parallel else None
+    rows = [_comparison_row(name, plan, base_s) for name, plan in plans.items()]
+    first = next(iter(plans.values()))
+    return Comparison(
+        model=first.profile.name,
+        layers=first.stages[-1].stop,
+        microbatch_size=first.microbatch_size,
+        schedule=first.schedule,
+        topology=first.topology,
+        rows=sorted(rows, key=lambda row: row.period_s),
+    )
+
+
+def _comparison_row(name: str, plan: Plan, base_s: float | None) -> ComparisonRow:
+    predicted = plan.predicted
+    return ComparisonRow(
+        planner=name,
+        shape=plan.shape,
+        stages=len(plan.stages),
+        period_s=predicted.period_s,
+        samples_per_s=predicted.samples_per_s,
+        speedup_over_one_device=predicted.speedup_over_one_device,
+        speedup_over_data_parallel=None if base_s is None else base_s / predicted.period_s,
+        peak_memory_bytes=plan.peak_memory_bytes,
+        fits=plan.fits,
+        stage_variance_s2=stage_variance(plan),
+    )
+
+
+def scaling_of(plans: Sequence[Plan]) -> Scaling:
+    """The table of `plans`, each on its own number of devices, in their order."""
+    return Scaling(rows=[_scaling_row(plan) for plan in plans])
+
+
+def _scaling_row(plan: Plan) -> ScalingRow:
+    devices, predicted = plan.topology.devices, plan.predicted
+    return ScalingRow(
+        devices=devices,
+        planner=plan.planner,
+        shape=plan.shape,
+        microbatches=plan.microbatches,
+        period_s=predicted.period_s,
+        samples_per_s=predicted.samples_per_s,
+        speedup_over_one_device=predicted.speedup_over_one_device,
+        efficiency=predicted.speedup_over_one_device / devices,
+        bound_by=predicted.bound_by,
+        fits=plan.fits,
+    )

@@ -1,0 +1,92 @@
+"""What advice asks of an execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from partopt.documents.plan import Plan
+from partopt.documents.simulation import Finding
+from partopt.documents.topology import Level
+from partopt.simulator.change import Change
+from partopt.simulator.execution import Execution
+from partopt.simulator.ports import ports_of
+
+NOTICED = 0.05  # of the time: less than that is within what measured times are off
+BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An execution, and the rank, the levels and the shares of time that findings are about."""
+
+    execution: Execution
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was executed."""
+        return self.execution.plan
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of the iteration or, asynchronous, of one cycle of the steady state."""
+        return self.execution.end_s - self.execution.start_s
+
+    @cached_property
+    def stretch(self) -> float:
+        """Seconds per microbatch over those that the slowest device computes: as much faster
+        everything goes that waits for a port.
+        """
+        return max(1.0, self.execution.period_s / self.plan.slowest_device_s)
+
+    @cached_property
+    def rank(self) -> int:
+        """The working rank that waits least for others to compute: what holds it up holds up
+        all.
+        """
+        ranks = sorted(self.plan.stages_by_rank())
+        return ranks[int(np.argmin(self.execution.shares.idle_s[ranks]))]
+
+    @property
+    def transfer_share(self) -> float:
+        """Of the time of that rank, what it waits for messages."""
+        return float(self.execution.shares.transfer_s[self.rank]) / self.window_s
+
+    @cached_property
+    def overloaded(self) -> list[tuple[Level, float]]:
+        """The levels with a port that is busy nearly all of the time, and the share."""
+        levels = self.execution.work.topology.levels
+        shares = [use.transfer_share + use.allreduce_share for use in self.execution.level_use]
+        return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
+
+    @cached_property
+    def slowest_level(self) -> Level:
+        """The level on which messages spend most of the time."""
+        sent, topology = self.execution.timeline.transfers, self.execution.work.topology
+        crossed = ports_of(topology).levels_between(sent.source, sent.destination)
+        seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels))
+        return topology.levels[int(seconds.argmax())]
+
+
+def finding(
+    code: str,
+    severity: Literal["fault", "loss", "risk"],
+    value: float,
+    unit: str,
+    text: str,
+    change: Change,
+) -> Finding:
+    """The finding `code`, and the change that helps."""
+    return Finding(
+        code=code,
+        severity=severity,
+        value=value,
+        unit=unit,
+        text=text,
+        verb=change.verb,
+        options=dict(change.options),
+        change=change.text,
+    )

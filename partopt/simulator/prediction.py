@@ -1,0 +1,119 @@
+"""What a plan predicts of itself, taken from its execution in place of the formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from msgspec.structs import replace
+
+from partopt.documents.plan import Plan, Stage
+from partopt.errors import PartoptError
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT
+from partopt.simulator.execution import ACTION_LIMIT, Execution, execute
+from partopt.simulator.restate import with_conditions
+
+_ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
+_ROUNDING = 1e-12
+
+
+def check_actions(plan: Plan) -> None:
+    """PartoptError where an iteration is too long to simulate."""
+    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
+        raise PartoptError(
+            f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
+            "give fewer",
+            code="too-many-actions",
+        )
+
+
+def simulate_plan(plan: Plan) -> Plan:
+    """The plan with what it predicts taken from its simulation: period, iteration, speed and
+    bubble; and what binds it.
+
+    Where devices hold several stages, what they keep in flight is counted too.
+    """
+    check_actions(plan)
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
+    execution = execute(counted)
+    return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
+
+
+def with_prediction(execution: Execution) -> Plan:
+    """The simulated plan, predicting what the simulation found.
+
+    Where an asynchronous plan is slower than every load on it allows, either a port carries several
+    of them, or nothing is always busy and it is bound by the microbatches in flight.
+    """
+    plan, period = execution.plan, execution.period_s
+    estimate = plan.predicted.estimate
+    if abs(period - estimate.period_s) < _ROUNDING * period:
+        # the simulation confirms it; adding in another order changed the last digits
+        period = estimate.period_s
+    limited = execution.steady is not None and period > estimate.period_s * (1 + 1e-3)
+    predicted = replace(
+        plan.predicted,
+        period_s=period,
+        iteration_s=None if plan.microbatches is None else period * plan.microbatches,
+        samples_per_s=plan.microbatch_size / period,
+        bubble=execution.bubble,
+        speedup_over_one_device=estimate.one_device_s / period,
+        bound_by=_bound_by(execution) if limited else _paced_by(execution),
+    )
+    return replace(plan, predicted=predicted)
+
+
+def _paced_by(execution: Execution) -> str:
+    """What the formulas say, unless an iteration is filled and drained for longer than its slowest
+    device works.
+    """
+    estimate, plan = execution.plan.predicted.estimate, execution.plan
+    filling = (
+        plan.microbatches is not None
+        and not schedule(plan.schedule).one_at_a_time
+        and plan.slowest_device_s < execution.period_s / 2
+    )
+    return (
+        "fill and drain of the pipeline"
+        if filling and "compute" in estimate.bound_by
+        else estimate.bound_by
+    )
+
+
+def _bound_by(execution: Execution) -> str:
+    busy = [
+        use.level
+        for use in execution.level_use
+        if use.transfer_share + use.allreduce_share > _ALWAYS
+    ]
+    return f"ports of {busy[0]}" if busy else "microbatches in flight"
+
+
+def with_memory(execution: Execution) -> Plan:
+    """The simulated plan with the memory that its order takes, where the formulas only come near:
+    what is recomputed ahead of a late W.
+
+    What a device needs beside or below the sum of its stages is put to the activations of the first
+    of them.
+    """
+    plan, peaks = execution.plan, execution.peak_memory_bytes
+    # by the first stage of a device; of its replicas the one that needs most
+    missing: dict[int, int] = {}
+    for rank, stages in plan.stages_by_rank().items():
+        more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)
+        missing[stages[0]] = max(missing.get(stages[0], more), more)
+    return replace(
+        plan,
+        stages=[_with_activations(stage, missing.get(s, 0)) for s, stage in enumerate(plan.stages)],
+    )
+
+
+def _with_activations(stage: Stage, more: int) -> Stage:
+    own = stage.memory
+    more = max(more, -own.activations_bytes)
+    return replace(
+        stage,
+        memory=replace(
+            own, activations_bytes=own.activations_bytes + more, total_bytes=own.total_bytes + more
+        ),
+    )

@@ -1,0 +1,73 @@
+"""What a rank does, slot by slot, as drawings show it; and which ranks they show."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.schedules.order import Order
+from partopt.simulator.timeline import Timeline
+
+
+class Slots(NamedTuple):
+    """The actions of one rank, in order, n of them.
+
+    `chunk` numbers the rank's stages; `pair` is 1 and 2 for two joined ones, else 0.
+    """
+
+    kind: NDArray[np.int8]  # shape (n,)
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    chunk: NDArray[np.int64]
+    pair: NDArray[np.int8]
+    start: NDArray[np.float64]  # seconds
+    end: NDArray[np.float64]
+
+
+def slots(timeline: Timeline, rank: int) -> Slots:
+    """The actions of `rank` as they are drawn."""
+    order = timeline.order
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    joined = order.joined[own]
+    pair = joined.astype(np.int8)
+    pair[1:][joined[:-1]] = 2
+    chunk = np.unique(order.stage[own], return_inverse=True)[1]
+    times = (each[own].astype(np.float64) for each in (timeline.start, timeline.end))
+    return Slots(order.kind[own], order.stage[own], order.microbatch[own], chunk, pair, *times)
+
+
+def exchanges(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Starts and ends, in seconds, of the all-reduces that `rank` takes part in."""
+    order, done = timeline.order, timeline.collectives
+    own = np.isin(done.stage, np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]))
+    return done.start[own].astype(np.float64), done.end[own].astype(np.float64)
+
+
+def working_ranks(order: Order) -> NDArray[np.int64]:
+    """The ranks that have actions."""
+    return np.flatnonzero(np.diff(order.rows))
+
+
+def drawn_ranks(order: Order, most: int) -> tuple[list[int], str]:
+    """At most `most` of the ranks with work, and a sentence that says which, empty where that is
+    all of them.
+
+    Where they are too many, one stands for all that have the same stages; where that is not enough,
+    they are picked at even distances, the first and the last among them.
+    """
+    working = working_ranks(order)
+    if len(working) <= most:
+        return working.tolist(), ""
+    alike: dict[tuple[int, ...], int] = {}
+    for rank in working.tolist():
+        alike.setdefault(
+            tuple(np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist()), rank
+        )
+    firsts = sorted(alike.values())
+    replicated = "" if len(firsts) == len(working) else ", a replica of each stage"
+    if len(firsts) <= most:
+        return firsts, f"{len(firsts)} of {len(working)} ranks are shown{replicated}"
+    picked = [firsts[n * (len(firsts) - 1) // (most - 1)] for n in range(most)]
+    return picked, f"{most} of {len(working)} ranks are shown, at even distances"

@@ -1,0 +1,93 @@
+"""What the compiled simulator works on: arrays, grouped by what they are about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# R, S, G   ranks, stages, microbatches
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Actions(NamedTuple):
+    """The order, what its actions take, and when they ran."""
+
+    kind: NDArray[np.int8]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    joined: NDArray[np.bool_]
+    rows: Integers
+    seconds: Floats  # of each kind on each stage
+    start: Floats
+    end: Floats
+
+
+class Devices(NamedTuple):
+    """Who works on a stage, and how far each rank is."""
+
+    rank_of: Integers  # ranks of stage s: rank_of[replica_first[s] : replica_first[s + 1]]
+    replica_first: Integers
+    next: Integers  # of a rank: the action that it comes to
+    free: Floats  # of a rank: when it can begin that
+    running: NDArray[np.bool_]
+    woken: NDArray[np.bool_]  # an event will look at the rank again
+    look: Integers  # ranks to look at before the next event
+    looks: Integers  # how many, shape (1,)
+
+
+class Network(NamedTuple):
+    """Ports and their lanes, as in `partopt.simulator.ports`, and the messages that went over
+    them.
+    """
+
+    sizes: Integers
+    first: Integers
+    bus: NDArray[np.bool_]
+    bandwidth: Floats
+    latency: Floats
+    lane_first: Integers  # lanes of port p: lane_free[lane_first[p] : lane_first[p + 1]]
+    lane_free: Floats
+    carried: Floats  # seconds for which transfers held each port
+    cut_bytes: Floats
+    # activations and gradients by the stage that they go to, shape (2, S, G); not known yet:
+    # infinite
+    arrived: Floats
+    sent: Floats  # when they went on the wire; not on any: nan
+
+
+class Rings(NamedTuple):
+    """All-reduces. The ports of the ring of stage s: port[first[s] : first[s + 1]]."""
+
+    first: Integers
+    port: Integers
+    load: Floats  # seconds for which an all-reduce keeps the port busy
+    # what the port had carried when the all-reduce began, less what was booked and yet to pass
+    before: Floats
+    # of a port: how much of what it has carried has delayed an all-reduce, or passed before one
+    counted: Floats
+    latency: Floats  # of a stage, and what its exchange with other stages takes
+    due: NDArray[np.bool_]  # of a stage: there are all-reduces of it
+    came: Integers  # of a stage: replicas that have come to the round
+    rounds: Integers  # of a stage: rounds exchanged
+    start: Floats  # of a stage: of the all-reduce under way; none: nan
+    waiting: Integers  # stages that wait for ports, in order
+    mark: Integers  # of a port: the last search in which it was claimed
+    counts: Integers  # stages that wait; all-reduces done; searches made
+    done: Floats  # rows of stage, round, start, end, shape (all-reduces, 4)
+
+
+class Heap(NamedTuple):
+    """Events by time, then by number: rank b has ended its action, b; look at rank b, R + b; the
+    all-reduce of stage s, 2R + s.
+    """
+
+    time: Floats
+    number: Integers
+    size: Integers  # events in it, shape (1,)
+
+
+WAITING, DONE, SEARCHES = range(3)
