@@ -267,6 +267,17 @@ def test_replicas_take_turns_at_a_cut_and_each_has_a_port():
     assert iteration_s(wide, four) == 2 * 3 + 3 * 8 / 2 - 3
 
 
+@pytest.mark.parametrize(("replicas", "cuts"), [([1, 1, 2], [2, 8]), ([2, 1, 1], [8, 2])])
+def test_each_of_a_stages_cuts_may_pace_an_iteration(replicas, cuts):
+    """Three microbatches; 8 bytes leave the stage in the middle by one port and its neighbour by
+    two.
+    """
+    model = chain([1] * 3, [2] * 3, cuts, [0] * 3)
+    given = problem(model, topology((4, 1.0)), schedule="1f1b", microbatches=3)
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2, 3], replicas))
+    assert iteration_s(partition, given) == 3 * 3 + 3 * 8 - 3
+
+
 def test_with_serial_transfers_the_fullest_replica_waits_for_its_own_messages():
     """A 2-2 split, three microbatches of 8 bytes: two of them on the fullest replica, each of 3 s
     and 2 * 8 s of messages.

@@ -70,6 +70,13 @@ def test_of_plans_as_fast_the_smallest(schedule, M, model, cluster, memory_bytes
         best = planners.decide("optimal", given).partition
     except PartoptError:
         return
+    check(best, given)
+
+
+def check(best: Partition, given: Problem) -> None:
+    """Nothing that is as fast has fewer stages, less memory with as few, or fewer devices with as
+    little.
+    """
     stages, memory, devices = facts(best, given)
     others = as_fast(best, given)
     assert (stages, memory, devices) in others
@@ -119,3 +126,15 @@ def test_one_stage_where_two_are_no_faster(schedule):
     )
     partition = planners.decide("optimal", given).partition
     assert [len(stage.ranks) for stage in partition.stages] == [4]
+
+
+def test_a_nested_plan_whose_second_stage_needs_no_more_devices():
+    """Layers of 4 and 3 s on two servers of two pairs, 5 bytes between them: with four devices the
+    second is no faster than with two.
+    """
+    model = chain([3, 3], [1, 0], [5], [0, 0])
+    cluster = topology((2, 4.0), (2, 2.0), (2, 1.0), latency_s=1.0)
+    given = problem(model, cluster, schedule="pipedream-2bw")
+    best = planners.decide("optimal", given).partition
+    check(best, given)
+    assert [len(stage.ranks) for stage in best.stages] == [4, 2]
