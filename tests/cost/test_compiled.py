@@ -1,5 +1,6 @@
 """Machine code is used again as long as no source of it has changed, and no longer."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -245,3 +246,26 @@ def test_what_numba_cannot_compile_still_fails():
 def test_a_package_without_sources_has_no_digest(tmp_path):
     assert module.digest_of(module.compiled_sources(tmp_path)) == ""
     assert module.digest_of(module.compiled_sources(ROOT / "partopt")) != ""
+
+
+def test_every_source_of_a_constant_is_in_the_digest():
+    """A file that a compiled one imports is in it; a constant there must not be made of what that
+    file imports in turn.
+    """
+    sources = module.compiled_sources(module.PACKAGE)
+    for path in sources:
+        tree = ast.parse(path.read_text())
+        origin = {
+            alias.asname or alias.name: node.module
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("partopt.")
+            for alias in node.names
+        }
+        for node in tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                used = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+                for module_name in {origin[name] for name in used & origin.keys()}:
+                    stem = module.PACKAGE.parent.joinpath(*module_name.split("."))
+                    assert {stem.with_suffix(".py"), stem / "__init__.py"} & set(sources), (
+                        f"{path}, line {node.lineno}: {module_name} is not in the digest"
+                    )
