@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from partopt import documents
 from partopt.documents.plan import Plan
+from partopt.documents.simulation import SimulationDocument
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.report import trace
-from partopt.documents.simulation import SimulationDocument
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
@@ -25,9 +25,9 @@ from partopt.simulator.conditions import (
     change_network,
     check_size,
 )
-from partopt.simulator.execution import Execution, execute
 from partopt.simulator.document import document_of
 from partopt.simulator.drawing import drawn_window
+from partopt.simulator.execution import Execution, execute
 from partopt.simulator.own_order import microbatches_in, simulation_of_csv
 from partopt.simulator.restate import layout_of
 

@@ -22,8 +22,8 @@ from partopt.schedules import order, schedule
 from partopt.schedules.layout import STRAIGHT
 from partopt.search import contest
 from partopt.search.candidates import candidates
-from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
+from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
 # simulated in all; the best estimate of each schedule is simulated whatever it takes

@@ -25,9 +25,7 @@ SAME = 1e-9  # relative: times that differ by less are equal
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
 
 
-def verify(
-    plan: Plan, profile: Profile, progress: Progress = ignore_progress
-) -> Verification:
+def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
     """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory,
     request and certificate are right. The plan is computed again from what it records.
     """

@@ -101,6 +101,16 @@ def test_a_backward_under_a_tenth_of_the_forward_is_kept_and_warned_of():
     assert profile.measurements[0].layers[0].backward_s == 0.0001
 
 
+def test_only_a_backward_under_a_tenth_of_the_forward_is_a_likely_fault():
+    """5 ms forward: 0.49 ms are, 0.5 ms are not; nor is a layer without parameters, whose backward
+    may take nothing.
+    """
+    nodes = [node(1, "A()", 5, 0.49), node(2, "B()", 5, 0.5), node(3, "C()", 5, 0, parameters=0)]
+    with pytest.warns(PartoptWarning) as warned:
+        read(graph(nodes, [(1, 2), (2, 3)]), "graph.txt", "model", 1)
+    assert [str(each.message).split(" (")[0] for each in warned] == ["graph.txt: node1"]
+
+
 def test_every_malformed_line_is_named():
     content = "\n".join(
         [

@@ -98,6 +98,21 @@ ONE = Layout([[0]], 1, 2)
             spelled("0F0 0F1 0B0 0B1", joined=[3]),
             "rank 0: 0B1 is not joined with the backward",
         ),
+        (
+            ONE,
+            spelled("0F0 0I0 0F1 0W0 0I1 0W1", joined=[2]),
+            "rank 0: 0F1 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0I0 0F1 0I1 0W0 0W1", joined=[1]),
+            "rank 0: 0I0 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0F1 0R0 0B0 0B1", joined=[1]),
+            "rank 0: 0F1 is not joined with the backward",
+        ),
     ],
 )
 def test_a_malformed_order_is_refused_by_rank_and_action(layout, given, message):
@@ -109,6 +124,7 @@ def test_a_malformed_order_is_refused_by_rank_and_action(layout, given, message)
 
 def test_a_joined_pair_may_be_of_two_microbatches():
     check(spelled("0F0 0F1 0B0 0B1", joined=[1]), ONE)
+    check(spelled("0F0 0F1 0I0 0W0 0B1", joined=[1]), ONE)
 
 
 def test_any_action_left_out_is_missed():

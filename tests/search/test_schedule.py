@@ -166,7 +166,9 @@ class TestWhatIsReturned:
     def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
         simulated = []
         monkeypatch.setattr(
-            search, "simulate_plan", lambda plan: simulated.append(plan.schedule) or simulate_plan(plan)
+            search,
+            "simulate_plan",
+            lambda plan: simulated.append(plan.schedule) or simulate_plan(plan),
         )
         plans = self.plans(memory_bytes=1)
         assert sorted(simulated) == sorted(plan.schedule for plan in plans)
@@ -175,7 +177,9 @@ class TestWhatIsReturned:
         simulated = []
         monkeypatch.setattr(search, "ACTION_BUDGET", -1)
         monkeypatch.setattr(
-            search, "simulate_plan", lambda plan: simulated.append(plan.schedule) or simulate_plan(plan)
+            search,
+            "simulate_plan",
+            lambda plan: simulated.append(plan.schedule) or simulate_plan(plan),
         )
         assert len(self.plans()) == len(simulated) == len(set(simulated))
 

@@ -1,6 +1,7 @@
 """A plan checked again: every plan that a planner makes holds, and none that is altered does."""
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -246,6 +247,38 @@ def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     assert failed(plan, problem) == ["bound"]
     [check] = [check for check in verify(plan, problem.profile) if not check.passed]
     assert check.text == "there is a plan below 6.00 ms: 4"
+
+
+@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight", "pipedream"])
+@pytest.mark.filterwarnings("ignore:lingvo")
+def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
+    """Its numbers are those of its own stages, and its certificate is the planner's; but these are
+    not the stages that the planner chooses.
+    """
+    plan, problem = plan_of(name)
+    cuts = [stage.start for stage in plan.stages[1:]]
+    moved = next(
+        other
+        for other in itertools.combinations(range(1, 6), len(cuts) or 1)
+        if list(other) != cuts
+    )
+    replicas = tuple(stage.replicas for stage in plan.stages) if cuts else (2, 2)
+    own = planned("manual", replace(problem, cuts=moved, replicas=replicas))
+    other = msgspec.structs.replace(
+        own, planner=name, certificate=plan.certificate, request=plan.request
+    )
+    assert failed(plan, problem) == []
+    assert failed(other, problem) == ["bound"]
+    bound = next(check for check in verify(other, problem.profile) if check.check == "bound")
+    assert bound.differences
+
+
+@pytest.mark.parametrize("name", ["straight", "pipedream"])
+def test_a_quick_planners_bound_that_is_changed_is_found_out(name):
+    plan, problem = plan_of(name)
+    lower = plan.certificate.lower_bound_s
+    changed = msgspec.structs.replace(plan.certificate, lower_bound_s=0.9 * lower)
+    assert "bound" in failed(msgspec.structs.replace(plan, certificate=changed), problem)
 
 
 def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():

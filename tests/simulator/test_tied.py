@@ -80,7 +80,9 @@ def test_a_plan_says_which_exchanges_to_make():
 
 def test_on_another_network_the_exchange_takes_another_time():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4, **TIED)
-    assert [stage.tied_exchange_s for stage in with_conditions(plan, topology=flat(4, 20.0)).stages] == [
+    assert [
+        stage.tied_exchange_s for stage in with_conditions(plan, topology=flat(4, 20.0)).stages
+    ] == [
         2,
         2,
     ]
