@@ -54,14 +54,13 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
       partopt topology show dgx-h100 --servers 4
       partopt topology show v100-pcie --yaml > cluster.yaml
     """
-    from partopt.documents.topology import dump
     from partopt.report.topology import render
 
     loaded = options.load_topology(topology, servers)
     if as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
         click.echo(
-            dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(),
+            loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode(),
             nl=False,
         )
     else:

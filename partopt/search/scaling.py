@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from partopt.cost.problem import Problem
 from partopt.documents.plan import Plan
-from partopt.documents.topology import Topology, resized
+from partopt.documents.topology import Topology
 from partopt.search import contest
 
 Stated = Callable[[Topology], Problem]  # the problem on a topology
@@ -21,7 +21,7 @@ def scaling(
     anything is planned.
     """
     plans: list[Plan] = []
-    for problem in [stated(resized(topology, count)) for count in devices]:
+    for problem in [stated(topology.resize(count)) for count in devices]:
         problem.progress("scaling", len(plans), len(devices))
         names = contest.contestants(problem) if planner is None else [planner]
         with contest.quiet():

@@ -10,7 +10,6 @@ import yaml
 
 from partopt import documents, planners, units
 from partopt.cost.problem import problem_of
-from partopt.documents import topology
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology, TopologyFile
@@ -116,7 +115,7 @@ def test_simulating_the_example_plan_gives_the_example_simulation():
 
 def test_the_topology_in_the_plan_is_the_topology_example():
     assert Plan.parse(PLAN).topology == Topology.parse(TOPOLOGY)
-    assert yaml.safe_load(topology.dump(Plan.parse(PLAN).topology))["name"] == "workstation-3"
+    assert yaml.safe_load(Plan.parse(PLAN).topology.dump())["name"] == "workstation-3"
 
 
 def test_versions_are_read_as_the_rules_say():
