@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import click
 
 from partopt import __version__
+from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, PartoptWarning, did_you_mean
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
@@ -126,9 +127,9 @@ def _report(error: Exception) -> int:
         click.echo("hint:  run it again with --debug, and report what it prints", err=True)
         return INTERNAL
     for part in error.parts:
-        click.echo(f"error: {part.message}", err=True)
+        click.echo(f"error: {as_flags(part.message)}", err=True)
         if part.hint:
-            click.echo(f"hint:  {part.hint}", err=True)
+            click.echo(f"hint:  {as_flags(part.hint)}", err=True)
     return error.exit_code
 
 

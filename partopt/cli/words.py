@@ -1,0 +1,48 @@
+"""The library's words for options and functions, as the command line writes them."""
+
+from __future__ import annotations
+
+import re
+
+# Where the flag is not `--` and the option's name with hyphens.
+_OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
+_OPTIONS = (
+    "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
+    "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
+    "latency links device devices dtype granularity steps name force"
+)
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
+VERBS = {
+    "solve": "partopt plan",
+    "simulate": "partopt simulate",
+    "compare": "partopt compare",
+    "verify": "partopt show --verify",
+    "measure": "partopt profile",
+}
+_NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+
+
+def as_flags(text: str) -> str:
+    """The text of an error or a note with its options and functions as they are typed.
+
+    `` `microbatches=64` `` becomes `--microbatches 64`, `` `cuts=[5, 9]` `` `--cuts 5,9`,
+    `` `force=True` `` `--force` and `` `solve` `` `partopt plan`; a name that is neither an option
+    nor a function stays as it is, in its backquotes.
+    """
+    return _NAMED.sub(_typed, text)
+
+
+def _typed(match: re.Match[str]) -> str:
+    name, value = match["name"], match["value"]
+    if value is None and name in VERBS:
+        return VERBS[name]
+    if name not in FLAGS:
+        return match[0]
+    return FLAGS[name] + ("" if value in (None, "True") else f" {_word(value)}")
+
+
+def _word(value: str) -> str:
+    """A value as one word of a shell: a list without brackets and spaces, a phrase in quotes."""
+    if value[:1] + value[-1:] in ("[]", "()"):
+        return "".join(value[1:-1].split()).rstrip(",")
+    return f'"{value}"' if " " in value else value
