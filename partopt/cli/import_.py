@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from partopt.cli import options
+from partopt.cli import options, words
 from partopt.errors import PartoptError, did_you_mean
 from partopt.importers import IMPORTERS
 
@@ -43,33 +44,39 @@ def command(
     from partopt import documents
 
     if form not in IMPORTERS:
-        raise PartoptError(f"partopt import {form}: no such format", did_you_mean(form, IMPORTERS))
+        raise PartoptError(
+            f"partopt import {form}: no such format",
+            did_you_mean(form, IMPORTERS),
+            code="unknown-format",
+            format=form,
+        )
     if output is None:
         raise PartoptError(
-            "partopt import: no output file", "add -o profile.json, or -o - for standard output"
+            "partopt import: no output file",
+            "add -o profile.json, or -o - for standard output",
+            code="missing-option",
+            option="output",
         )
     documents.check_writable(output, force)
-    try:
-        content = documents.read_bytes(graph).decode()
-    except UnicodeDecodeError:
-        raise PartoptError(
-            f"{graph}: not text", "is this the file that the profiler wrote?"
-        ) from None
-    if microbatch_size is None:
-        click.echo(
-            (
-                "warning: the file does not say its microbatch size; 1 is assumed, so "
-                "samples/s means microbatches/s"
-            ),
-            err=True,
-        )
-    model = name or Path(graph).stem
-    imported = importlib.import_module(IMPORTERS[form]).read(
-        content, graph, model, microbatch_size or 1
-    )
-    documents.refuse(imported.faults(), graph)
+    importer = importlib.import_module(IMPORTERS[form])
+    imported = importer.read(_text(graph), graph, name or Path(graph).stem, microbatch_size)
     imported.save(output, force)
+    words.print_notes(imported.notes)
     if output != "-":
         count = len(imported.layers)
         click.echo(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
-        click.echo(f"next:    partopt plan {output} --topology v100-pcie", err=True)
+        click.echo(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
+
+
+def _text(path: str) -> str:
+    from partopt.documents import read_bytes
+
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise PartoptError(
+            f"{path}: not text",
+            "is this the file that the profiler wrote?",
+            code="malformed-document",
+            path=path,
+        ) from None

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from partopt.documents import Note
 
 # Where the flag is not `--` and the option's name with hyphens.
 _OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
@@ -32,17 +39,27 @@ def as_flags(text: str) -> str:
     return _NAMED.sub(_typed, text)
 
 
+def print_notes(notes: Iterable[Note]) -> None:
+    """Print `warning: ...` on standard error for each of the notes."""
+    for note in notes:
+        click.echo(f"warning: {as_flags(note.text)}", err=True)
+
+
 def _typed(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if value is None and name in VERBS:
         return VERBS[name]
     if name not in FLAGS:
         return match[0]
-    return FLAGS[name] + ("" if value in (None, "True") else f" {_word(value)}")
+    return " ".join(filter(None, [FLAGS[name], _word(value)]))
 
 
-def _word(value: str) -> str:
-    """A value as one word of a shell: a list without brackets and spaces, a phrase in quotes."""
+def _word(value: str | None) -> str:
+    """A value as one word of a shell: nothing for a switch, a list without brackets, spaces and
+    quotes, a phrase in quotes.
+    """
+    if value in (None, "True"):
+        return ""
     if value[:1] + value[-1:] in ("[]", "()"):
-        return "".join(value[1:-1].split()).rstrip(",")
+        return re.sub(r"[\s'\"]|,$", "", value[1:-1])
     return f'"{value}"' if " " in value else value

@@ -12,6 +12,8 @@ from partopt.cli.words import as_flags
         ("needs `microbatches` or `global_batch`", "needs --microbatches or --global-batch"),
         ("`microbatch_sizes=[1]`", "--microbatch 1"),
         ("`microbatch_sizes=[1, 2, 4]`: too many", "--microbatch 1,2,4: too many"),
+        ("`microbatch_sizes=[1, 'x']`: no", "--microbatch 1,x: no"),
+        ("`microbatch_sizes=[]`: no", "--microbatch: no"),
         ("`cuts=(5,)`", "--cuts 5"),
         ("add depth=... to `arguments`", "add depth=... to --set"),
         ("`units=h.*` or `granularity=block`", "--unit h.* or --granularity block"),

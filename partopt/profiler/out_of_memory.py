@@ -1,6 +1,4 @@
-"""What can come of one microbatch size besides a measurement: no memory, or an error in the model's
-own code.
-"""
+"""Running out of memory: telling it from other errors, and recovering from it."""
 
 from __future__ import annotations
 
