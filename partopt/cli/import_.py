@@ -20,7 +20,7 @@ from partopt.importers import IMPORTERS
     "--microbatch-size",
     type=click.IntRange(min=1),
     metavar="B",
-    help="Samples that were measured; such files do not say (default: 1).",
+    help="Samples that were measured at once; such files do not record it (default: 1).",
 )
 @options.output_options("the profile")
 def command(

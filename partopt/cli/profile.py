@@ -111,7 +111,7 @@ def command(
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
     """
-    _heed_ctrl_c()
+    _enable_ctrl_c()
     documents.check_writable(output, force)
     measured = _measure(
         model,
@@ -140,7 +140,7 @@ def _save(measured: Profile, output: str, force: bool) -> None:
     words.print_notes(measured.notes)
 
 
-def _heed_ctrl_c() -> None:
+def _enable_ctrl_c() -> None:
     """Let SIGINT interrupt also where a shell started this in the background, and so had it
     ignored.
     """
@@ -159,8 +159,8 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
 
     try:
         # what the model's own code prints is not our data
-        with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):
-            return measure_source(model, progress=partial(_tell_size, tell), **options)
+        with progress.shown() as show, contextlib.redirect_stdout(sys.stderr):
+            return measure_source(model, progress=partial(_show_size, show), **options)
     except ProfilingStopped as stopped:
         why = "stopped by an error" if stopped.error else "interrupted"
         _keep(stopped.profile, why, output, force)
@@ -180,7 +180,7 @@ def _with_debug(error: Exception) -> Exception:
 
 
 def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
-    """Save what is finished, and say so."""
+    """Save what is finished, and print so."""
     if finished is None:
         click.echo(
             f"{why} before the first microbatch size was finished: nothing is written", err=True
@@ -191,8 +191,8 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
 
 
-def _tell_size(tell: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
-    tell(f"microbatch {size}", done, steps)
+def _show_size(show: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
+    show(f"microbatch {size}", done, steps)
 
 
 def _parse_sizes(text: str) -> list[int | str]:

@@ -58,7 +58,7 @@ def find_faults(
 
 
 def struct_faults(document: msgspec.Struct) -> Iterator[PartoptError]:
-    """What types, constraints and text rules say against a struct, however it was made.
+    """Violated types, constraints and text rules of a struct, however it was made.
 
     msgspec checks what it reads and not what a constructor is given.
     """
@@ -183,8 +183,8 @@ def _text_faults(text: str, path: str) -> Iterator[PartoptError]:
 
 
 def _value_faults(raw: object, expected: Any, path: str) -> Iterator[PartoptError]:
-    """The first way in which `raw` as a whole differs from `expected`: what the types of its parts
-    cannot say is said here.
+    """The first way in which `raw` as a whole differs from `expected`, beyond the types of its
+    parts.
     """
     try:
         msgspec.convert(raw, expected)

@@ -13,8 +13,8 @@ _SINGULAR = {"profiles": "profile", "topologies": "topology"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles" or "topologies": in the installed package, or beside it in a
-    checkout.
+    """The folder of `kind`, "profiles" or "topologies": in the installed package, or in a checkout
+    next to it.
     """
     package = Path(__file__).parent.parent
     installed = package / "shipped" / kind

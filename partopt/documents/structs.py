@@ -182,7 +182,7 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
 
 
 def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
-    """Say where JSON stops being JSON, as line and column."""
+    """The error of malformed JSON, with its line and column."""
     kind = schema.split("/")[0].removeprefix("partopt.")
     expected = f"a partopt {kind} is expected here"
     if "recursion" in reason:

@@ -158,12 +158,12 @@ class Topology(documents.Part, frozen=True, kw_only=True):
             seen.add(level.name)
 
     def notes(self) -> list[documents.Note]:
-        """Outer levels that are faster than the one inside them: likely a wrong order."""
+        """A note for each level that is faster than the one inside it: likely a wrong order."""
         return [
             documents.Note(
                 code="inverted-levels",
                 text=(
-                    f"{self.name}: level {outer.name} ({_rate(outer)}) is faster than {inner.name} "
+                    f"level {outer.name} ({_rate(outer)}) is faster than {inner.name} "
                     f"inside it ({_rate(inner)}): are the levels listed innermost first?"
                 ),
                 fields={"inner": inner.name, "outer": outer.name},

@@ -6,7 +6,7 @@ A line is a node, a tab-indented line an edge; milliseconds and bytes (the first
         activation_size=1644167168.0, parameter_size=7168.0
         node1 -- node2
 
-An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is passed over.
+An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is ignored.
 Batch, device and versions are not recorded.
 """
 
@@ -122,7 +122,7 @@ def _measurement(node: _Node) -> LayerMeasurement:
 
 
 def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:
-    """What each node hands to later layers."""
+    """The results that later layers use."""
     for node in order:
         consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
         if consumers and node.activation_bytes:

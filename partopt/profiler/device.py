@@ -92,8 +92,8 @@ def hold_still(device: torch.device) -> Iterator[None]:
     processor time are the same, and memory kept.
 
     The C library gives large blocks back to the system as soon as they are freed, and the next step
-    pays for every page anew: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
-    here the CPU's is told to do so too.
+    pays for every page again: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
+    here the CPU's does so too.
     """
     if device.type != "cpu":
         yield

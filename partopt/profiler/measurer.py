@@ -124,7 +124,7 @@ class Measurer:
         return bare_s, instrumented
 
     def _optimizer(self, inputs: Inputs) -> float | None:
-        """Seconds of an optimizer step, or None where its state does not fit beside the model."""
+        """Seconds of an optimizer step, or None where its state does not fit next to the model."""
         try:
             return time_optimizer(
                 self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
@@ -163,7 +163,7 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
-    """Run both kinds of step untimed; the peak of memory in a bare one, where the device tells
+    """Run both kinds of step untimed; the peak of memory in a bare one, where the device reports
     it.
     """
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Running out of memory: telling it from other errors, and recovering from it."""
+"""Running out of memory: recognising it among other errors, and recovering from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-_SAYINGS = (
+_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
-        saying.lower() in str(error).lower() for saying in _SAYINGS
+        message.lower() in str(error).lower() for message in _MESSAGES
     )
 
 

@@ -28,7 +28,7 @@ def run_forward(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def run_loss(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> Tensor:
-    """Forward and loss: what `loss_fn` says, else the output's `.loss`, else the sum of its
+    """Forward and loss: what `loss_fn` returns, else the output's `.loss`, else the sum of its
     floating tensors.
     """
     output = run_forward(model, inputs)
