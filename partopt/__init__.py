@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from partopt.importers import IMPORTERS, import_profile
     from partopt.job import Job
     from partopt.planners import PLANNERS
-    from partopt.profiler import measure, measure_source
+    from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting
@@ -45,6 +45,7 @@ _PLACES = {
     "PLANNERS": "partopt.planners",
     "Plan": "partopt.documents.plan",
     "Profile": "partopt.documents.profile",
+    "ProfilingStopped": "partopt.profiler",
     "Result": "partopt.search.solve",
     "SCHEDULES": "partopt.schedules",
     "Simulation": "partopt.simulation",
@@ -72,6 +73,7 @@ __all__ = [
     "PartoptError",
     "Plan",
     "Profile",
+    "ProfilingStopped",
     "Result",
     "Simulation",
     "Stage",

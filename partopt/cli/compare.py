@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from partopt.cli import options, progress
+from partopt.cli.words import print_notes
 
 
 @click.command(short_help="every planner side by side")
@@ -46,11 +47,11 @@ def command(
     from partopt.report import comparison
 
     job = options.job(profile, given)
-    options.echo_notes(job.notes)
+    print_notes(job.notes)
     plans = {path: partopt.Plan.load(path) for path in files}
     with progress.shown() as tell:
         result, notes = partopt.compare(job, chosen, plans, tell)
-    options.echo_notes(note for note in notes if note not in job.notes)
+    print_notes(note for note in notes if note not in job.notes)
     if as_json:
         options.write_json(result)
         return

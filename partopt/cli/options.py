@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from partopt.cli.words import as_flags
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Job, Note
+    from partopt import Job
 
 Command = Callable[..., None]
 
@@ -198,12 +197,6 @@ def write_json(document: Struct) -> None:
     from partopt import documents
 
     documents.write_bytes("-", documents.encode(document))
-
-
-def echo_notes(notes: Iterable[Note]) -> None:
-    """Print what there is to know, a warning a line, on standard error; each once."""
-    for text in dict.fromkeys(note.text for note in notes):
-        click.echo(f"warning: {as_flags(text)}", err=True)
 
 
 def repeated(given: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from partopt.cli import options, progress
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.words import as_flags
+from partopt.cli.words import as_flags, print_notes
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(
     if scaling is not None and output:
         raise PartoptError("-o: --scaling prints a table", "drop -o", code="usage")
     job = options.job(profile, given)
-    options.echo_notes(job.notes)
+    print_notes(job.notes)
     if scaling is not None:
         _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json)
     else:
@@ -100,7 +100,7 @@ def _print_plan(job: Job, output: str | None, force: bool, as_json: bool) -> Non
 
     with progress.shown() as tell:
         result = partopt.solve(job, tell)
-    options.echo_notes(note for note in result.notes if note not in job.notes)
+    print_notes(note for note in result.notes if note not in job.notes)
     plan = result.plan
     if as_json:
         options.write_json(plan)

@@ -55,14 +55,13 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
       partopt topology show v100-pcie --yaml > cluster.yaml
     """
     from partopt import Topology
-    from partopt.documents.topology import dump
     from partopt.report.topology import render
 
     loaded = Topology.load(topology, servers)
     if as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
         click.echo(
-            dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(),
+            loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode(),
             nl=False,
         )
     else:

@@ -210,7 +210,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     profile: ProfileReference
     topology: Topology
 
-    def faults(self) -> Iterator[PartoptError]:
+    def inconsistencies(self) -> Iterator[PartoptError]:
         """What types cannot say and is wrong."""
         yield from find_faults(self)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.documents.scaling import Scaling
-from partopt.documents.topology import resized
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
@@ -54,7 +53,7 @@ def scale_plans(
 def _on(job: Job, count: int, first: int, weak: bool) -> Job:
     """The job on `count` devices."""
     grown = {name: _grow(job, name, count, first) for name in _batch(job)} if weak else {}
-    return job.with_(topology=resized(job.topology, count), **grown)
+    return job.with_(topology=job.topology.resize(count), **grown)
 
 
 def _batch(job: Job) -> list[str]:
