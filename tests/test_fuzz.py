@@ -45,8 +45,10 @@ PLANNED = Profile.parse(json.dumps(PROFILE).encode())
 PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(PLANNED, two_level(2, 2)))))
 TOPOLOGY = yaml.safe_load(topology.dump(two_level(2, 2, outer_latency=1e-6, memory_bytes=10**9)))
 GRAPH = (
-    "node1 -- Input0 -- forward_compute_time=1.0, backward_compute_time=0.0, activation_size=10.0, parameter_size=0.0\n"
-    "node2 -- Linear(1, 2) -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=[4.0; 6.0], parameter_size=7.0\n"
+    "node1 -- Input0 -- forward_compute_time=1.0, backward_compute_time=0.0, "
+    "activation_size=10.0, parameter_size=0.0\n"
+    "node2 -- Linear(1, 2) -- forward_compute_time=1.0, backward_compute_time=2.0, "
+    "activation_size=[4.0; 6.0], parameter_size=7.0\n"
     "\tnode1 -- node2\n"
 )
 

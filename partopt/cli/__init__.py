@@ -14,8 +14,10 @@ import warnings
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from partopt import __version__
+from partopt.cli import completion
 from partopt.errors import PartoptError, PartoptWarning, did_you_mean
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
@@ -47,13 +49,27 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb; PartoptError for an unknown one."""
+        """The command of a verb; PartoptError for an unknown one, None while a shell completes."""
         if cmd_name not in VERBS:
+            if ctx.resilient_parsing:
+                return None
             raise PartoptError(
-                f"partopt {cmd_name}: no such command", did_you_mean(cmd_name, VERBS)
+                f"partopt {cmd_name}: no such command",
+                did_you_mean(cmd_name, VERBS),
+                code="unknown-command",
+                command=cmd_name,
             )
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs and options that begin with `incomplete`, without importing any verb."""
+        verbs = [
+            CompletionItem(verb, help=summary)
+            for verb, (_, summary) in VERBS.items()
+            if verb.startswith(incomplete)
+        ]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a verb, without importing any."""
@@ -64,7 +80,7 @@ class Verbs(click.Group):
 @click.group(
     cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(__version__, prog_name="partopt")
+@click.version_option(__version__, "-V", "--version", prog_name="partopt")
 def partopt() -> None:
     """Plan pipeline-parallel training from measurements.
 
@@ -92,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.simplefilter("always", PartoptWarning)
     code = 0
     try:
+        if completion.VARIABLE in os.environ:
+            sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         with partopt.make_context("partopt", words, color=False if plain else None) as context:
