@@ -1,10 +1,11 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.planners.torchgpipe import balance
+from tests.examples import examples
 
 
 def test_fifteen_equal_layers_over_eight_blocks_are_one_or_two_each():
@@ -15,7 +16,7 @@ def test_layers_of_zero_cost_do_not_keep_it_searching():
     assert balance([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], 3)[-1] == 6
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=14), st.data())
 def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
     K = data.draw(st.integers(1, len(costs)))
@@ -24,7 +25,7 @@ def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
     assert min(np.diff(bounds)) >= 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=14), st.data())
 def test_the_largest_and_the_smallest_block_differ_by_no_more_than_the_largest_layer(costs, data):
     """The theorem of Bárány and Grinberg, where no layer is free."""

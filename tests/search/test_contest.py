@@ -5,7 +5,7 @@ import warnings
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt import planners
@@ -13,6 +13,7 @@ from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError, PartoptWarning
 from partopt.planners import PLANNERS
 from partopt.search import contest
+from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
 
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
@@ -30,7 +31,7 @@ def problem(**options):
 
 
 @pytest.mark.filterwarnings("ignore:lingvo")
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15, derandomize=True)
 @given(
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]),
     st.sampled_from([None, 90, 120, 200]),

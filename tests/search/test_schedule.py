@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from partopt import planners
 from partopt.cost.problem import problem_of
@@ -14,6 +14,7 @@ from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
 from partopt.search.schedule import candidates, chosen, with_free_replicas
 from partopt.simulator.judge import judged, simulation_of
+from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import SIZES, judged_candidate, problems, stated_by
 
@@ -41,7 +42,7 @@ def same(found: dict[str, float], expected: dict[str, float]) -> bool:
     )
 
 
-@settings(max_examples=18, deadline=None, derandomize=True)
+@examples(18, derandomize=True)
 @given(problems())
 def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
     everything = list(candidates(SIZES, BOTH, stated))
@@ -52,7 +53,7 @@ def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
         assert same(best_of_each(chosen(SIZES, BOTH, stated)), best_of_each(plans))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@examples(10, derandomize=True)
 @given(problems(8))
 def test_of_what_fits_nothing_is_lost_either(stated):
     plans = [judged_candidate(candidate) for candidate in candidates(SIZES, BOTH, stated)]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partopt import documents, planners
@@ -21,6 +21,7 @@ from partopt.planners.searching import Probe
 from partopt.search.contest import planned
 from partopt.search.schedule import chosen
 from partopt.search.verify import claim, verify
+from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
 ASYNCHRONOUS = {"schedule": "pipedream", "microbatches": None}
@@ -78,7 +79,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems())
 def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
     found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
@@ -104,7 +105,7 @@ def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
 
 
 @pytest.mark.filterwarnings("ignore:lingvo")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
     assume(planners.asked_of(problem) <= PLANNERS[name].uses)

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.documents.plan import Plan
@@ -15,6 +15,7 @@ from partopt.search import warmup
 from partopt.search.warmup import WORTHWHILE, judged_at_best, warmups
 from partopt.simulator.judge import judged, simulation_of
 from partopt.simulator.restate import restated
+from tests.examples import examples
 from tests.helpers import flat, limited
 from tests.simulator.plans import plan_of
 
@@ -129,7 +130,7 @@ def test_the_least_of_the_warmups_is_pipedreams(replicas):
     assert warmups(replicas) == [(sum(replicas[s:]) - 1) // r for s, r in enumerate(replicas)]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25, derandomize=True)
 @given(st.data())
 def test_no_warmup_there_is_is_better(data):
     """Whole seconds, so that ties are ties.
