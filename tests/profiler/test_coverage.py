@@ -1,6 +1,6 @@
 """Time of the processor: the layers add up to the bare step.
 
-Shares of it are asserted, never seconds; a machine whose caches others share gets three tries.
+Shares of it are asserted, never seconds; a busy machine gets three tries.
 """
 
 from __future__ import annotations
