@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
 TOPOLOGY ?= v100-pcie
+SMALL := gpt2-small.cpu.float32 --topology v100-pcie
+KERNELS := $(VENV)/kernels.log
 
-.PHONY: demo test lint format clean
+.PHONY: demo test kernels lint format clean
 
 demo: $(INSTALLED)
 	@mkdir -p $(DEMO)
@@ -20,8 +22,13 @@ demo: $(INSTALLED)
 	$(BIN)/partopt compare $(DEMO)/gpt.json --topology $(TOPOLOGY)
 	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show $(TOPOLOGY) --yaml).'
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest
+test: kernels
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The cache of numba is not made for several writers: what the tests share is compiled before them.
+kernels: $(INSTALLED)
+	@$(BIN)/partopt compare $(SMALL) --memory 2.5GB > $(KERNELS) 2>&1 || cat $(KERNELS)
+	@$(BIN)/partopt plan $(SMALL) --memory 2.5GB --recompute auto --schedule 1f1b --microbatches 8 > $(KERNELS) 2>&1 || cat $(KERNELS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -91,7 +91,8 @@ def main() -> None:
         goal = f"{target:g} s" if target else "-"
         devices = " x ".join(map(str, sizes))
         print(
-            f"{planner:11}{layers:6}{devices:>12}  {_problem(options):19}{row['first_s']:6.2f} s{row['median_s']:7.3f} s{goal:>6}"
+            f"{planner:11}{layers:6}{devices:>12}  {_problem(options):19}"
+            f"{row['first_s']:6.2f} s{row['median_s']:7.3f} s{goal:>6}"
             f"{row['peak_mb']:5.0f} MB {row['status']}",
             flush=True,
         )

@@ -43,7 +43,8 @@ def main() -> None:
     print(describe())
     print(f"\n{'schedule':13}{'devices':>8}{'microbatches':>14}{'actions':>12}", end="")
     print(
-        f"{'first call':>13}{'order':>10}{'simulate':>11}{'to reach':>10}{'an action':>11}{'memory':>9}"
+        f"{'first call':>13}{'order':>10}{'simulate':>11}{'to reach':>10}"
+        f"{'an action':>11}{'memory':>9}"
     )
     for index, (name, replicas, microbatches, target) in enumerate(ROWS):
         row = json.loads(
@@ -54,7 +55,8 @@ def main() -> None:
         goal = f"{target:g} s" if target else "-"
         each = row["median_s"] / row["actions"] * 1e9
         print(
-            f"{name:13}{sum(replicas):8}{microbatches:14}{row['actions']:12,}{row['first_s']:11.3f} s{row['order_s']:8.3f} s"
+            f"{name:13}{sum(replicas):8}{microbatches:14}{row['actions']:12,}"
+            f"{row['first_s']:11.3f} s{row['order_s']:8.3f} s"
             f"{row['median_s']:9.3f} s{goal:>10}{each:8.0f} ns{row['peak_gb']:6.2f} GB",
             flush=True,
         )

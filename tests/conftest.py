@@ -14,7 +14,10 @@ import pytest
 from partopt import cli, documents
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
+
+load_profile()
 
 
 class Outcome(NamedTuple):

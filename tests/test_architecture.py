@@ -90,11 +90,19 @@ def test_the_arrows_themselves_have_no_cycle():
 SCRIPT = """
 import contextlib, sys
 import partopt.cli
-for arguments in (["plan", PROFILE, "--topology", "v100-pcie", "-o", PLAN], ["compare", PROFILE, "--topology", "v100-pcie"],
-                  ["simulate", PLAN], ["show", PLAN], ["show", PROFILE], ["topology", "list"], ["schema", "plan"]):
+for arguments in (
+    ["plan", PROFILE, "--topology", "v100-pcie", "-o", PLAN],
+    ["compare", PROFILE, "--topology", "v100-pcie"],
+    ["simulate", PLAN],
+    ["show", PLAN],
+    ["show", PROFILE],
+    ["topology", "list"],
+    ["schema", "plan"],
+):
     with contextlib.suppress(SystemExit):
         partopt.cli.main(arguments)
-print(sorted(name for name in sys.modules if name in {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.runtime"}))
+late = {"torch", "matplotlib", "networkx", "partopt.profiler", "partopt.runtime"}
+print(sorted(late & sys.modules.keys()))
 """
 
 

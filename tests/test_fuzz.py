@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from partopt import documents, planners
@@ -23,9 +23,10 @@ from partopt.report import plan as plan_report
 from partopt.report import profile as profile_report
 from partopt.report import topology as topology_report
 from partopt.search.verify import verify
+from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
 
-quick = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+quick = examples(150, suppress_health_check=[HealthCheck.too_slow])
 pytestmark = pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 
 PROFILE = json.loads(

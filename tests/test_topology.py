@@ -5,12 +5,13 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.documents import shipped, topology
 from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
+from tests.examples import examples
 from tests.helpers import flat, two_level
 
 CLUSTER = """\
@@ -285,7 +286,7 @@ topologies = st.builds(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(topologies)
 def test_dumping_and_reading_again_gives_the_same_topology(original):
     assert Topology.parse(original.dump().encode()) == original

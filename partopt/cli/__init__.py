@@ -14,10 +14,12 @@ import warnings
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
 from partopt import __version__
+from partopt.cli import completion
 from partopt.cli.words import as_flags
-from partopt.errors import PartoptError, PartoptWarning, did_you_mean
+from partopt.errors import PartoptError, did_you_mean
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
 VERBS = {
@@ -48,13 +50,27 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb; PartoptError for an unknown one."""
+        """The command of a verb; PartoptError for an unknown one, None while a shell completes."""
         if cmd_name not in VERBS:
+            if ctx.resilient_parsing:
+                return None
             raise PartoptError(
-                f"partopt {cmd_name}: no such command", did_you_mean(cmd_name, VERBS)
+                f"partopt {cmd_name}: no such command",
+                did_you_mean(cmd_name, VERBS),
+                code="unknown-command",
+                command=cmd_name,
             )
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs and options that begin with `incomplete`, without importing any verb."""
+        verbs = [
+            CompletionItem(verb, help=summary)
+            for verb, (_, summary) in VERBS.items()
+            if verb.startswith(incomplete)
+        ]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One line a verb, without importing any."""
@@ -65,7 +81,7 @@ class Verbs(click.Group):
 @click.group(
     cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(__version__, prog_name="partopt")
+@click.version_option(__version__, "-V", "--version", prog_name="partopt")
 def partopt() -> None:
     """Plan pipeline-parallel training from measurements.
 
@@ -89,10 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    warnings.showwarning = _show_warning
-    warnings.simplefilter("always", PartoptWarning)
+    warnings.simplefilter("ignore")  # those of libraries are not for our users
     code = 0
     try:
+        if completion.VARIABLE in os.environ:
+            sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         with partopt.make_context("partopt", words, color=False if plain else None) as context:
@@ -119,9 +136,11 @@ def _report(error: Exception) -> int:
     if isinstance(error, click.UsageError):
         error = _usage(error)
     elif isinstance(error, click.ClickException):
-        error = PartoptError(error.format_message())
+        error = PartoptError(error.format_message(), code="usage")
     elif isinstance(error, OSError) and error.filename is None:
-        error = PartoptError(f"standard output: {error.strerror}", "is the disk full?")
+        error = PartoptError(
+            f"standard output: {error.strerror}", "is the disk full?", code="cannot-write"
+        )
     if not isinstance(error, PartoptError):
         click.echo(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
         click.echo("hint:  run it again with --debug, and report what it prints", err=True)
@@ -141,17 +160,5 @@ def _usage(error: click.UsageError) -> PartoptError:
     return PartoptError(
         f"{path}: {message[:1].lower()}{message[1:]}",
         f'did you mean "{near[0]}"?' if near else f"see {path} --help",
+        code="usage",
     )
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: object = None,
-    line: object = None,
-) -> None:
-    """partopt's own warnings as one line; those of libraries are not for its users."""
-    if issubclass(category, PartoptWarning):
-        click.echo(f"warning: {message}", err=True)

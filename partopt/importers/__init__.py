@@ -29,9 +29,9 @@ def import_profile(
 ) -> Profile:
     """The profile in the file `path` (`-` is standard input), as another program wrote it.
 
-    `form` is a name from `IMPORTERS`; `name` is what to call the model, by default the file's name; `microbatch_size` the samples that
-    were measured at once, where the file does not say. Raises PartoptError for an unknown format
-    and, with its place, for everything in the file that cannot be read.
+    `form` is a name from `IMPORTERS`; `name` is what to call the model, by default the file's name;
+    `microbatch_size` the samples that were measured at once, where the file does not say. Raises
+    PartoptError for an unknown format and, with its place, for what cannot be read in the file.
     """
     read = IMPORTERS.lookup(form)
     try:

@@ -212,7 +212,7 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
 def _warmups(
     plan: Plan, name: str, M: int | None, given: str | Sequence[int] | None
 ) -> list[int] | None:
-    """The warm-up of each stage: fewer forwards than microbatches that each of its replicas gets."""
+    """The warm-up of each stage: fewer forwards than microbatches that a replica of it gets."""
     if given is None:
         return None
     if not schedule(name).takes_warmup:

@@ -85,6 +85,14 @@ TOPOLOGIES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def search_of_short_pipelines(monkeypatch):
+    """Warm-ups are searched for pipelines whose simulation is quick; long ones keep the formula's,
+    and print the same tables.
+    """
+    monkeypatch.setattr("partopt.search.warmup.SEARCH_LIMIT", 2_000)
+
+
 def widest(text: str) -> str:
     return max(text.splitlines(), key=len)
 

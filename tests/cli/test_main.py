@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from partopt import cli
+from partopt import __version__, cli
 from tests.helpers import ROOT, run_process
 
 
@@ -28,8 +28,9 @@ def test_the_help_lists_every_verb_and_stands_for_no_arguments_too(partopt):
     assert partopt() == outcome
 
 
-def test_the_version(partopt):
-    assert partopt("--version").out.startswith("partopt, version ")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version(partopt, option):
+    assert partopt(option).out == f"partopt, version {__version__}\n"
 
 
 @pytest.mark.parametrize(

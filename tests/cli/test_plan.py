@@ -355,7 +355,8 @@ class TestWhatDoesNotFit:
         )
         assert outcome.code == 1
         assert outcome.errors == [
-            "the plan does not fit: a device of stage 0 needs 16 GB, which exceeds the limit by 13 GB"
+            "the plan does not fit: a device of stage 0 needs 16 GB, "
+            "which exceeds the limit by 13 GB"
         ]
         assert outcome.hints == [
             "this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.capacity import first_at_least, shapes_of, trees_of
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.documents.topology import Device, Level, Topology
+from tests.examples import examples
 
 
 @st.composite
@@ -26,7 +27,7 @@ def mixed_topologies(draw: st.DrawFn, devices: int = 24) -> Topology:
     return Topology(name="mixed", device=Device(name="device"), levels=levels)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(mixed_topologies())
 def test_runs_of_ranks_cost_what_the_links_say(cluster):
     shapes, G = shapes_of(cluster), cluster.group_size(len(cluster.levels) - 1)
@@ -53,7 +54,7 @@ def test_runs_of_ranks_cost_what_the_links_say(cluster):
                 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(0, 10))
 def test_the_first_leaf_that_is_large_enough(values, least):
     tree = trees_of(np.array([values], dtype=float))[0]

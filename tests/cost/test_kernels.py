@@ -1,10 +1,11 @@
 """The compiled formulas of a stage against those that price a plan."""
 
+from bisect import bisect_right
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.flight import in_flight, weight_versions
@@ -23,6 +24,7 @@ from partopt.cost.memory import MOMENTS, stage_memory
 from partopt.cost.period import tied_exchange_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
+from tests.examples import examples
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
 SCHEDULES = [
@@ -48,7 +50,7 @@ def sums(draw: st.DrawFn) -> RangeSum:
     )
 
 
-@settings(deadline=None)
+@examples(100)
 @given(sums())
 def test_differences_add_up_to_the_sums(of):
     parts = of.differences()
@@ -57,7 +59,7 @@ def test_differences_add_up_to_the_sums(of):
             assert between(parts, i, j) == of(i, j)
 
 
-@settings(deadline=None)
+@examples(100)
 @given(chains(), topologies(), st.data())
 def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data):
     starts = sorted({0, *data.draw(st.lists(st.integers(0, model.layers - 1)))})
@@ -75,7 +77,7 @@ def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data)
 
 
 @pytest.mark.parametrize("schedule, M", SCHEDULES)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(chains(), st.data())
 def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
@@ -97,14 +99,13 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
                 found = most_in_flight(
                     layers, model.parameter_bytes(i, j), stash(i, j), model.a[i], model.a[j], mode
                 )
-                fits = [
-                    stage_memory(
-                        model, i, j, F, weight_versions(schedule, F), optimizer, bool(mode)
-                    ).total_bytes
-                    <= LIMIT
-                    for F in range(1, 2 * LIMIT)
-                ]
-                assert min(found, len(fits)) == sum(fits)
+                counts = range(1, 2 * LIMIT)  # what they take rises: those that fit come first
+
+                def taken_bytes(F, i=i, j=j, mode=mode):
+                    versions = weight_versions(schedule, F)
+                    return stage_memory(model, i, j, F, versions, optimizer, bool(mode)).total_bytes
+
+                assert min(found, len(counts)) == bisect_right(counts, LIMIT, key=taken_bytes)
 
 
 @pytest.mark.parametrize("schedule, M", SCHEDULES)

@@ -1,7 +1,7 @@
 """Cases worked by hand: bytes over bytes per second, the arithmetic in the assertion."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.links import (
@@ -14,6 +14,7 @@ from partopt.cost.links import (
 )
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.topology import Device, Level, Topology
+from tests.examples import examples
 
 
 def cluster(*levels: Level) -> Topology:
@@ -94,7 +95,7 @@ def test_a_side_of_a_cut_is_spread_over_the_members_that_the_stage_spans():
     assert side_s(400, range(3), 1, SERVERS) == 400 / (100 * 3)
 
 
-@settings(deadline=None)  # the first call compiles
+@examples(100)
 @given(st.integers(0, 10**6), st.integers(2, 16), st.integers(1, 10**6))
 def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m, bandwidth):
     bus = cluster(level(m, float(bandwidth), bus=True))

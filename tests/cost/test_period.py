@@ -13,6 +13,7 @@ from partopt.cost.period import binding, fullest, iteration_s, stage_loads, tied
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
 from partopt.cost.ranges import Group
+from tests.examples import examples
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
@@ -174,7 +175,7 @@ def test_the_fullest_of_each_kind_is_kept():
     ]
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@examples(60)
 @hypothesis.given(chains(), topologies(), st.data())
 def test_what_binds_is_the_largest_of_the_fullest(model, cluster, data):
     """Also which of several equal ones, so that a plan's loads name what its `bound_by` does."""
@@ -216,7 +217,7 @@ def test_a_plan_says_what_the_formulas_say():
     ]
 
 
-def test_an_iteration_is_set_by_the_stage_that_makes_it_longest_not_by_the_one_with_the_longest_turn():
+def test_an_iteration_is_set_by_the_stage_that_makes_it_longest_not_by_the_longest_turn():
     """A plan of 2-1 and M = 8: 6 s on two replicas, 3 s on one, then a slower first stage: never
     faster.
     """

@@ -123,7 +123,7 @@ def test_simulating_the_example_plan_gives_the_example_simulation():
 
 def test_the_topology_in_the_plan_is_the_topology_example():
     assert Plan.parse(PLAN).topology == Topology.parse(TOPOLOGY)
-    assert yaml.safe_load(topology.dump(Plan.parse(PLAN).topology))["name"] == "workstation-3"
+    assert yaml.safe_load(Plan.parse(PLAN).topology.dump())["name"] == "workstation-3"
 
 
 def test_versions_are_read_as_the_rules_say():

@@ -42,21 +42,28 @@ def partitions(problem: Problem) -> Iterator[list[tuple[int, int, range]]]:
     for S in range(1, min(N, P) + 1):
         if problem.stages not in (None, S):
             continue
+        allowed = [
+            ranks for ranks in placements(P, S) if _allowed(problem, [len(each) for each in ranks])
+        ]
         for cuts in combinations(range(1, N), S - 1):
             bounds = [0, *cuts, N]
-            for borders in combinations(range(P + S), 2 * S):
-                ends = [border - (k // 2) for k, border in enumerate(borders)]
-                stages = [
-                    (bounds[s], bounds[s + 1], range(ends[2 * s], ends[2 * s + 1]))
-                    for s in range(S)
-                ]
-                if _allowed(problem, [len(ranks) for _, _, ranks in stages]):
-                    yield stages
+            for ranks in allowed:
+                yield list(zip(bounds[:-1], bounds[1:], ranks, strict=True))
+
+
+@cache
+def placements(P: int, S: int) -> list[tuple[range, ...]]:
+    """Every way to place S stages, in order, on consecutive ranks of P devices."""
+    found = []
+    for borders in combinations(range(P + S), 2 * S):
+        ends = [border - (k // 2) for k, border in enumerate(borders)]
+        ranks = tuple(range(*ends[2 * s : 2 * s + 2]) for s in range(S))
+        if all(ranks):
+            found.append(ranks)
+    return found
 
 
 def _allowed(problem: Problem, replicas: list[int]) -> bool:
-    if 0 in replicas:
-        return False
     if problem.replication == FREE and problem.schedule != "zb-h1":
         return True
     return set(replicas) == {1} if problem.replication == NONE else len(set(replicas)) == 1

@@ -1,9 +1,10 @@
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.planners import gpipe
+from tests.examples import examples
 from tests.planners.problems import chain, problem, topology
 
 
@@ -14,7 +15,7 @@ def squares(costs: list[int], bounds: tuple[int, ...]) -> int:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=10), st.data())
 def test_equals_exhaustive_search(costs, data):
     K = data.draw(st.integers(1, len(costs)))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partopt.cost.capacity import shapes_of
@@ -20,6 +20,7 @@ from partopt.planners import nested, optimal, pipedream
 from partopt.planners.families import families
 from partopt.planners.nested import NestedProbe, differs
 from partopt.planners.searching import ENDLESS
+from tests.examples import examples
 from tests.planners import exhaustive
 from tests.planners.exhaustive import best_nested, priced
 from tests.planners.problems import chain, problem, topology
@@ -38,7 +39,7 @@ def least_nested_s(given: Problem) -> float:
     return value if value < ENDLESS else math.inf
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     stashed(5),
     clusters(levels=3, devices=8, sizes=3),
@@ -68,7 +69,7 @@ def test_equals_exhaustive_search(
     assert least_nested_s(given) == (pytest.approx(best.seconds, rel=1e-11) if best else math.inf)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(stashed(5), clusters(levels=3, devices=12), st.booleans())
 def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)
@@ -78,7 +79,7 @@ def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model
     assert best <= published * (1 + 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(stashed(3), clusters(levels=3, devices=8, sizes=3))
 def test_any_ranks_carry_no_more_than_the_screen_says(model, cluster):
     """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than

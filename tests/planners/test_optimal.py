@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt import planners
@@ -15,6 +15,7 @@ from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
 from partopt.planners.searching import Probe
+from tests.examples import examples
 from tests.planners.exhaustive import best_iteration, best_period, priced
 from tests.planners.problems import chain, chains, problem, topology
 
@@ -86,19 +87,19 @@ def check(given: Problem) -> None:
     assert partition.status == "optimal"
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(stashed(), clusters(levels=1), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_one_level(model, cluster, recompute, serial):
     check(problem(model, cluster, recompute=recompute, serial_transfers=serial, memory_bytes=None))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(stashed(), clusters(), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_several_levels(model, cluster, recompute, serial):
     check(problem(model, cluster, recompute=recompute, serial_transfers=serial))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     stashed(),
     clusters(),
@@ -122,25 +123,25 @@ def test_equals_exhaustive_search_under_a_memory_limit(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(stashed(8), clusters(devices=8), st.sampled_from([None, 60, 150]))
 def test_equals_exhaustive_search_on_eight_layers_and_devices(model, cluster, memory_bytes):
     check(problem(model, cluster, memory_bytes=memory_bytes))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(stashed(5), clusters(devices=5), st.integers(10, 300))
 def test_equals_exhaustive_search_where_stages_choose_to_recompute(model, cluster, memory_bytes):
     check(problem(model, cluster, recompute_per_stage=True, memory_bytes=memory_bytes))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(stashed(), clusters(), st.sampled_from(["uniform", "none"]), st.sampled_from([None, 100]))
 def test_equals_exhaustive_search_with_replication_bound(model, cluster, replication, memory_bytes):
     check(problem(model, cluster, replication=replication, memory_bytes=memory_bytes))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(stashed(), clusters(), st.integers(1, 5), st.sampled_from([None, 150]))
 def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes):
     given = problem(
@@ -168,7 +169,7 @@ def check_iteration(given: Problem) -> None:
     assert plan.fits
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -192,7 +193,7 @@ def test_equals_exhaustive_search_for_synchronous_schedules(
     )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -212,7 +213,7 @@ def test_equals_exhaustive_search_for_synchronous_stages_that_choose_to_recomput
     check_iteration(problem(model, cluster, schedule=schedule, microbatches=M, **options))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -232,7 +233,7 @@ def test_takes_exactly_the_stages_asked_for_under_synchronous_schedules(
     check_iteration(problem(model, cluster, schedule=schedule, microbatches=3, **options))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     stashed(), clusters(), st.lists(st.integers(0, 5)), st.sampled_from(["exchange", "together"])
 )
@@ -262,7 +263,7 @@ def objective(given: Problem) -> float:
     return seconds
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     stashed(8),
     clusters(levels=2, devices=12),
@@ -313,7 +314,7 @@ def test_a_relaxed_problem_is_never_worse(model, cluster, memory_bytes, recomput
     assert uniform <= objective(replace(given, replication="none")) * (1 + 1e-11)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(stashed(8), clusters(levels=3, devices=12), st.booleans())
 def test_never_worse_than_the_other_contiguous_planners(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)

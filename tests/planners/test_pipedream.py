@@ -3,7 +3,7 @@ from functools import cache
 from itertools import groupby
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
@@ -12,6 +12,7 @@ from partopt.cost.ranges import RangeSum
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import pipedream
+from tests.examples import examples
 from tests.planners.problems import chain, chains, problem, topologies, topology
 
 
@@ -82,7 +83,7 @@ def objective_of(partition: Partition, given: Problem) -> float:
     return charge(stages, len(topology.levels))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(chains(), topologies(), st.booleans())
 def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):
     given = problem(model, cluster, recompute=recompute)
@@ -94,7 +95,7 @@ def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(chains(), topologies(levels=2), st.sampled_from([2, 8]))
 def test_more_bandwidth_is_never_slower(model, cluster, factor):
     faster = topology(
@@ -116,7 +117,7 @@ def scaled(model: Chain, times: int, sizes: int) -> Chain:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(chains(), topologies(levels=2))
 def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(model, cluster):
     model = scaled(model, 1, 1)
@@ -138,7 +139,7 @@ def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(mod
     assert (same.objective_s, same.stages) == (before.objective_s, before.stages)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(chains(), st.integers(1, 8), st.sampled_from([1.0, 4.0]))
 def test_an_outer_level_of_one_changes_nothing(model, devices, bandwidth):
     flat = pipedream.plan(problem(model, topology((devices, bandwidth))))

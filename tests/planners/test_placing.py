@@ -86,7 +86,8 @@ def test_stages_that_do_not_fill_the_devices(asked, layers, message, hint):
 
 @pytest.mark.parametrize(("name", "layers", "devices", "expected"), [
     ("1f1b", 24, 8, 8), ("1f1b", 5, 8, 5), ("interleaved", 24, 8, 16), ("interleaved", 11, 8, 10),
-    ("zbv", 24, 8, 16), ("zbv", 7, 8, 6), ("dualpipe", 24, 8, 8), ("dualpipe", 24, 7, 6), ("dualpipev", 24, 7, 14),
+    ("zbv", 24, 8, 16), ("zbv", 7, 8, 6), ("dualpipe", 24, 8, 8), ("dualpipe", 24, 7, 6),
+    ("dualpipev", 24, 7, 14),
 ])  # fmt: skip
 def test_as_many_stages_as_the_schedule_puts_on_all_devices(name, layers, devices, expected):
     assert stage_count(problem(name, layers, devices)) == expected

@@ -1,13 +1,14 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.period import binding
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners import straight
 from partopt.planners.placing import stage_count
+from tests.examples import examples
 from tests.planners.problems import chains, problem, topologies, topology
 
 
@@ -24,7 +25,7 @@ def least_period(given: Problem, counts: range) -> float:
     return min(binding(partition, given).seconds for partition in partitions)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(chains(), topologies(), st.booleans(), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recompute, serial, bus):
     cluster = topology(
@@ -38,7 +39,7 @@ def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recomput
     assert binding(partition, given).seconds == pytest.approx(partition.objective_s, rel=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(chains(), st.data())
 def test_takes_exactly_the_stages_asked_for(model, data):
     K = data.draw(st.integers(1, model.layers))

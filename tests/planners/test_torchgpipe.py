@@ -2,10 +2,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.planners.torchgpipe import balance
+from tests.examples import examples
 
 
 def test_fifteen_equal_layers_over_eight_blocks_are_one_or_two_each():
@@ -16,7 +17,7 @@ def test_layers_of_zero_cost_do_not_keep_it_searching():
     assert balance([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], 3)[-1] == 6
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=14), st.data())
 def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
     K = data.draw(st.integers(1, len(costs)))
@@ -25,7 +26,7 @@ def test_blocks_tile_the_layers_and_none_is_empty(costs, data):
     assert min(np.diff(bounds)) >= 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=14), st.data())
 def test_the_largest_and_the_smallest_block_differ_by_no_more_than_the_largest_layer(costs, data):
     """The theorem of Bárány and Grinberg, where no layer is free."""
@@ -54,7 +55,7 @@ def blocks_by_the_published_search(costs: list[int], K: int) -> list[list[int]]:
     return blocks
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=16), st.data())
 def test_the_blocks_are_those_of_the_published_search(costs, data):
     """Where that leaves a block empty it goes another way, and here a neighbour gives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ class FakeClock:
 
     def stamp(self) -> float:
         return float(next(self.stamps) ** 2)
+
+    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
+        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+    def idle_share(self) -> float | None:
+        return None
+
+
+class ProcessorClock:
+    """Processor time of this process: what else the machine does meanwhile does not count."""
+
+    def stamp(self) -> float:
+        return time.process_time()
 
     def intervals_s(self, stamps: Sequence[float]) -> list[float]:
         return [later - earlier for earlier, later in itertools.pairwise(stamps)]

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.flight import blocking_warmups
@@ -17,6 +17,7 @@ from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.order import KINDS
 from partopt.simulator.reference import simulate
 from partopt.simulator.work import Work
+from tests.examples import examples
 from tests.helpers import flat
 from tests.schedules.executed import SECONDS, built, chunks, layout_of, straight
 
@@ -43,7 +44,7 @@ def run(name, layout, serial, blocking):
     simulate(written, work)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.sampled_from(REPLICATED),
     st.lists(st.integers(1, 4), min_size=1, max_size=5),
@@ -78,7 +79,7 @@ def test_a_naive_pipeline_with_replicas_cannot_block_in_its_all_reduce():
         run("naive", straight("naive", [1, 2], 2), serial=False, blocking=True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.sampled_from([name for name in SCHEDULES if name not in REPLICATED]),
     st.integers(1, 5),

@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt import planners
@@ -12,6 +12,7 @@ from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
+from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
 
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
@@ -28,7 +29,7 @@ def problem(**options):
     return problem_of(UNEQUAL, options.pop("topology", two_level(2, 2)), **options)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15, derandomize=True)
 @given(
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]),
     st.sampled_from([None, 90, 120, 200]),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from partopt import planners
 from partopt.cost.problem import problem_of
@@ -17,6 +17,7 @@ from partopt.search.candidates import candidates
 from partopt.search.schedule import best_by_schedule, replan, state_problems
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
+from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, judged_candidate, problems
 
@@ -44,7 +45,7 @@ def same(found: dict[str, float], expected: dict[str, float]) -> bool:
     )
 
 
-@settings(max_examples=18, deadline=None, derandomize=True)
+@examples(18, derandomize=True)
 @given(problems())
 def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
     everything = list(candidates(stated))
@@ -55,7 +56,7 @@ def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
         assert same(best_of_each(best_by_schedule(stated)), best_of_each(plans))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@examples(10, derandomize=True)
 @given(problems(8))
 def test_of_what_fits_nothing_is_lost_either(stated):
     plans = [judged_candidate(candidate) for candidate in candidates(stated)]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partopt import documents, planners
@@ -22,6 +22,7 @@ from partopt.planners.searching import Probe
 from partopt.search.contest import plan_alone
 from partopt.search.schedule import best_by_schedule
 from partopt.search.verify import claim, verify
+from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
 ASYNCHRONOUS = {"schedule": "pipedream", "microbatches": None}
@@ -79,7 +80,7 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems())
 def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
     found = problem_from_plan(planners.plan("data_parallel", problem), problem.profile)
@@ -105,7 +106,7 @@ def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
 
 
 @pytest.mark.filterwarnings("ignore:lingvo")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
     assume(planners.required_features(problem) <= PLANNERS[name].uses)

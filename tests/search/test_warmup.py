@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.documents.plan import Plan
@@ -16,6 +16,7 @@ from partopt.search.warmup import WORTHWHILE, simulate_with_best_warmup, warmups
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
+from tests.examples import examples
 from tests.helpers import flat, limited
 from tests.simulator.plans import plan_of
 
@@ -130,7 +131,7 @@ def test_the_least_of_the_warmups_is_pipedreams(replicas):
     assert warmups(replicas) == [(sum(replicas[s:]) - 1) // r for s, r in enumerate(replicas)]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25, derandomize=True)
 @given(st.data())
 def test_no_warmup_there_is_is_better(data):
     """Whole seconds, so that ties are ties.

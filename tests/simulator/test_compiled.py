@@ -4,12 +4,13 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.simulator import reference
 from partopt.simulator.engine import simulate
+from tests.examples import examples
 from tests.simulator.cases import case, cases, consecutive
 
 
@@ -46,7 +47,7 @@ def assert_same(case):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_compiled_simulator_is_the_reference_bit_for_bit(name):
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(cases([name]))
     def on(case):
         assert_same(case)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from partopt.cost.links import allreduce_s, ring_loads
 from partopt.errors import PartoptError
@@ -14,6 +14,7 @@ from partopt.schedules.order import A, B, F, I, W
 from partopt.simulator.engine import simulate
 from partopt.simulator.metrics import shares
 from partopt.simulator.ports import ports_of
+from tests.examples import examples
 from tests.simulator.cases import cases, row_of, scaled
 
 CLOSE = 1e-9
@@ -27,11 +28,11 @@ def ran(case):
         assume(False)
 
 
-def everywhere(examples=150, **fixed):
+def everywhere(count=150, **fixed):
     """A test of random cases."""
 
     def decorate(test):
-        return settings(max_examples=examples, deadline=None)(given(case=cases(**fixed))(test))
+        return examples(count)(given(case=cases(**fixed))(test))
 
     return decorate
 
@@ -169,7 +170,7 @@ def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
             assert sum(begin <= start < end for begin, end in spans) <= ports.lanes[k - 1]
 
 
-@everywhere(examples=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
+@everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
 def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the_ring_takes_and_what_transfers_take_of_its_ports(
     case,
 ):
@@ -195,7 +196,7 @@ def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the
             assert end - start == pytest.approx(alone, abs=CLOSE)
 
 
-@everywhere(examples=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
+@everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
 def test_all_reduces_that_share_a_port_do_not_overlap(case):
     timeline, ports = ran(case), ports_of(case.work.topology)
     done = timeline.collectives
@@ -212,7 +213,7 @@ def test_all_reduces_that_share_a_port_do_not_overlap(case):
                 assert apart
 
 
-@everywhere(examples=300, serial=True)
+@everywhere(count=300, serial=True)
 def test_serial_devices_are_idle_while_their_messages_are_on_the_wire(case):
     timeline, order = ran(case), case.order
     sent = timeline.transfers
@@ -251,7 +252,7 @@ def test_costs_twice_as_large_take_exactly_twice_as_long(case):
     assert np.array_equal(2 * once.collectives.end, twice.collectives.end)
 
 
-@everywhere(examples=200)
+@everywhere(count=200)
 def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
     """Transfers go over its links and all-reduces over all of them: together they take no more than
     all that passed.

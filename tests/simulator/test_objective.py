@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from partopt.cost.links import ring_loads
 from partopt.simulator import execute
 from partopt.simulator.ports import ports_of
 from partopt.simulator.restate import with_conditions
+from tests.examples import examples
 from tests.helpers import flat, two_level
 from tests.simulator.plans import plan_of, plans
 
@@ -65,13 +66,13 @@ def close(value):
 free = plans(messages=False, gradients=False, stages=5, replicas=4)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(free)
 def test_without_messages_the_period_is_that_of_the_longest_round_trip(plan):
     assert execute(plan).period_s == close(round_trips_s(plan))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(free)
 def test_without_messages_the_objective_is_exact_where_every_warm_up_reaches_the_next_stage(plan):
     """PipeDream's warm-up is rounded down at each stage by itself, and may leave a stage less ahead
@@ -102,7 +103,7 @@ def test_a_warm_up_that_is_rounded_down_twice_costs_half_as_much_again():
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(1, 6),
     st.lists(st.integers(1, 20), min_size=6, max_size=6),
@@ -120,7 +121,7 @@ def test_latency_is_part_of_every_round_trip(S, seconds, latency):
     assert execute(equal).period_s == close(3.0 + 2 * latency * (S - 1) / S)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(1, 12), min_size=4, max_size=4), st.integers(0, 30))
 def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(seconds, size):
     """Here each message has two ports to itself. 3 s and 3 s of compute, 0.5 s each way: (3 + 3 +
@@ -133,7 +134,7 @@ def test_two_stages_take_their_load_or_the_round_trip_of_two_microbatches(second
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans(stages=1, replicas=6))
 def test_the_objective_is_exact_for_data_parallelism(plan):
     assert execute(plan).period_s == close(plan.predicted.period_s)
@@ -162,7 +163,7 @@ def port_loads_s(plan):
     return load
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plans())
 def test_nothing_is_faster_than_its_busiest_device_port_or_round_trip_allows(plan):
     least = max(port_loads_s(plan).max(), round_trips_s(plan))

@@ -1,7 +1,7 @@
 """A plan under another schedule is the plan that would have been made for it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
@@ -10,6 +10,7 @@ from partopt.schedules.layout import CHUNKS, STRAIGHT
 from partopt.simulator import execute
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.restate import with_conditions
+from tests.examples import examples
 from tests.helpers import flat
 from tests.simulator.plans import chunked, plan_of
 
@@ -24,7 +25,7 @@ def made(name, replicas, recompute):
     return plan_of(replicas, schedule=name, microbatches=M, recompute=recompute, **costs)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.sampled_from(STRAIGHTS),
     st.sampled_from(STRAIGHTS),

@@ -4,12 +4,13 @@ where there is none yet.
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from partopt.schedules.order import F
 from partopt.simulator import execute
 from partopt.simulator.metrics import shares
 from partopt.simulator.restate import with_conditions
+from tests.examples import examples
 from tests.simulator.plans import plan_of, plans
 
 
@@ -28,7 +29,7 @@ def slope_s(simulation, cycle):
     return (starts[last - 1] - starts[last - 1 - cycles * cycle]) / (cycles * cycle)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(plans())
 def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):
     found = execute(plan)
@@ -84,7 +85,7 @@ def test_too_few_microbatches_do_not_settle(microbatches):
     assert 0 <= found.start_s < found.end_s <= found.makespan_s
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans(gradients=False))
 def test_the_period_does_not_depend_on_how_many_microbatches_are_simulated(plan):
     found = execute(plan)

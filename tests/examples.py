@@ -1,0 +1,32 @@
+"""How many examples hypothesis draws: as many as a test says, in a nightly run many more.
+
+`HYPOTHESIS_PROFILE` chooses `dev`, `ci` (the same examples every time; the default where `CI` is
+set) or `nightly`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import settings
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+FACTORS = {"dev": 1, "ci": 1, "nightly": 20}
+
+
+def load_profile() -> None:
+    """Register the profiles and load the chosen one. No profile has deadlines: the first call of a
+    function may compile it.
+    """
+    settings.register_profile("dev", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    settings.register_profile(
+        "nightly", deadline=None, max_examples=FACTORS["nightly"] * 100, print_blob=True
+    )
+    settings.load_profile(PROFILE)
+
+
+def examples(count: int, **options: Any) -> settings:
+    """Settings for `count` examples, times the factor of the profile."""
+    return settings(max_examples=count * FACTORS[PROFILE], **options)
