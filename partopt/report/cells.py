@@ -34,7 +34,7 @@ def draw_rows(axes: Axes, timeline: Timeline, page: Page) -> None:
 
     begin, end = np.array([page.begin]), np.array([page.end])
     bands = [_boxes(begin, end, y + GAP, y + 1 - GAP) for y in range(len(page.ranks))]
-    axes.add_collection(PolyCollection(np.concatenate(bands), facecolors=IDLE, edgecolors="none"))
+    axes.add_collection(PolyCollection(_join(bands), facecolors=IDLE, edgecolors="none"))
     for (kind, chunk), boxes in sorted(cells(page).items()):
         _draw_kind(axes, page, KINDS[kind], chunk, boxes)
     reduced = [
