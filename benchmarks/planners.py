@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from partopt.cost.problem import Problem
     from partopt.documents.topology import Topology
 
 # bytes/s of the levels: NVLink and InfiniBand, PCIe and 10 Gb/s Ethernet
@@ -158,9 +157,6 @@ def _row(
 
 def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any]) -> float:
     """Seconds of the search for a schedule."""
-    from dataclasses import replace
-
-    from partopt.cost.problem import problem_of
     from partopt.documents.profile import (
         Device,
         Layer,
@@ -170,7 +166,8 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         Profile,
         StashGroup,
     )
-    from partopt.search.schedule import chosen, with_free_replicas
+    from partopt.job import Job
+    from partopt.search.schedule import search_schedules
 
     chain = _chain(layers, seed)
     weights = [chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
@@ -204,14 +201,16 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         measurements=measurements,
     )
 
-    def stated(size: int, recompute: bool) -> Problem:
-        problem = problem_of(
-            profile, topology, size, schedule="1f1b", microbatches=512 // size, recompute=recompute
-        )
-        return replace(problem, **options)
-
+    job = Job(
+        profile,
+        topology,
+        schedule="auto",
+        global_batch=512,
+        recompute="auto",
+        memory=options.get("memory_bytes"),
+    )
     start = time.perf_counter()
-    with_free_replicas(chosen(SIZES, [False, True], stated), stated, recompute_per_stage=True)
+    search_schedules(job)
     return time.perf_counter() - start
 
 

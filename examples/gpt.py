@@ -1,11 +1,12 @@
-"""A GPT in plain torch: pre-norm transformer blocks, learned positions, the output tied to the
+r"""A GPT in plain torch: pre-norm transformer blocks, learned positions, the output tied to the
 token embedding.
 
     partopt profile examples/gpt.py --microbatch 1,2,4 -o gpt.json
 
 GPT-2 small is the same model with more of everything:
 
-    partopt profile examples/gpt.py --set layers=12 --set width=768 --set heads=12 --set context=1024 --set vocabulary=50257 -o gpt2.json
+    partopt profile examples/gpt.py --set layers=12 --set width=768 --set heads=12 \
+        --set context=1024 --set vocabulary=50257 -o gpt2.json
 """
 
 from __future__ import annotations

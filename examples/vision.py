@@ -24,7 +24,7 @@ _declared: list[torch.library.Library] = []  # a library lives as long as it is 
 
 
 def declare_missing_operators() -> None:
-    """Make `import torchvision` work where it is installed beside a torch that it was not built
+    """Make `import torchvision` work where it is installed with a torch that it was not built
     for.
     """
     try:

@@ -1,3 +1,102 @@
-"""partopt plans pipeline-parallel training from measurements."""
+"""partopt plans pipeline-parallel training from measurements.
+
+    import partopt as po
+
+    profile = po.measure(model, example_inputs, microbatch_sizes=[1, 2, 4])
+    cluster = po.Topology.load("dgx-h100", servers=4)
+    result = po.solve(po.Job(profile, cluster, schedule="1f1b", global_batch=512))
+
+Names are imported when they are first used, so that `import partopt` is quick and only measuring
+imports torch. docs/python.md describes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt.documents import Note
+    from partopt.documents.plan import Certificate, Plan, Stage
+    from partopt.documents.profile import Profile
+    from partopt.documents.topology import Topology
+    from partopt.importers import IMPORTERS, import_profile
+    from partopt.job import Job
+    from partopt.planners import PLANNERS
+    from partopt.profiler import ProfilingStopped, measure, measure_source
+    from partopt.schedules import SCHEDULES
+    from partopt.search.compare import compare
+    from partopt.search.does_not_fit import Fitting, find_fitting
+    from partopt.search.scaling import scale
+    from partopt.search.solve import Result, solve
+    from partopt.search.verify import verify
+    from partopt.simulation import Simulation, simulate
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Certificate": "partopt.documents.plan",
+    "Fitting": "partopt.search.does_not_fit",
+    "IMPORTERS": "partopt.importers",
+    "Job": "partopt.job",
+    "Note": "partopt.documents",
+    "PLANNERS": "partopt.planners",
+    "Plan": "partopt.documents.plan",
+    "Profile": "partopt.documents.profile",
+    "ProfilingStopped": "partopt.profiler",
+    "Result": "partopt.search.solve",
+    "SCHEDULES": "partopt.schedules",
+    "Simulation": "partopt.simulation",
+    "Stage": "partopt.documents.plan",
+    "Topology": "partopt.documents.topology",
+    "compare": "partopt.search.compare",
+    "find_fitting": "partopt.search.does_not_fit",
+    "import_profile": "partopt.importers",
+    "measure": "partopt.profiler",
+    "measure_source": "partopt.profiler",
+    "scale": "partopt.search.scaling",
+    "simulate": "partopt.simulation",
+    "solve": "partopt.search.solve",
+    "verify": "partopt.search.verify",
+}
+
+__all__ = [
+    "IMPORTERS",
+    "PLANNERS",
+    "SCHEDULES",
+    "Certificate",
+    "Fitting",
+    "Job",
+    "Note",
+    "PartoptError",
+    "Plan",
+    "Profile",
+    "ProfilingStopped",
+    "Result",
+    "Simulation",
+    "Stage",
+    "Topology",
+    "__version__",
+    "compare",
+    "find_fitting",
+    "import_profile",
+    "measure",
+    "measure_source",
+    "scale",
+    "simulate",
+    "solve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name where it lives."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'partopt' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -61,10 +61,6 @@ class PartoptError(Exception):
         return whole
 
 
-class PartoptWarning(UserWarning):
-    """Something that a person should know and that does not stop the work."""
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, or where none is near all of them, at most
     twelve.

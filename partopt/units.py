@@ -39,12 +39,10 @@ def parse_bytes(text: object) -> int:
     number, unit = _split(text, 'write "16 GB" or "16 GiB"')
     scale, is_bits, is_rate = _data_unit(text, unit, 'write "16 GB" or "16 GiB"')
     if is_rate:
-        raise PartoptError(
-            f"'{text}' is a rate, not a size",
-            f'write "{number:g} {unit.removesuffix("/s").removesuffix("ps")}"',
-        )
+        size = f"{number:g} {unit.removesuffix('/s').removesuffix('ps')}"
+        raise _fault(text, " is a rate, not a size", f'write "{size}"')
     if is_bits:
-        raise PartoptError(f"'{text}' is in bits", f'write "{number:g} {unit[:-1]}B" (bytes)')
+        raise _fault(text, " is in bits", f'write "{number:g} {unit[:-1]}B" (bytes)')
     return round(_finite(text, number * scale))
 
 
@@ -57,7 +55,7 @@ def parse_bandwidth(text: object) -> float:
     number, unit = _split(text, hint)
     scale, is_bits, is_rate = _data_unit(text, unit, hint)
     if not is_rate:
-        raise PartoptError(f"'{text}' is a size, not a rate", f'write "{number:g} {unit}/s"')
+        raise _fault(text, " is a size, not a rate", f'write "{number:g} {unit}/s"')
     return _finite(text, number * scale / (8 if is_bits else 1))
 
 
@@ -66,7 +64,7 @@ def parse_seconds(text: object) -> float:
     hint = 'write "50 us", "1.5 ms" or "2 s"'
     number, unit = _split(text, hint)
     if unit not in _PER_SECOND:
-        raise PartoptError(f"'{text}': '{unit}' is not a unit of time", hint)
+        raise _fault(text, f": '{unit}' is not a unit of time", hint)
     return _finite(text, number / _PER_SECOND[unit])
 
 
@@ -103,9 +101,9 @@ def _split(text: object, hint: str) -> tuple[float, str]:
     """The number and the unit of `text`; the number is not negative."""
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     if match is None and not isinstance(text, int | float):
-        raise PartoptError(f"'{text}' is not a quantity", hint)
+        raise _fault(text, " is not a quantity", hint)
     if match is None or not match["unit"]:
-        raise PartoptError(f"'{str(text).strip()}' has no unit", hint)
+        raise _fault(str(text).strip(), " has no unit", hint)
     return float(match["number"]), match["unit"]
 
 
@@ -113,17 +111,19 @@ def _data_unit(text: object, unit: str, hint: str) -> tuple[int, bool, bool]:
     """Scale of the prefix, whether it counts bits, whether it is per second."""
     match = _DATA_UNIT.fullmatch(unit)
     if match is None:
-        raise PartoptError(
-            f"'{text}': '{unit}' is not a unit of data",
-            f"{hint}; the prefixes are k M G T and Ki Mi Gi Ti",
-        )
+        known = "the prefixes are k M G T and Ki Mi Gi Ti"
+        raise _fault(text, f": '{unit}' is not a unit of data", f"{hint}; {known}")
     return _PREFIXES[match["prefix"]], match["base"] == "b", match["rate"] is not None
 
 
 def _finite(text: object, value: float) -> float:
     if not math.isfinite(value):
-        raise PartoptError(f"'{text}' is too large", "write a finite quantity")
+        raise _fault(text, " is too large", "write a finite quantity")
     return value
+
+
+def _fault(text: object, what: str, hint: str) -> PartoptError:
+    return PartoptError(f"'{text}'{what}", hint, code="malformed-quantity", quantity=str(text))
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from partopt import cli, documents
-from partopt.documents import topology
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from tests.helpers import flat, uniform_profile
@@ -79,7 +78,7 @@ def topology_file(tmp_path: Path) -> Callable[..., str]:
     """Writes a topology, by default four devices of 16 GB on 10 GB/s, and gives its path."""
 
     def write(content: Topology | None = None, name: str = "c.yaml") -> str:
-        text = topology.dump(content or flat(4, 10e9, memory_bytes=16 * 10**9))
+        text = (content or flat(4, 10e9, memory_bytes=16 * 10**9)).dump()
         documents.write_bytes(str(tmp_path / name), text.encode(), force=True)
         return str(tmp_path / name)
 

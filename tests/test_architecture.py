@@ -17,22 +17,23 @@ PACKAGE = ROOT / "partopt"
 # version.
 BASE = {"units", "errors"}
 DOCUMENTS = BASE | {"documents"}
-PLANNING = DOCUMENTS | {"cost"}
+PLANNING = DOCUMENTS | {"schedules", "cost"}
 MAY_IMPORT = {
     "__init__": set(),
     "errors": set(),
     "units": {"errors"},
+    "registry": {"errors"},
     "documents": BASE,
-    "cost": DOCUMENTS,
-    "planners": PLANNING | {"schedules"},
-    "schedules": PLANNING,
-    "importers": DOCUMENTS,
+    "schedules": {"errors", "registry"},
+    "cost": DOCUMENTS | {"schedules"},
+    "planners": PLANNING | {"registry"},
+    "importers": DOCUMENTS | {"registry"},
     "profiler": DOCUMENTS,
-    "simulator": PLANNING | {"schedules"},
-    "search": PLANNING | {"planners", "schedules", "simulator"},
-    "report": PLANNING | {"schedules", "simulator"},
-    "exporters": PLANNING | {"schedules", "simulator"},
-    "runtime": PLANNING | {"schedules", "simulator"},
+    "simulator": PLANNING,
+    "search": PLANNING | {"planners", "simulator"},
+    "report": PLANNING | {"simulator"},
+    "exporters": PLANNING | {"registry", "simulator"},
+    "runtime": PLANNING | {"simulator"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 MAY_IMPORT["__main__"] = {"cli"}

@@ -62,17 +62,17 @@ def test_a_stage_without_a_backward_is_read_back():
         (("stages", 0, "modules"), ["layer0"], "stages[0].modules: 1 names for 2 layers"),
         (("stages", 0, "replicas"), 0, "stages[0].replicas: expected a whole number >= 1"),
         (("stages", 0, "replicas"), 3, "stages[0].ranks: 2 ranks for 3 replicas"),
-        (("stages", 0, "ranks"), [0, 4], "stages[0].ranks: there is no rank 4"),
+        (("stages", 0, "ranks"), [0, 4], "stages[0].ranks: no rank 4"),
         (("stages", 0, "ranks"), [0, -1], "stages[0].ranks[1]: expected a whole number >= 0"),
         (("stages", 1, "ranks"), [1], "stages: some ranks hold more of them than others"),
-        (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 is given twice"),
+        (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 appears twice"),
         (("comm",), "sometimes", "comm: invalid enum value 'sometimes'"),
         (
             ("stages", 0, "memory", "total_bytes"),
             -5,
             "stages[0].memory.total_bytes: expected a whole number >= 0",
         ),
-        (("communication", 0, "source"), 3, "communication[0]: there is no stage 3"),
+        (("communication", 0, "source"), 3, "communication[0]: no stage 3"),
         (("predicted", "period_s"), 0, "predicted.period_s: expected a number > 0.0"),
         (("microbatches",), 0, "microbatches: expected a whole number >= 1"),
         (
@@ -191,10 +191,10 @@ def test_ranks_without_work_are_idle():
 
 SCRIPT = """
 import sys
-from partopt import documents, planners, profile
+from partopt import Profile, documents, planners
 from partopt.cost.problem import problem_of
 from tests.helpers import two_level
-loaded = profile.load(sys.argv[1])
+loaded = Profile.load(sys.argv[1])
 for name in planners.PLANNERS:
     sys.stdout.buffer.write(documents.encode(planners.plan(name, problem_of(loaded, two_level(2, 4)))))
 """

@@ -1,5 +1,5 @@
 import json
-import warnings
+import math
 
 import jsonschema
 import msgspec
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from partopt.documents import shipped, topology
 from partopt.documents.topology import Device, Level, Topology
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 from tests.helpers import flat, two_level
 
 CLUSTER = """\
@@ -18,7 +18,8 @@ name: v100-pcie
 device: {name: V100-16GB, memory: 16 GB}
 levels:
   - {name: server,  link: pcie,     size: 4, bandwidth: 12 GB/s}
-  - {name: cluster, link: ethernet, size: 4, bandwidth: 10 Gb/s, latency: 50 us, links: 2, bus: true}
+  - {name: cluster, link: ethernet, size: 4, bandwidth: 10 Gb/s, latency: 50 us, links: 2,
+     bus: true}
 """
 
 
@@ -157,24 +158,88 @@ def test_bytes_that_are_not_text_are_refused():
         Topology.parse(b"\xff\xfe\xff")
 
 
-def test_an_outer_level_faster_than_the_inner_one_warns():
-    inverted = CLUSTER.replace("12 GB/s", "1 GB/s")
-    with pytest.warns(
-        PartoptWarning,
-        match=r"level cluster \(1.25 GB/s\) is faster than server inside it \(1 GB/s\)",
-    ):
-        Topology.parse(inverted.encode())
+def test_an_outer_level_faster_than_the_inner_one_is_noted():
+    inverted = Topology.parse(CLUSTER.replace("12 GB/s", "1 GB/s").encode())
+    [note] = inverted.notes()
+    assert (note.code, note.fields) == ("inverted-levels", {"inner": "server", "outer": "cluster"})
+    assert note.text == (
+        "level cluster (1.25 GB/s) is faster than server inside it (1 GB/s): "
+        "are the levels listed innermost first?"
+    )
 
 
-def test_levels_that_are_not_inverted_do_not_warn():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Topology.parse(CLUSTER.replace("12 GB/s", "10 Gb/s").encode())
-    assert caught == []
+def test_levels_that_are_not_inverted_are_not_noted():
+    assert Topology.parse(CLUSTER.replace("12 GB/s", "10 Gb/s").encode()).notes() == []
 
 
 def test_servers_set_the_outermost_size():
     assert Topology.parse(CLUSTER.encode(), servers=7).devices == 28
+
+
+@pytest.mark.parametrize("servers", [0, -1, 2.0, "2", True])
+def test_servers_that_cannot_be_are_refused(servers):
+    with pytest.raises(PartoptError) as error:
+        Topology.load("dgx-h100", servers=servers)
+    assert error.value.message.startswith(f"`servers={servers}`: expected a whole number")
+    assert error.value.code == "invalid-option"
+    assert error.value.fields == {"option": "servers", "value": servers}
+
+
+SERVER = {"name": "server", "size": 2, "bandwidth_bytes_per_s": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "message"),
+    [
+        ("bandwidth_bytes_per_s", 0.0, "invalid-value", "expected a number > 0.0"),
+        ("bandwidth_bytes_per_s", math.nan, "invalid-value", "expected a number > 0.0"),
+        ("bandwidth_bytes_per_s", math.inf, "not-finite", "inf is not a finite number"),
+        ("latency_s", -1e-6, "invalid-value", "expected a number >= 0.0"),
+        ("links", 0, "invalid-value", "expected a whole number >= 1"),
+        ("links", True, "invalid-value", "expected a whole number, found true or false"),
+        ("size", 0, "invalid-value", "expected a whole number >= 1"),
+        ("size", "2", "invalid-value", "expected a whole number, found text"),
+        ("name", None, "invalid-value", "expected text, found null"),
+        ("name", "\x1b[31mred", "control-character", "has the control character '\\x1b'"),
+    ],
+)
+def test_a_topology_made_in_code_is_checked_like_one_in_a_file(field, value, code, message):
+    level = Level(**(SERVER | {field: value}))
+    cluster = Topology(name="c", device=Device(name="d"), levels=[level])
+    faults = list(cluster.faults())
+    assert (f"levels[0].{field}: {message}", code) in [
+        (fault.message, fault.code) for fault in faults
+    ]
+    assert {fault.fields["path"] for fault in faults} == {f"levels[0].{field}"}
+
+
+def test_levels_that_are_no_list_are_a_fault():
+    cluster = Topology(name="c", device=Device(name="d"), levels=None)
+    assert [fault.message for fault in cluster.faults()] == ["levels: expected a list, found null"]
+
+
+def test_levels_of_one_name_are_a_fault():
+    cluster = Topology(name="c", device=Device(name="d"), levels=[Level(**SERVER)] * 2)
+    assert [fault.code for fault in cluster.faults()] == ["repeated-name"]
+
+
+def test_a_sound_topology_has_no_faults():
+    assert list(Topology.parse(CLUSTER.encode()).faults()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: server", 'name: "\\e[31m"', "levels[0].name: has the control character '\\x1b'"),
+        ("name: server", 'name: "a\\nb"', "levels[0].name: has the control character '\\n'"),
+        ("link: pcie", '"\\e": 1', "levels[0].\\x1b: has the control character '\\x1b'"),
+        ("12 GB/s", '"\\e12"', "levels[0].bandwidth: has the control character '\\x1b'"),
+    ],
+)
+def test_control_characters_do_not_come_in(old, new, message):
+    assert (f"c.yaml: {message}", "use printable characters alone") in faults(
+        CLUSTER.replace(old, new, 1)
+    )
 
 
 def test_devices_must_be_the_product_of_the_sizes():
@@ -184,9 +249,9 @@ def test_devices_must_be_the_product_of_the_sizes():
 
 @pytest.mark.parametrize("name", shipped.names("topologies"))
 class TestShippedTopology:
-    def test_it_loads_without_a_warning_and_goes_by_its_name(self, name):
-        # a warning would be an error here
-        assert Topology.load(shipped.find(name, "topologies")).name == name
+    def test_it_loads_without_a_note_and_goes_by_its_name(self, name):
+        loaded = Topology.load(name)
+        assert (loaded.name, loaded.notes(), list(loaded.faults())) == (name, [], [])
 
     def test_it_names_the_sources_of_its_numbers(self, name):
         text = (shipped.folder("topologies") / f"{name}.yaml").read_text()
@@ -197,7 +262,7 @@ class TestShippedTopology:
 
     def test_dumping_and_reading_again_gives_the_same_topology(self, name):
         loaded = Topology.load(shipped.find(name, "topologies"))
-        assert Topology.parse(topology.dump(loaded).encode()) == loaded
+        assert Topology.parse(loaded.dump().encode()) == loaded
 
 
 names = st.text("abc éµ:#{}[]'\"-?*&!|>%@,\\0123 \U0001f600", max_size=8)
@@ -222,9 +287,8 @@ topologies = st.builds(
 
 @settings(max_examples=50)
 @given(topologies)
-@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 def test_dumping_and_reading_again_gives_the_same_topology(original):
-    assert Topology.parse(topology.dump(original).encode()) == original
+    assert Topology.parse(original.dump().encode()) == original
 
 
 @given(topologies)
@@ -267,15 +331,8 @@ def test_a_rank_that_is_not_there_has_no_common_level():
 
 @pytest.mark.parametrize("name", ["2024-13-45", "2024-01-01", "0x_", "16:30"])
 def test_what_yaml_would_take_for_a_date_or_a_number_is_text(name):
-    assert (
-        Topology.parse(
-            (
-                f"name: {name}\ndevice: {{name: d}}\nlevels: [{{name: a, size: 2, "
-                "bandwidth: 1 GB/s}}]"
-            ).encode()
-        ).name
-        == name
-    )
+    rest = "device: {name: d}\nlevels: [{name: a, size: 2, bandwidth: 1 GB/s}]"
+    assert Topology.parse(f"name: {name}\n{rest}".encode()).name == name
 
 
 def test_a_size_in_base_sixty_is_refused():
@@ -299,7 +356,7 @@ def test_a_size_in_base_sixty_is_refused():
     ],
 )
 def test_inner_levels_are_filled_before_outer_ones(devices, sizes):
-    resized = topology.resized(RACKS, devices)
+    resized = RACKS.resize(devices)
     assert [level.size for level in resized.levels] == sizes
     assert (resized.devices, resized.device) == (devices, RACKS.device)
     assert [level.bandwidth_bytes_per_s for level in resized.levels] == [
@@ -325,15 +382,15 @@ def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(devices,
     with pytest.raises(
         PartoptError, match=f"{devices} devices do not fill racks: 8 to a server, 4 to a rack"
     ) as raised:
-        topology.resized(RACKS, devices)
+        RACKS.resize(devices)
     assert raised.value.hint == f"choose {below} or {above}, for example"
     for count in range(below + 1, above):
         with pytest.raises(PartoptError):
-            topology.resized(RACKS, count)
-    assert [topology.resized(RACKS, count).devices for count in (below, above)] == [below, above]
+            RACKS.resize(count)
+    assert [RACKS.resize(count).devices for count in (below, above)] == [below, above]
 
 
 def test_more_devices_than_partopt_plans_for():
-    with pytest.raises(PartoptError, match=r"1048577 devices; partopt plans for up to 1048576"):
-        topology.resized(flat(4), 2**20 + 1)
-    assert topology.resized(flat(4), 2**20).devices == 2**20
+    with pytest.raises(PartoptError, match="`devices=1048577`: expected a whole number <= 1048576"):
+        flat(4).resize(2**20 + 1)
+    assert flat(4).resize(2**20).devices == 2**20

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shlex
 
 import click
 
-from partopt.cli import options
-from partopt.errors import PartoptError, did_you_mean
-from partopt.importers import IMPORTERS
+from partopt.cli import options, words
+from partopt.errors import PartoptError
 
 
 @click.command("import", short_help="turn another program's profile into one of partopt's")
@@ -19,7 +18,7 @@ from partopt.importers import IMPORTERS
     "--microbatch-size",
     type=click.IntRange(min=1),
     metavar="B",
-    help="Samples that were measured; such files do not say (default: 1).",
+    help="Samples that were measured at once; such files do not record it (default: 1).",
 )
 @options.output_options("the profile")
 def command(
@@ -38,38 +37,21 @@ def command(
     Example:
       partopt import pipedream vgg16.txt --microbatch-size 128 -o vgg16.json
     """
-    import importlib
-
+    import partopt
     from partopt import documents
 
-    if form not in IMPORTERS:
-        raise PartoptError(f"partopt import {form}: no such format", did_you_mean(form, IMPORTERS))
     if output is None:
         raise PartoptError(
-            "partopt import: no output file", "add -o profile.json, or -o - for standard output"
+            "partopt import: no output file",
+            "add -o profile.json, or -o - for standard output",
+            code="missing-option",
+            option="output",
         )
     documents.check_writable(output, force)
-    try:
-        content = documents.read_bytes(graph).decode()
-    except UnicodeDecodeError:
-        raise PartoptError(
-            f"{graph}: not text", "is this the file that the profiler wrote?"
-        ) from None
-    if microbatch_size is None:
-        click.echo(
-            (
-                "warning: the file does not say its microbatch size; 1 is assumed, so "
-                "samples/s means microbatches/s"
-            ),
-            err=True,
-        )
-    model = name or Path(graph).stem
-    imported = importlib.import_module(IMPORTERS[form]).read(
-        content, graph, model, microbatch_size or 1
-    )
-    documents.refuse(imported.faults(), graph)
+    imported = partopt.import_profile(form, graph, name=name, microbatch_size=microbatch_size)
     imported.save(output, force)
+    words.print_notes(imported.notes)
     if output != "-":
         count = len(imported.layers)
         click.echo(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
-        click.echo(f"next:    partopt plan {output} --topology v100-pcie", err=True)
+        click.echo(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)

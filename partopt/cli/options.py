@@ -1,30 +1,30 @@
-"""The options that planning verbs share, and the problem that they state."""
+"""The options that planning verbs share, and the job that they state."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from partopt import units
-from partopt.errors import PartoptError, PartoptWarning, did_you_mean
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt.cost.problem import Problem
-    from partopt.documents.profile import Profile
-    from partopt.documents.topology import Topology
+    from msgspec import Struct
+
+    from partopt import Job
 
 Command = Callable[..., None]
 
+_KINDS_OF_COST = ("time", "flops", "parameters")
 
-def problem_options(command: Command) -> Command:
-    """Add the options that state a planning problem; `problem` turns their values into one."""
-    for option in reversed(_PROBLEM_OPTIONS):
+
+def job_options(command: Command) -> Command:
+    """Add the options that state a job; `job` turns their values into one."""
+    for option in reversed(_JOB_OPTIONS):
         command = option(command)
     return command
 
@@ -37,7 +37,10 @@ def output_options(what: str) -> Callable[[Command], Command]:
             command
         )
         return click.option(
-            "-o", "--output", metavar="FILE", help=f"Write {what} to FILE; - is standard output."
+            "-o",
+            "--output",
+            metavar="FILE",
+            help=f"Write {what} to FILE; - is standard output.",
         )(command)
 
     return add
@@ -50,7 +53,7 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
-_PROBLEM_OPTIONS = [
+_JOB_OPTIONS = [
     click.option(
         "--topology",
         required=True,
@@ -121,9 +124,8 @@ _PROBLEM_OPTIONS = [
     click.option(
         "--recompute",
         type=click.Choice(["never", "always", "auto"]),
-        default="never",
-        show_default=True,
-        help="Re-materialise activations; auto: in the stages that the planner chooses.",
+        help="Re-materialise activations (default: never); auto: in the stages that the planner "
+        "chooses.",
     ),
     click.option(
         "--optimizer",
@@ -166,30 +168,35 @@ def ascii_only() -> bool:
     return not (sys.stdout.encoding or "ascii").lower().startswith("utf")
 
 
-def load_profile(given: str) -> Profile:
-    """The profile in a file, on standard input, or of a shipped name."""
-    from partopt.documents.profile import Profile
+def job(profile: str, given: dict[str, Any]) -> Job:
+    """The job that the values of `job_options` state, of a profile in a file or of a shipped name.
 
-    return Profile.load(given)
-
-
-def load_topology(given: str, servers: int | None = None, memory: str | None = None) -> Topology:
-    """The topology in a file, on standard input, or of a shipped name; its devices have `memory`,
-    where that is given.
+    Raises PartoptError where they contradict each other.
     """
-    from msgspec.structs import replace
+    import partopt
 
-    from partopt.documents.topology import Topology
+    options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
+    for name in ("cuts", "replicas"):
+        text = given.get(name)
+        options[name] = None if text is None else integers(text, f"--{name}")
+    if given["cost"] not in _KINDS_OF_COST:
+        options["cost"] = _read_costs(given["cost"])
+    loaded = partopt.Profile.load(profile)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
+    try:
+        return partopt.Job(loaded, topology, **options)
+    except PartoptError as error:
+        if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
+            message = error.message.replace("`cost`", given["cost"])
+            raise PartoptError(message, error.hint, code=error.code, option="cost") from None
+        raise
 
-    loaded = Topology.load(given, servers)
-    return replace(loaded, device=replace(loaded.device, memory_bytes=memory_limit(memory, loaded)))
 
+def write_json(document: Struct) -> None:
+    """Print one JSON document."""
+    from partopt import documents
 
-def warn_of_cpu(profile: Profile, topology: Topology) -> None:
-    """Warn of times that are not those of the topology's devices."""
-    if profile.device.type == "cpu":
-        text = f"{profile.model.name} was measured on a CPU, not on {topology.device.name}"
-        warnings.warn(text, PartoptWarning, stacklevel=2)
+    documents.write_bytes("-", documents.encode(document))
 
 
 def repeated(given: Iterable[str]) -> str:
@@ -205,220 +212,27 @@ def repeated(given: Iterable[str]) -> str:
     return shlex.join(words)
 
 
-def problem(
-    profile: Profile,
-    topology: Topology,
-    options: dict[str, Any],
-    cuts: Sequence[int] = (),
-    replicas: Sequence[int] = (),
-) -> Problem:
-    """The problem that the values of `problem_options` state.
-
-    Raises PartoptError where they contradict each other.
-    """
-    from partopt.cost.problem import problem_of
-    from partopt.planners.placing import stage_count
-    from partopt.schedules import schedule
-
-    if options["schedule"] == "auto":
-        raise PartoptError(
-            "--schedule auto: partopt plan chooses one, and for one cluster at a time",
-            "name a schedule: --schedule 1f1b",
-        )
-    schedule(options["schedule"])
-    stated = problem_of(
-        profile,
-        topology,
-        options["microbatch_size"],
-        schedule=options["schedule"],
-        optimizer=options["optimizer"],
-        recompute=options["recompute"] == "always",
-        recompute_per_stage=options["recompute"] == "auto",
-        replication=options["replication"],
-        serial_transfers=options["comm"] == "serial",
-        blocking_allreduce=_blocking(options),
-        stages=options["stages"],
-        chunks=_chunks(options),
-        tied=options["tied"],
-        cut_at=_starts(profile, options["cut_at"]),
-        cuts=tuple(cuts),
-        replicas=tuple(replicas),
-        memory_bytes=memory_limit(options["memory"], topology),
-    )
-    if stated.stages is not None:
-        stage_count(stated)
-    return _with_costs(_with_microbatches(stated, options), options["cost"])
-
-
-def check_planner(name: str | None, options: dict[str, Any]) -> None:
-    """PartoptError for options that the planner `name` would not look at or keep to."""
-    from partopt.planners import PLANNERS
-
-    replication = options["replication"]
-    stated = [("--stages", "stages")] if options["stages"] is not None else []
-    stated += [("--cost", "costs")] if options["cost"] != "time" else []
-    stated += [(f"--replication {replication}", replication)] if replication != "free" else []
-    stated += [("--recompute auto", "auto")] if options["recompute"] == "auto" else []
-    for flag, use in stated:
-        using = [other for other, entry in PLANNERS.items() if use in entry.uses]
-        if name in PLANNERS and name not in using:
-            raise PartoptError(
-                f"{flag}: the planner {name} does not look at it",
-                f"choose --planner {', '.join(using)}",
-            )
-
-
-def _blocking(options: dict[str, Any]) -> bool:
-    """Whether devices wait for their gradients; a synchronous schedule exchanges them once, when
-    nothing else is left to do.
-    """
-    from partopt.schedules import schedule
-
-    if options["allreduce"] == "blocking" and not schedule(options["schedule"]).asynchronous:
-        raise PartoptError(
-            (
-                f"--allreduce: {options['schedule']} exchanges gradients when its last "
-                "backward is done"
-            ),
-            "drop --allreduce",
-        )
-    return bool(options["allreduce"] == "blocking")
-
-
-def _chunks(options: dict[str, Any]) -> int:
-    """v, the stages on a device, by default 2.
-
-    PartoptError for schedules that have a number of their own.
-    """
-    from partopt.schedules import SCHEDULES, schedule
-    from partopt.schedules.layout import LOOPED
-
-    if options["chunks"] is not None and schedule(options["schedule"]).shape != LOOPED:
-        able = [name for name, entry in SCHEDULES.items() if entry.shape == LOOPED]
-        raise PartoptError(
-            f"--chunks: not for {options['schedule']}", f"choose --schedule {' or '.join(able)}"
-        )
-    return options["chunks"] or 2
-
-
-def integers(text: str | None, flag: str) -> list[int]:
+def integers(text: str, flag: str) -> list[int]:
     """The numbers in `5,9,12`. Raises PartoptError where one is none."""
     try:
-        return [] if text is None else [int(word) for word in text.split(",")]
+        return [int(word) for word in text.split(",")]
     except ValueError:
         raise PartoptError(
-            f"{flag} {text}: not a list of whole numbers", f"write {flag} 5,9,12"
+            f"{flag} {text}: not a list of whole numbers",
+            f"write {flag} 5,9,12",
+            code="invalid-option",
         ) from None
 
 
-def _starts(profile: Profile, globs: Sequence[str]) -> list[int] | None:
-    """The first layer, and those whose names match one of the globs; None without globs.
-
-    PartoptError for a glob that matches none.
-    """
-    import fnmatch
-
-    names = [layer.name for layer in profile.layers]
-    for glob in globs:
-        if not fnmatch.filter(names, glob):
-            raise PartoptError(
-                f"--cut-at {glob}: no layer of {profile.model.name} has such a name",
-                did_you_mean(glob, names),
-            )
-    matching = [
-        index
-        for index, name in enumerate(names)
-        if any(fnmatch.fnmatchcase(name, glob) for glob in globs)
-    ]
-    return sorted({0, *matching}) if globs else None
-
-
-def memory_limit(given: str | None, topology: Topology) -> int | None:
-    """The limit of a device: --memory, or what the topology says."""
-    return topology.device.memory_bytes if given is None else _memory(given)
-
-
-def _memory(text: str) -> int:
-    try:
-        limit = units.parse_bytes(text)
-    except PartoptError as error:
-        raise error.at("--memory") from None
-    if limit == 0:
-        raise PartoptError("--memory: 0 bytes is no device", 'write "40 GB"')
-    return limit
-
-
-def _with_microbatches(stated: Problem, options: dict[str, Any]) -> Problem:
-    """M, from --microbatches or --global-batch, for a synchronous schedule, which needs one of
-    them; asynchronous ones take neither.
-    """
-    from dataclasses import replace
-
-    from partopt.schedules import schedule
-
-    name, count, batch = stated.schedule, options["microbatches"], options["global_batch"]
-    if schedule(name).asynchronous:
-        if count or batch:
-            flag = "--microbatches" if count else "--global-batch"
-            raise PartoptError(
-                f"{flag}: {name} is asynchronous and has no iterations",
-                f"drop {flag}, or choose --schedule 1f1b",
-            )
-        return stated
-    if (count is None) == (batch is None):
-        raise PartoptError(
-            f"--schedule {name}: needs either --microbatches or --global-batch",
-            "for example --microbatches 64",
-        )
-    size = stated.chain.microbatch_size
-    if batch is not None and batch % size:
-        raise PartoptError(
-            f"--global-batch {batch}: not a multiple of the microbatch size {size}",
-            f"choose {batch // size * size or size}",
-        )
-    return replace(stated, microbatches=count or batch // size)
-
-
-def _with_costs(stated: Problem, kind: str) -> Problem:
-    """The costs that GPipe's heuristics balance: measured time, forward operations, parameters, or
-    one number a line of a file.
-    """
-    from dataclasses import replace
-
-    import numpy as np
-
-    from partopt.cost.microbatch import measurement_at
-
-    layers = stated.chain.layers
-    if kind == "time":
-        return stated
-    if kind not in ("flops", "parameters"):
-        return replace(stated, costs=np.array(_costs_in(kind, layers)))
-    if kind == "flops":
-        measured = measurement_at(stated.profile, stated.chain.microbatch_size).layers
-        costs = [float(layer.forward_flops or 0) for layer in measured]
-    else:
-        costs = [stated.chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]
-    if not any(costs):
-        raise PartoptError(
-            f"--cost {kind}: the profile has none", "balance the measured time: --cost time"
-        )
-    return replace(stated, costs=np.array(costs))
-
-
-def _costs_in(path: str, layers: int) -> list[float]:
+def _read_costs(path: str) -> list[float]:
+    """The numbers in a file, one a line."""
     from partopt.documents import read_bytes
 
-    hint = (
-        f"give one number a line, one for each of the {layers} layers, or --cost time, "
-        "flops or parameters"
-    )
     try:
-        costs = [float(line) for line in read_bytes(path).decode().split()]
+        return [float(line) for line in read_bytes(path).decode().split()]
     except ValueError:
-        raise PartoptError(f"{path}: not a list of numbers", hint) from None
-    if len(costs) != layers:
-        raise PartoptError(f"{path}: {len(costs)} costs for {layers} layers", hint)
-    if not (all(0 <= cost < float("inf") for cost in costs) and sum(costs) > 0):
-        raise PartoptError(f"{path}: costs are finite and not negative, and not all zero", hint)
-    return costs
+        raise PartoptError(
+            f"{path}: not a list of numbers",
+            "give one number a line, one for each layer, or --cost time, flops or parameters",
+            code="invalid-option",
+        ) from None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import shlex
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt import documents
-from partopt.cli import progress
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.cli import progress, words
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
@@ -111,17 +111,23 @@ def command(
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
     """
-    from partopt.report.profile import render_sizes
-
-    _heed_ctrl_c()
+    _enable_ctrl_c()
     documents.check_writable(output, force)
-    sizes, arguments = _parse_sizes(microbatch), _parse_assignments(assignments)
     measured = _measure(
-        model, arguments, name, {**options, "microbatch_sizes": sizes}, output, force
+        model,
+        {
+            "name": name,
+            "microbatch_sizes": _parse_sizes(microbatch),
+            "arguments": _parse_assignments(assignments),
+            **options,
+        },
+        output,
+        force,
     )
-    measured.save(output, force)
-    _warn_of_hooks(measured)
+    _save(measured, output, force)
     if output != "-":
+        from partopt.report.profile import render_sizes
+
         click.echo(render_sizes(measured))
         click.echo(
             f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100",
@@ -129,7 +135,12 @@ def command(
         )
 
 
-def _heed_ctrl_c() -> None:
+def _save(measured: Profile, output: str, force: bool) -> None:
+    measured.save(output, force)
+    words.print_notes(measured.notes)
+
+
+def _enable_ctrl_c() -> None:
     """Let SIGINT interrupt also where a shell started this in the background, and so had it
     ignored.
     """
@@ -140,80 +151,54 @@ def _heed_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _measure(
-    model: str,
-    arguments: dict[str, Any],
-    name: str | None,
-    options: dict[str, Any],
-    output: str,
-    force: bool,
-) -> Profile:
-    """The profile; where measuring is stopped, what is finished is written before the command
+def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> Profile:
+    """The profile; where measuring is stopped, what is finished is saved before the command
     ends.
     """
-    from partopt.profiler import ProfilingStopped, find_model, profile_source
+    from partopt import ProfilingStopped, measure_source
 
     try:
         # what the model's own code prints is not our data
-        with progress.shown() as tell, contextlib.redirect_stdout(sys.stderr):
-            told = partial(_tell_size, tell)
-            return profile_source(find_model(model, arguments), name, progress=told, **options)
+        with progress.shown() as show, contextlib.redirect_stdout(sys.stderr):
+            return measure_source(model, progress=partial(_show_size, show), **options)
     except ProfilingStopped as stopped:
-        _keep(
-            stopped.profile,
-            "stopped by an error" if stopped.error else "interrupted",
-            output,
-            force,
-        )
-        if stopped.error is not None:
-            raise stopped.error from stopped.error.__cause__
-        raise SystemExit(130) from None
+        why = "stopped by an error" if stopped.error else "interrupted"
+        _keep(stopped.profile, why, output, force)
+        if stopped.error is None:
+            raise SystemExit(130) from None
+        raise _with_debug(stopped.error) from stopped.error.__cause__
+    except PartoptError as error:
+        raise _with_debug(error) from error.__cause__
+
+
+def _with_debug(error: Exception) -> Exception:
+    """The error; where the model's own code raised it, the hint says how to see its traceback."""
+    if not isinstance(error, PartoptError) or error.code != "model-code-failed":
+        return error
+    hint = f"{error.hint}; --debug shows the traceback"
+    return PartoptError(error.message, hint, error.exit_code, code=error.code, **error.fields)
 
 
 def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
-    """Write what is finished, and say so."""
+    """Save what is finished, and print so."""
     if finished is None:
         click.echo(
             f"{why} before the first microbatch size was finished: nothing is written", err=True
         )
         return
-    finished.save(output, force)
-    _warn_of_hooks(finished)
+    _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
 
 
-def _warn_of_hooks(measured: Profile) -> None:
-    """Warn of each size at which measuring cost so much that how the step is shared out is in
-    doubt.
-    """
-    for each in measured.measured():
-        if each.overhead_bound and each.overhead is not None:
-            cost = (
-                f"microbatch {each.microbatch_size}: the hooks cost "
-                f"{(each.overhead - 1) * 100:.0f} % of the step"
-            )
-            doubt = (
-                "the layers' shares are in doubt; larger units need fewer hooks: "
-                "--granularity block, or --unit"
-            )
-            warnings.warn(PartoptWarning(f"{cost}: {doubt}"), stacklevel=2)
+def _show_size(show: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
+    show(f"microbatch {size}", done, steps)
 
 
-def _tell_size(tell: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
-    tell(f"microbatch {size}", done, steps)
-
-
-def _parse_sizes(text: str) -> list[int]:
-    """Microbatch sizes of a list such as `1,2,4`, each once, the smallest first."""
-    hint = "list whole numbers from 1, such as 1,2,4,8"
+def _parse_sizes(text: str) -> list[int | str]:
+    """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    for part in parts:
-        if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise PartoptError(f"--microbatch {text}: '{part}' is not a microbatch size", hint)
-    if not parts:
-        raise PartoptError("--microbatch: no size given", hint)
-    return sorted({int(part) for part in parts})
+    return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
 
 
 def _parse_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
@@ -222,7 +207,13 @@ def _parse_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.isidentifier():
-            raise PartoptError(f"--set {assignment}: not of the form K=V", "write --set layers=12")
+            raise PartoptError(
+                f"--set {assignment}: not of the form K=V",
+                "write --set layers=12",
+                code="invalid-option",
+                option="arguments",
+                value=assignment,
+            )
         arguments[key] = _literal(value)
     return arguments
 

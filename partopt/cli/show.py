@@ -77,7 +77,7 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     """The document in `content`; a topology as a file that people write."""
     from partopt.documents.kinds import DOCUMENTS
     from partopt.documents.structs import Document
-    from partopt.documents.topology import Topology, dump
+    from partopt.documents.topology import Topology
 
     document = DOCUMENTS[kind]
     if issubclass(document, Document):
@@ -85,7 +85,7 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     import msgspec
     import yaml
 
-    return msgspec.convert(yaml.safe_load(dump(Topology.parse(content, file))), document)
+    return msgspec.convert(yaml.safe_load(Topology.parse(content, file).dump()), document)
 
 
 def _show(kind: str, content: bytes, file: str) -> None:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, whatif
-from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
+from partopt.cli.words import as_flags
+from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt.documents.plan import Plan
+    from partopt import Simulation
     from partopt.documents.simulation import SimulationDocument
-    from partopt.simulator.execution import Execution
 
-FORMS = (".json", ".svg", ".pdf", ".png", ".csv")
 _WIDTH = 80  # columns, where it is not a terminal
 _ASK_AGAIN_S = 0.2
 
@@ -33,8 +32,8 @@ _ASK_AGAIN_S = 0.2
 )
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
-    """Execute PLAN on the cluster for which it was made, or under other circumstances, and say
-    where the time goes.
+    """Execute PLAN on the cluster for which it was made, or under other conditions, and say where
+    the time goes.
 
     Draws the timeline, splits the time of every device into work and kinds of waiting, and points
     at what costs most. Where something is changed, stages stay as they are, and the plan's own
@@ -48,127 +47,50 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --bandwidth cluster="100 Gb/s" --latency cluster="5 us"
       partopt simulate plan.json --schedule mine.csv
     """
-    from partopt.documents.plan import Plan
-    from partopt.simulator.advice import findings
-    from partopt.simulator.document import document_of
+    import partopt
 
     _check_output(output, force, as_json)
-    before = Plan.load(plan)
-    execution = _in_background(_prepared(before, plan, given, _most_actions(output)))
-    if execution.makespan_s == 0:
-        raise PartoptError(
-            f"{plan}: all that it does takes 0 s, there is nothing to see",
-            "were its layers measured? partopt show",
-        )
-    result = document_of(execution, before, findings(execution))
-    _show(result, as_json, output)
+    loaded = partopt.Plan.load(plan)
+    conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
+
+    def run() -> Simulation:
+        return partopt.simulate(loaded, **conditions, save_as=output)
+
+    try:
+        simulation = _in_background(run)
+    except PartoptError as error:
+        raise error.at(plan) if error.fields.get("where") == "plan" else error from None
+    if as_json:
+        options.write_json(simulation.document)
+    elif output != "-":
+        show_simulation(simulation.document)
     if output:
-        _write(execution, output, force)
+        simulation.save(output, force)
+        if output != "-":
+            click.echo(f"Wrote {output}", err=True)
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
-    if not result.fits:
-        raise _does_not_fit(result)
+    if not simulation.fits:
+        raise _does_not_fit(simulation.document)
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
-    """PartoptError for an output that could not be written, or of no known form, before any work is
-    done.
-    """
+    """Refuse an output that could not be written, or of an unknown form, before any work."""
+    import partopt
     from partopt import documents
 
     if output == "-" and as_json:
-        raise PartoptError("-o - --json: both print on standard output", "choose one of them")
-    if output and _form(output) not in FORMS:
         raise PartoptError(
-            (
-                f"-o {output}: the extension chooses what is written, and this is none that "
-                "partopt writes"
-            ),
-            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
+            "-o - --json: both print on standard output", "choose one of them", code="usage"
         )
     if output:
+        partopt.Simulation.form_of(output)
         documents.check_writable(output, force)
 
 
-def _most_actions(output: str | None) -> int:
-    """How many actions may be simulated: a trace holds fewer."""
-    from partopt.report.trace import MOST_ACTIONS
-    from partopt.simulator.execution import ACTION_LIMIT
-
-    return MOST_ACTIONS if output and _form(output) == ".json" else ACTION_LIMIT
-
-
-def _form(output: str) -> str:
-    """The extension of what is written to `output`; on standard output, that of a trace."""
-    return ".json" if output == "-" else Path(output).suffix.lower()
-
-
-def _prepared(plan: Plan, path: str, given: dict[str, Any], most: int) -> Callable[[], Execution]:
-    """What is to be simulated: the plan under the options' circumstances.
-
-    Raises PartoptError where it cannot be.
-    """
-    from partopt.schedules import SCHEDULES
-    from partopt.simulator import execute
-
-    if whatif.own_order(given["schedule"]):
-        return _own(plan, given, most)
-    if given["schedule"] is None and plan.schedule not in SCHEDULES:
-        raise PartoptError(
-            f'{path}: schedule: there is no "{plan.schedule}"',
-            did_you_mean(plan.schedule, SCHEDULES),
-        )
-    changed, passing = whatif.changed(plan, given, most), given["microbatches"]
-
-    def run() -> Execution:
-        try:
-            return execute(changed, passing)
-        except PartoptError as error:
-            hint = (
-                "let more forwards come first: a deeper --warmup" if given["warmup"] else error.hint
-            )
-            raise PartoptError(f"{path}: {changed.schedule}: {error.message}", hint) from None
-
-    return run
-
-
-def _own(plan: Plan, given: dict[str, Any], most: int) -> Callable[[], Execution]:
-    """The order in the file that --schedule names."""
-    from msgspec.structs import replace as restated
-
-    from partopt.documents import read_bytes
-    from partopt.simulator.own_order import microbatches_in, simulation_of_csv
-
-    path = given["schedule"]
-    for flag in ("warmup", "allreduce"):
-        if given[flag] is not None:
-            raise PartoptError(
-                f"--{flag}: the order in {path} says itself what is done when", f"drop --{flag}"
-            )
-    text = read_bytes(path).decode(errors="replace")
-    changed = restated(
-        plan, topology=whatif.network(plan.topology, given), comm=given["comm"] or plan.comm
-    )
-    try:
-        M = given["microbatches"] or microbatches_in(text, plan)
-        whatif.check_size(plan, path, M, most)
-    except PartoptError as error:
-        raise error.at(path) from None
-
-    def run() -> Execution:
-        try:
-            return simulation_of_csv(text, Path(path).name, changed, M)
-        except PartoptError as error:
-            raise error.at(path) from None
-
-    return run
-
-
-def _in_background(work: Callable[[], Execution]) -> Execution:
-    """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait for
-    it.
-    """
-    done: list[Execution] = []
+def _in_background(work: Callable[[], Simulation]) -> Simulation:
+    """What `work` returns, with a progress bar where that takes long; Ctrl-C does not wait."""
+    done: list[Simulation] = []
     failed: list[Exception] = []
 
     def run() -> None:
@@ -188,71 +110,34 @@ def _in_background(work: Callable[[], Execution]) -> Execution:
     return done[0]
 
 
-def _show(result: SimulationDocument, as_json: bool, output: str | None) -> None:
-    from partopt import documents
-
-    if as_json:
-        documents.write_bytes("-", documents.encode(result))
-    elif output != "-":
-        show_simulation(result)
-
-
 def show_simulation(document: SimulationDocument) -> None:
     """Print the page of a simulation, as wide as the terminal."""
-    from partopt.cli.words import as_flags
     from partopt.report.simulation import render
 
     terminal = sys.stdout.isatty()
-    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH
+    columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
     context = click.get_current_context()
     colour = terminal if context.color is None else context.color
-    click.echo(render(document, width, options.ascii_only(), colour, as_flags))
-
-
-def _write(execution: Execution, output: str, force: bool) -> None:
-    """The form that the extension of `output` chooses; the trace on standard output."""
-    from partopt import documents
-    from partopt.report import trace
-    from partopt.schedules.torch_csv import to_csv
-    from partopt.simulator.drawing import drawn_window
-    from partopt.simulator.restate import layout_of
-
-    form = _form(output)
-    if form == ".json":
-        documents.write_bytes(
-            output, b"".join(trace.write(execution.timeline, execution.plan)), force
-        )
-    elif form == ".csv":
-        layout = layout_of(execution.plan, execution.microbatches)
-        documents.write_bytes(output, to_csv(execution.order, layout).encode(), force)
-    else:
-        from partopt.report import figure
-
-        figure.save(execution.timeline, output, force, drawn_window(execution))
-    if output != "-":
-        click.echo(f"Wrote {output}", err=True)
+    click.echo(render(document, max(_WIDTH, columns), options.ascii_only(), colour, as_flags))
 
 
 def _next(plan: str, output: str | None) -> str:
-    if output and _form(output) == ".json":
+    if output and Path(output).suffix.lower() == ".json":
         return f"next:    open {output} in https://ui.perfetto.dev"
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
-def _does_not_fit(result: SimulationDocument) -> PartoptError:
+def _does_not_fit(document: SimulationDocument) -> PartoptError:
     from partopt.units import format_bytes
 
-    fullest, limit = result.fullest, result.memory_limit_bytes
+    fullest, limit = document.fullest, document.memory_limit_bytes
     assert limit is not None
     peak = fullest.peak_memory_bytes
-    over = f"{format_bytes(peak)}, which exceeds the limit by {format_bytes(peak - limit)}"
-    hint = next((finding.change for finding in result.advice if finding.code == "memory"), "")
+    hint = next((found.change for found in document.advice if found.code == "memory"), "")
     return PartoptError(
-        f"the plan does not fit: rank {fullest.rank} needs {over}",
+        f"the plan does not fit: rank {fullest.rank} needs {format_bytes(peak)}, "
+        f"which exceeds the limit by {format_bytes(peak - limit)}",
         hint,
         ANSWER_IS_NO,
         code="does-not-fit",
-        rank=fullest.rank,
-        peak_memory_bytes=peak,
-        memory_limit_bytes=limit,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from partopt import documents
-from partopt.cli import options
 from partopt.documents import shipped
 
 
@@ -30,10 +29,11 @@ def list_() -> None:
     Example:
       partopt topology list
     """
+    from partopt import Topology
     from partopt.report.table import table
     from partopt.report.topology import summary
 
-    rows = [summary(name, options.load_topology(name)) for name in shipped.names("topologies")]
+    rows = [summary(name, Topology.load(name)) for name in shipped.names("topologies")]
     click.echo(
         table(
             ["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)
@@ -54,14 +54,14 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
       partopt topology show dgx-h100 --servers 4
       partopt topology show v100-pcie --yaml > cluster.yaml
     """
-    from partopt.documents.topology import dump
+    from partopt import Topology
     from partopt.report.topology import render
 
-    loaded = options.load_topology(topology, servers)
+    loaded = Topology.load(topology, servers)
     if as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
         click.echo(
-            dump(loaded) if servers or given == "-" else documents.read_bytes(given).decode(),
+            loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode(),
             nl=False,
         )
     else:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from partopt.documents import Note
 
 # Where the flag is not `--` and the option's name with hyphens.
 _OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
-    "latency links device devices dtype granularity steps name force"
+    "latency links device devices dtype granularity steps name force scaling weak"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {
@@ -33,6 +40,12 @@ def as_flags(text: str) -> str:
     return _NAMED.sub(_typed, text)
 
 
+def print_notes(notes: Iterable[Note]) -> None:
+    """Print `warning: ...` on standard error for each of the notes, each once."""
+    for text in dict.fromkeys(note.text for note in notes):
+        click.echo(f"warning: {as_flags(text)}", err=True)
+
+
 def _typed(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if value is None and name in VERBS:
@@ -42,11 +55,15 @@ def _typed(match: re.Match[str]) -> str:
     if value is not None and value.startswith("{"):
         levels = json.loads(value).items()
         return " ".join(f"{FLAGS[name]} {level}={_word(str(each))}" for level, each in levels)
-    return FLAGS[name] + ("" if value in (None, "True") else f" {_word(value)}")
+    return " ".join(filter(None, [FLAGS[name], _word(value)]))
 
 
-def _word(value: str) -> str:
-    """A value as one word of a shell: a list without brackets and spaces, a phrase in quotes."""
+def _word(value: str | None) -> str:
+    """A value as one word of a shell: nothing for a switch, a list without brackets, spaces and
+    quotes, a phrase in quotes.
+    """
+    if value in (None, "True"):
+        return ""
     if value[:1] + value[-1:] in ("[]", "()"):
-        return "".join(value[1:-1].split()).rstrip(",")
+        return re.sub(r"[\s'\"]|,$", "", value[1:-1])
     return f'"{value}"' if " " in value else value

@@ -17,6 +17,8 @@ from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
+from partopt.schedules import schedule
+from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH, OWN
 
 # F      microbatches in flight
 # R      devices in use behind a stage
@@ -24,15 +26,6 @@ from partopt.cost.ranges import Differences
 # NEVER  more replicas than there are anywhere
 
 NEVER = 2**40
-PIPEDREAM, TWO_BUFFERED, ONE_F_ONE_B, EAGER, GPIPE, ZB_H1 = range(6)
-_SCHEDULES = {
-    "pipedream": PIPEDREAM,
-    "pipedream-2bw": TWO_BUFFERED,
-    "1f1b": ONE_F_ONE_B,
-    "1f1b-eager": EAGER,
-    "gpipe": GPIPE,
-    "zb-h1": ZB_H1,
-}
 
 
 class Tied(NamedTuple):
@@ -53,7 +46,10 @@ class Layers(NamedTuple):
     cuts: NDArray[np.float64]  # bytes, shape (N+1,)
     weights: Differences
     stash: Differences
-    schedule: int
+    # versions of its weights that a stage keeps, ALL_IN_FLIGHT: as many as it has in flight
+    versions: int
+    depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
+    factor: int  # of DOWNSTREAM: microbatches in flight for each of the devices downstream
     M: int
     optimizer: float  # bytes of state for a byte of parameters
     memory: float  # limit in bytes of a device, infinite where there is none
@@ -73,12 +69,16 @@ def layers_of(problem: Problem) -> Layers:
     """The chain of a problem, for compiled code."""
     chain = problem.chain
     whole = chain.parameter_bytes(0, chain.layers)
+    entry = schedule(problem.schedule)
+    assert entry.kernel is not None, "optimal plans for schedules with a kernel alone"
     return Layers(
         compute=np.array([chain.busy_prefix(False), chain.busy_prefix(True)]),
         cuts=np.asarray(chain.a, dtype=np.float64),
         weights=chain.parameter_bytes.differences(),
         stash=chain.stash_bytes.differences(),
-        schedule=_SCHEDULES[problem.schedule],
+        versions=entry.weight_versions,
+        depends_on=entry.kernel.depends_on,
+        factor=entry.kernel.factor,
         M=problem.microbatches or 0,
         optimizer=float(optimizer_bytes(1.0, problem.optimizer, chain.sixteen_bit)),
         memory=np.inf if problem.memory_bytes is None else float(problem.memory_bytes),
@@ -88,7 +88,7 @@ def layers_of(problem: Problem) -> Layers:
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         extra=np.zeros(chain.layers + 1, np.int64),
         depth=0,
-        apart=problem.schedule == "gpipe",
+        apart=entry.recomputes,
         tied=tied_of(problem),
     )
 
@@ -113,7 +113,7 @@ def replica_counts(problem: Problem) -> list[tuple[int, int]]:
     `uniform`.
     """
     P = problem.topology.devices
-    if problem.replication == FREE and problem.schedule != "zb-h1":
+    if problem.replication == FREE and schedule(problem.schedule).uneven:
         return [(1, P)]
     return [(1, 1)] if problem.replication == NONE else [(d, d) for d in range(1, P + 1)]
 
@@ -161,7 +161,7 @@ def memory_bytes(layers, W, stash, before, after, F, mode):  # type: ignore[no-u
     """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`;
     `before` and `after` are its cuts' bytes.
     """
-    versions = F if layers.schedule == PIPEDREAM else (2 if layers.schedule == TWO_BUFFERED else 1)
+    versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
     kept = F * before + stash if mode else F * stash
     return (
         np.rint(versions * W)
@@ -179,7 +179,10 @@ def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-un
         return NEVER
     none = memory_bytes(layers, W, stash, before, after, 0, mode)
     each = (
-        before + after + (before if mode else stash) + (W if layers.schedule == PIPEDREAM else 0.0)
+        before
+        + after
+        + (before if mode else stash)
+        + (W if layers.versions == ALL_IN_FLIGHT else 0.0)
     )
     if none > layers.memory or (
         each == 0.0 and memory_bytes(layers, W, stash, before, after, 1, mode) > layers.memory
@@ -203,12 +206,11 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
     if F == NEVER:
         return 1
     own = -(-layers.M // F) if layers.M else NEVER
-    if layers.schedule == GPIPE:
+    if layers.depends_on == OWN:
         return own
-    if layers.schedule == ZB_H1:
+    if layers.depends_on == DEPTH:
         return 1 if layers.depth <= F else own
-    busy = 2 * R if layers.schedule == EAGER else R
-    downstream = 1 if R == 0 else (NEVER if F == 1 else -(-busy // (F - 1)))
+    downstream = 1 if R == 0 else (NEVER if F == 1 else -(-layers.factor * R // (F - 1)))
     return min(own, downstream)
 
 

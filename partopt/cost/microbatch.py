@@ -19,8 +19,9 @@ def best_microbatch_size(profile: Profile) -> int:
 
 
 def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
-    """What was measured at `microbatch_size`, or a linear interpolation, layer by layer, between
-    the two sizes around it.
+    """What was measured at `microbatch_size`, or interpolated linearly between its neighbours.
+
+    Raises PartoptError for a size outside those that were measured, or that ran out of memory.
     """
     measured = profile.measured()
     sizes = [measurement.microbatch_size for measurement in measured]
@@ -31,6 +32,8 @@ def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
             f"microbatch size {microbatch_size} does not fit the device that was profiled",
             f"choose at most {max(sizes)}",
             exit_code=ANSWER_IS_NO,
+            code="out-of-memory-when-profiled",
+            option="microbatch_size",
         )
     if not sizes[0] < microbatch_size < sizes[-1]:
         raise PartoptError(
@@ -38,6 +41,8 @@ def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:
             f"choose from {sizes[0]} to {sizes[-1]}"
             if len(sizes) > 1
             else f"choose {sizes[0]}, or profile that size",
+            code="not-measured",
+            option="microbatch_size",
         )
     above = next(index for index, size in enumerate(sizes) if size > microbatch_size)
     return _between(measured[above - 1], measured[above], microbatch_size)
@@ -54,9 +59,11 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
 
     if _structure(low) != _structure(high):
         raise PartoptError(
-            f"microbatch size {size} cannot be interpolated: the layers exchange other tensors at {low.microbatch_size} than at "
-            f"{high.microbatch_size}",
+            f"microbatch size {size} cannot be interpolated: the layers exchange other tensors "
+            f"at {low.microbatch_size} than at {high.microbatch_size}",
             "choose one of the two, or profile that size",
+            code="not-interpolable",
+            option="microbatch_size",
         )
     return Measurement(
         microbatch_size=size,

@@ -10,6 +10,7 @@ from partopt.cost.links import allreduce_s, exchange_s, side_s, tied_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.cost.ranges import Group
 from partopt.documents.plan import Load, Plan
+from partopt.schedules import schedule
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
@@ -150,7 +151,8 @@ def fullest(partition: Partition, problem: Problem) -> list[Load]:
     an M-th. The naive schedule keeps one thing busy at a time, so that none stands beside another.
     """
     found: dict[str, Load] = {}
-    for s, stage in enumerate(partition.stages if problem.schedule != "naive" else []):
+    none_beside = schedule(problem.schedule).one_at_a_time
+    for s, stage in enumerate([] if none_beside else partition.stages):
         for load in stage_loads(partition, s, problem):
             if problem.microbatches is not None and load.what == "all-reduce":
                 load = Load(load.what, s, load.seconds * len(stage.ranks) / problem.microbatches)
@@ -192,17 +194,17 @@ def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, f
     assert M is not None
     computes = [compute_s(stage, problem) for stage in partition.stages]
     update = max(_update_s(partition, s, problem) for s in range(len(partition.stages)))
-    if problem.schedule == "naive":
+    entry = schedule(problem.schedule)
+    if entry.one_at_a_time:
         turns = [-(-M // len(stage.ranks)) for stage in partition.stages]
         return (
             sum(count * seconds for count, seconds in zip(turns, computes, strict=True)),
             0.0,
             update,
         )
-    apart = problem.schedule == "gpipe"
     passing = (
         [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages]
-        if apart
+        if entry.recomputes
         else computes
     )
     chunks = len(_together(partition, 0))

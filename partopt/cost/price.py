@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.cost.flight import CHUNKED, chunks_in_flight, in_flight, noam, warmup, weight_versions
+from partopt.cost.flight import chunks_in_flight, in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import (
@@ -19,6 +19,8 @@ from partopt.cost.period import (
 )
 from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Certificate, Estimate, Flow, Memory, Plan, Predicted, Stage
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT
 
 
 def price(
@@ -89,7 +91,7 @@ def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem)
     Where devices hold several stages: an even share of what the device holds.
     """
     M = problem.microbatches
-    if problem.schedule not in CHUNKED:
+    if schedule(problem.schedule).shape == STRAIGHT:
         return in_flight(problem.schedule, s, replicas, M), warmup(problem.schedule, s, replicas, M)
     assert M is not None
     P = devices_used(partition) // replicas[0]
@@ -179,7 +181,7 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
         iteration = iteration_s(partition, problem)
         period = iteration / problem.microbatches
     computes = [compute_s(stage, problem) for stage in partition.stages]
-    bound_by = "every stage in turn" if problem.schedule == "naive" else str(load)
+    bound_by = "every stage in turn" if schedule(problem.schedule).one_at_a_time else str(load)
     alone = one_device_s(problem)
     return Predicted(
         period_s=period,

@@ -40,6 +40,10 @@ EXCHANGE: Final = "exchange"
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
+def ignore_progress(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """A model on a cluster, and how it is to be trained there.
@@ -74,7 +78,7 @@ class Problem:
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
-    progress: Progress = lambda what, done, total: None
+    progress: Progress = ignore_progress
 
     @cached_property
     def reference(self) -> ProfileReference:
@@ -156,9 +160,8 @@ def problem_of(
     return Problem(profile=profile, topology=topology, chain=chain, **options)  # type: ignore[arg-type]
 
 
-def problem_behind(plan: Plan, profile: Profile) -> Problem:
-    """The problem that `plan` was made for, from what it records and its profile; a person's own
-    split is in the plan.
+def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
+    """The problem that `plan` was made for, from what it records and its profile.
 
     Raises PartoptError where `profile` has other layers, or none of that microbatch size.
     """
@@ -167,6 +170,7 @@ def problem_behind(plan: Plan, profile: Profile) -> Problem:
         raise PartoptError(
             f"a plan of {plan.profile.name}, whose layers are not those of {profile.model.name}",
             "give its own profile",
+            code="other-layers",
         )
     request = plan.request
     return problem_of(

@@ -10,26 +10,31 @@ from pathlib import Path
 
 from partopt.errors import PartoptError
 
+PathLike = str | os.PathLike[str]
 
-def read_bytes(path: str) -> bytes:
+
+def read_bytes(path: PathLike) -> bytes:
     """The content of the file `path`, or of standard input where it is `-`."""
     if path == "-":
         return sys.stdin.buffer.read()
     try:
         return Path(path).read_bytes()
     except IsADirectoryError:
-        raise PartoptError(f"{path}: is a directory", "name a file in it") from None
+        raise _is_a_directory(path) from None
     except FileNotFoundError:
         raise PartoptError(
-            f"{path}: no such file", "check the path, or list what is there with ls"
+            f"{path}: no such file", "check the path", code="no-such-file", path=str(path)
         ) from None
     except OSError as error:
         raise PartoptError(
-            f"{path}: cannot be read: {error.strerror}", "check the permissions"
+            f"{path}: cannot be read: {error.strerror}",
+            "check the permissions",
+            code="unreadable-file",
+            path=str(path),
         ) from None
 
 
-def write_bytes(path: str, content: bytes, force: bool = False) -> None:
+def write_bytes(path: PathLike, content: bytes, force: bool = False) -> None:
     """Write `content` to the file `path` (`-` is standard output) whole or not at all; an existing
     file only with `force`.
     """
@@ -46,12 +51,10 @@ def write_bytes(path: str, content: bytes, force: bool = False) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise PartoptError(
-            f"{path}: cannot be written: {error.strerror}", "choose another place"
-        ) from None
+        raise _unwritable(path, error) from None
 
 
-def check_writable(path: str, force: bool = False) -> None:
+def check_writable(path: PathLike, force: bool = False) -> None:
     """Refuse, before any work is done, an output path that could not be written at the end.
 
     Pipes and devices are written as they are.
@@ -60,35 +63,57 @@ def check_writable(path: str, force: bool = False) -> None:
         return
     folder, mode = Path(path).parent, _mode(path)
     if stat.S_ISDIR(mode):
-        raise PartoptError(f"{path}: is a directory", "name a file in it")
+        raise _is_a_directory(path)
     if stat.S_ISREG(mode) and not force:
-        raise PartoptError(f"{path}: already exists", "add --force to replace it")
+        raise PartoptError(
+            f"{path}: already exists",
+            "add `force=True` to replace it",
+            code="file-exists",
+            path=str(path),
+        )
     if not folder.is_dir():
         raise PartoptError(
-            f"{path}: the folder {folder} does not exist", f"make it first: mkdir -p {folder}"
+            f"{path}: the folder {folder} does not exist",
+            "create it first",
+            code="no-such-folder",
+            path=str(path),
         )
     if not mode and not os.access(folder, os.W_OK):
         raise PartoptError(
-            f"{path}: the folder {folder} cannot be written to", "choose another folder"
+            f"{path}: the folder {folder} cannot be written to",
+            "choose another folder",
+            code="unwritable-file",
+            path=str(path),
         )
 
 
-def _mode(path: str) -> int:
+def _mode(path: PathLike) -> int:
     """Kind and permissions of the file at `path`; 0 where there is none."""
     try:
         return Path(path).stat().st_mode
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise PartoptError(
-            f"{path}: cannot be written: {error.strerror}", "choose another place"
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def _is_a_directory(path: PathLike) -> PartoptError:
+    return PartoptError(
+        f"{path}: is a directory", "name a file in it", code="is-a-directory", path=str(path)
+    )
+
+
+def _unwritable(path: PathLike, error: OSError) -> PartoptError:
+    return PartoptError(
+        f"{path}: cannot be written: {error.strerror}",
+        "choose another place",
+        code="unwritable-file",
+        path=str(path),
+    )
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """Write `content` beside `target` and put it in its place at once; where that fails, leave
-    nothing behind.
-    """
+    """Write `content` beside `target`, then rename it; on failure leave nothing behind."""
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".partopt.")
     try:
         with os.fdopen(handle, "wb") as file:

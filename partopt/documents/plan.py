@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 
 from partopt import documents
+from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -210,9 +210,9 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     profile: ProfileReference
     topology: Topology
 
-    def faults(self) -> Iterator[PartoptError]:
+    def inconsistencies(self) -> Iterator[PartoptError]:
         """What types cannot say and is wrong."""
-        yield from _faults(self)
+        yield from find_faults(self)
 
     @property
     def shape(self) -> str:
@@ -336,124 +336,3 @@ def stages_text(stages: Sequence[int]) -> str:
         if len(stages) == 1
         else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
     )
-
-
-def _faults(plan: Plan) -> Iterator[PartoptError]:
-    """What types cannot say: stages tile the layers and are as requested, ranks exist and are used
-    once, flows join stages that exist.
-    """
-    stop = 0
-    held: dict[int, list[int]] = {}
-    longest = max(stage.compute_s for stage in plan.stages)
-    for s, stage in enumerate(plan.stages):
-        if stage.start != stop or stage.stop <= stage.start:
-            yield PartoptError(
-                f"stages[{s}]: layers [{stage.start}, {stage.stop}) do not follow layer {stop}",
-                "stages tile the layers in order",
-            )
-        stop = stage.stop
-        if len(stage.modules) != stage.stop - stage.start:
-            yield PartoptError(
-                (
-                    f"stages[{s}].modules: {len(stage.modules)} names for "
-                    f"{stage.stop - stage.start} layers"
-                ),
-                "name each layer once",
-            )
-        if len(stage.ranks) != stage.replicas:
-            yield PartoptError(
-                f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas",
-                "each replica has one rank",
-            )
-        parts = msgspec.structs.asdict(stage.memory)
-        if parts.pop("total_bytes") != sum(parts.values()):
-            yield PartoptError(
-                f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}",
-                "plan it anew",
-            )
-        yield from _time_faults(s, stage, 1e-9 * longest)
-        yield from _rank_faults(s, stage, plan.topology.devices, held)
-        if plan.family == "contiguous" and any(
-            after != rank + 1 for rank, after in itertools.pairwise(stage.ranks)
-        ):
-            yield PartoptError(
-                f"stages[{s}].ranks: not consecutive, in a contiguous plan",
-                "consecutive ranks, or another family",
-            )
-    if len({len(stages) for stages in held.values()}) > 1:
-        yield PartoptError(
-            "stages: some ranks hold more of them than others",
-            "every rank of a plan holds equally many stages",
-        )
-    for index, flow in enumerate(plan.communication):
-        for end in (flow.source, flow.destination, flow.stage):
-            if end is not None and end >= len(plan.stages):
-                yield PartoptError(
-                    f"communication[{index}]: there is no stage {end}",
-                    f"stages are numbered 0 to {len(plan.stages) - 1}",
-                )
-    yield from _request_faults(plan)
-
-
-def _request_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What cannot be requested of these layers, and where a planner that keeps to its request would
-    not have planned so.
-    """
-    layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
-    if starts is not None and not (
-        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
-    ):
-        yield PartoptError(
-            "request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}"
-        )
-    if costs is not None and len(costs) != layers:
-        yield PartoptError(
-            f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one"
-        )
-    for s, stage in enumerate(plan.stages):
-        if starts is not None and stage.start not in starts:
-            yield PartoptError(
-                f"stages[{s}].start: {stage.start} is not one of request.cut_at",
-                "stages begin where they may",
-            )
-        if plan.request.recompute == ("never" if stage.recompute else "always"):
-            yield PartoptError(
-                f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
-                "plan it anew",
-            )
-    for what in plan.disregarded() if plan.planner == "optimal" else []:
-        yield PartoptError(f"request: {what}", "plan it anew")
-
-
-def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
-    """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
-    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
-    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
-        yield PartoptError(
-            f"stages[{s}].compute_s: not the sum of its parts, {whole:g}", "plan it anew"
-        )
-    if stage.backward_weight_s > stage.backward_s + rounding:
-        yield PartoptError(
-            f"stages[{s}].backward_weight_s: longer than backward_s, of which it is a part",
-            "plan it anew",
-        )
-
-
-def _rank_faults(
-    s: int, stage: Stage, devices: int, held: dict[int, list[int]]
-) -> Iterator[PartoptError]:
-    """Ranks of stage s that do not exist or come twice; `held` maps the ranks seen so far to their
-    stages.
-    """
-    for rank in stage.ranks:
-        if rank >= devices:
-            yield PartoptError(
-                f"stages[{s}].ranks: there is no rank {rank}",
-                f"the topology has ranks 0 to {devices - 1}",
-            )
-        if s in held.setdefault(rank, []):
-            yield PartoptError(
-                f"stages[{s}].ranks: rank {rank} is given twice",
-                "each replica has a rank of its own",
-            )
-        held[rank].append(s)

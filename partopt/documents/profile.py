@@ -7,16 +7,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from partopt import documents
 from partopt.documents import shipped
+from partopt.documents.files import PathLike
 from partopt.errors import PartoptError, did_you_mean
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
 
+SCHEMA = "partopt.profile/1"
+_SCHEMA = msgspec.Meta(extra_json_schema={"default": SCHEMA})
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -130,28 +133,54 @@ class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     stash_groups: list[StashGroup] = []
 
 
-class Profile(documents.Document, frozen=True, kw_only=True):
-    """A profile: N layers, and for each microbatch size N measurements of them."""
+class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True):
+    """A profile: N layers, and for each microbatch size N measurements of them.
 
-    schema: str = "partopt.profile/1"
+    `notes` say what to know about the measurements. `schema` and `environment` are always written:
+    a default that a function makes is not omitted.
+    """
+
+    schema: Annotated[str, _SCHEMA] = msgspec.field(default_factory=lambda: SCHEMA)
     model: Model
     device: Device
-    environment: Environment = Environment()
+    environment: Environment = msgspec.field(default_factory=Environment)
     dtype: str
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
+    notes: list[documents.Note] = []
 
     @classmethod
-    def load(cls, path: str) -> Profile:
+    def load(cls, path: PathLike) -> Self:
         """The profile in the file `path`, on standard input (`-`), or of a shipped name.
 
         Raises PartoptError with every fault found.
         """
         return super().load(shipped.find(path, "profiles"))
 
-    def faults(self) -> Iterator[PartoptError]:
-        """What types cannot say and is wrong."""
-        yield from _faults(self)
+    def inconsistencies(self) -> Iterator[PartoptError]:
+        """What types cannot say: indices in range, sizes ascending, some time to plan with."""
+        if self.dtype not in DTYPES:
+            yield _fault(
+                "dtype",
+                f'"{self.dtype}" is not a number format that partopt knows',
+                did_you_mean(self.dtype, DTYPES),
+            )
+        yield from _layer_faults(self.layers)
+        sizes = [measurement.microbatch_size for measurement in self.measurements]
+        if sizes != sorted(set(sizes)):
+            yield _fault(
+                "measurements",
+                f"microbatch sizes {sizes} are not ascending",
+                "list each size once, the smallest first",
+            )
+        if not self.measured():
+            yield _fault(
+                "measurements", "every microbatch size ran out of memory", "measure a smaller size"
+            )
+        for position, measurement in enumerate(self.measurements):
+            yield from _measurement_faults(
+                measurement, len(self.layers), f"measurements[{position}]"
+            )
 
     def measured(self) -> list[Measurement]:
         """The measurements that did not run out of memory, by ascending microbatch size."""
@@ -177,98 +206,83 @@ class Profile(documents.Document, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def _faults(profile: Profile) -> Iterator[PartoptError]:
-    """What types cannot say: indices in range, sizes ascending, finite numbers, some time to plan
-    with.
-    """
-    if profile.dtype not in DTYPES:
-        yield PartoptError(
-            f'dtype: "{profile.dtype}" is not a number format that partopt knows',
-            did_you_mean(profile.dtype, DTYPES),
-        )
-    yield from _layer_faults(profile.layers)
-    sizes = [measurement.microbatch_size for measurement in profile.measurements]
-    if sizes != sorted(set(sizes)):
-        yield PartoptError(
-            f"measurements: microbatch sizes {sizes} are not ascending",
-            "list each size once, the smallest first",
-        )
-    if not profile.measured():
-        yield PartoptError(
-            "measurements: every microbatch size ran out of memory",
-            "profile a smaller one: --microbatch 1",
-        )
-    for position, measurement in enumerate(profile.measurements):
-        for fault in _measurement_faults(measurement, len(profile.layers)):
-            yield PartoptError(f"measurements[{position}].{fault.message}", fault.hint)
+def _fault(path: str, what: str, hint: str) -> PartoptError:
+    return PartoptError(f"{path}: {what}", hint, code="inconsistent-document", path=path)
 
 
 def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     seen: set[tuple[str, int]] = set()
     sizes: dict[str, int] = {}
     for index, layer in enumerate(layers):
+        place = f"layers[{index}]"
         if (layer.name, layer.call) in seen:
-            yield PartoptError(
-                f'layers[{index}]: "{layer.name}" call {layer.call} is listed twice',
-                "number a module's calls 0, 1, 2",
-            )
+            what = f'"{layer.name}" call {layer.call} is listed twice'
+            yield _fault(place, what, "number the calls of a module 0, 1, 2")
         seen.add((layer.name, layer.call))
         for shared in layer.shared_parameters:
             if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
-                what = (
-                    f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} before'
-                )
-                yield PartoptError(
-                    f"layers[{index}].shared_parameters: {what}", "one parameter has one size"
+                yield _fault(
+                    f"{place}.shared_parameters",
+                    f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} '
+                    "before",
+                    "one parameter has one size",
                 )
         if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
-            yield PartoptError(
-                f"layers[{index}].shared_parameters: more bytes than parameter_bytes",
-                "it includes the shared ones",
+            yield _fault(
+                f"{place}.shared_parameters",
+                "more bytes than parameter_bytes",
+                "parameter_bytes includes the shared ones",
             )
 
 
-def _measurement_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError]:
+def _measurement_faults(
+    measurement: Measurement, layers: int, place: str
+) -> Iterator[PartoptError]:
     if measurement.out_of_memory:
         if measurement.layers:
-            yield PartoptError(
-                "layers: given although the size ran out of memory",
+            yield _fault(
+                f"{place}.layers",
+                "given although the size ran out of memory",
                 "drop the layers or out_of_memory",
             )
         return
     if len(measurement.layers) != layers:
-        yield PartoptError(
-            f"layers: {len(measurement.layers)} measurements for {layers} layers",
+        yield _fault(
+            f"{place}.layers",
+            f"{len(measurement.layers)} measurements for {layers} layers",
             "give one for each layer, in order",
         )
         return
     for index, layer in enumerate(measurement.layers):
         if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
-            yield PartoptError(
-                f"layers[{index}].backward_input_s: longer than backward_s, of which it is a part",
-                "measure it anew",
+            yield _fault(
+                f"{place}.layers[{index}].backward_input_s",
+                "longer than backward_s, of which it is a part",
+                "measure it again",
             )
-    total_s = sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
-    if total_s == 0:
-        yield PartoptError(
-            "layers: no layer takes any time", "there is nothing to plan with; measure it anew"
+    if not any(layer.forward_s + layer.backward_s for layer in measurement.layers):
+        yield _fault(
+            f"{place}.layers",
+            "no layer takes any time",
+            "there is nothing to plan with; measure it again",
         )
-    yield from _flow_faults(measurement, layers)
+    yield from _flow_faults(measurement, layers, place)
 
 
-def _flow_faults(measurement: Measurement, layers: int) -> Iterator[PartoptError]:
+def _flow_faults(measurement: Measurement, layers: int, place: str) -> Iterator[PartoptError]:
     hint = f"layers are numbered 0 to {layers - 1}"
     for index, tensor in enumerate(measurement.tensors):
+        path = f"{place}.tensors[{index}]"
         for layer in itertools.chain([tensor.producer], tensor.consumers):
             if layer >= layers:
-                yield PartoptError(f"tensors[{index}]: there is no layer {layer}", hint)
+                yield _fault(path, f"there is no layer {layer}", hint)
         if min(tensor.consumers) <= tensor.producer:
-            yield PartoptError(
-                f"tensors[{index}]: consumed by layer {min(tensor.consumers)}, before it is made",
+            yield _fault(
+                path,
+                f"consumed by layer {min(tensor.consumers)}, before it is made",
                 "layers are in execution order",
             )
     for index, group in enumerate(measurement.stash_groups):
         if max(group.layers) >= layers:
-            yield PartoptError(
-                f"stash_groups[{index}]: there is no layer {max(group.layers)}", hint
-            )
+            path = f"{place}.stash_groups[{index}]"
+            yield _fault(path, f"there is no layer {max(group.layers)}", hint)

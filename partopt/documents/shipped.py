@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from partopt.documents.files import PathLike
 from partopt.errors import PartoptError, did_you_mean
 
 _SUFFIXES = {"profiles": ".json", "topologies": ".yaml"}
@@ -12,8 +13,8 @@ _SINGULAR = {"profiles": "profile", "topologies": "topology"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles" or "topologies": in the installed package, or beside it in a
-    checkout.
+    """The folder of `kind`, "profiles" or "topologies": in the installed package, or in a checkout
+    next to it.
     """
     package = Path(__file__).parent.parent
     installed = package / "shipped" / kind
@@ -26,11 +27,12 @@ def names(kind: str) -> list[str]:
     return sorted(path.name.removesuffix(suffix) for path in folder(kind).glob(f"*{suffix}"))
 
 
-def find(given: str, *kinds: str) -> str:
+def find(given: PathLike, *kinds: str) -> str:
     """The path of `given`: a file, `-`, or a shipped name of one of `kinds`.
 
     Raises PartoptError, with the nearest name, otherwise.
     """
+    given = os.fspath(given)
     if given == "-" or os.path.exists(given):  # noqa: PTH110 (unlike Path.exists it never raises)
         return given
     for kind in kinds:
@@ -39,5 +41,8 @@ def find(given: str, *kinds: str) -> str:
     known = [name for kind in kinds for name in names(kind)]
     what = " or ".join(_SINGULAR[kind] for kind in kinds)
     raise PartoptError(
-        f"{given}: no such file, and no shipped {what} of that name", did_you_mean(given, known)
+        f"{given}: no such file, and no shipped {what} of that name",
+        did_you_mean(given, known),
+        code="no-such-file",
+        path=given,
     )

@@ -27,6 +27,11 @@ class Verification(documents.Document, frozen=True, kw_only=True):
     checks: list[VerificationRow]
 
     @property
+    def ok(self) -> bool:
+        """Whether all checks hold."""
+        return self.verified
+
+    @property
     def failed(self) -> list[str]:
         """The checks that do not hold."""
         return [row.check for row in self.checks if not row.passed]

@@ -1,11 +1,12 @@
-"""Graph files of the published PipeDream profiler (public repository of the SOSP 2019 paper).
+r"""Graph files of the published PipeDream profiler (public repository of the SOSP 2019 paper).
 
-A line a node, a tab-indented line an edge; milliseconds and bytes:
+A line is a node, a tab-indented line an edge; milliseconds and bytes (the first two lines are one):
 
-    node2 -- Conv2d(3, 64) -- forward_compute_time=22.3, backward_compute_time=24.6, activation_size=1644167168.0, parameter_size=7168.0
+    node2 -- Conv2d(3, 64) -- forward_compute_time=22.3, backward_compute_time=24.6, \
+        activation_size=1644167168.0, parameter_size=7168.0
         node1 -- node2
 
-An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is passed over.
+An activation size may be a list, `[a; b]`: their sum; a last field `stage_id=3` is ignored.
 Batch, device and versions are not recorded.
 """
 
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import networkx as nx
 
+from partopt import documents
+from partopt.documents import Note
 from partopt.documents.profile import (
+    Count,
     Device,
     Layer,
     LayerMeasurement,
@@ -29,7 +32,7 @@ from partopt.documents.profile import (
     StashGroup,
     Tensor,
 )
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 
 _NODE = re.compile(
     r"node(?P<number>[0-9]{1,9}) -- (?P<module>.*?) -- (?P<fields>forward_compute_time=.*)"
@@ -40,6 +43,7 @@ _EXAMPLE = (
     "a node reads: node2 -- Conv2d(3, 64) -- forward_compute_time=1.5, ..., "
     "parameter_size=7168.0; an edge, tab-indented: node1 -- node2"
 )
+_WRONG_FILE = "is this the file that the profiler wrote?"
 _VIEWS = ("View", "__getitem__")
 _SHORT_BACKWARD = 0.1  # of the forward: a likely measuring fault
 _LARGEST = 2.0**63  # no time in ms and no size in bytes comes near it
@@ -59,37 +63,27 @@ class _Node:
         return self.module.split("(")[0]
 
 
-def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
+def read(content: str, where: str, name: str, microbatch_size: int | None = None) -> Profile:
     """The graph as a profile of one measurement; layers in topological order, ties by node number.
 
     Sources named `Input*` carry no cost and belong to the first layer: what later layers take of
-    them is carried from there. A sink named `__getitem__*` is dropped. Warns of a backward under a
-    tenth of its forward. Raises PartoptError with every malformed line.
+    them is carried from there. A sink named `__getitem__*` is dropped. Without `microbatch_size`,
+    which the file does not record, 1 is assumed and noted; a backward under a tenth of its forward
+    is noted too. Raises PartoptError with every malformed line.
     """
+    if microbatch_size is not None:
+        hint = "it is the number of samples that were measured at once"
+        documents.check_option("microbatch_size", microbatch_size, Count, hint)
     graph = _graph(content, where)
-    for sink in [
-        n
-        for n in graph
-        if graph.out_degree(n) == 0 and graph.nodes[n]["node"].module.startswith("__getitem__")
-    ]:
-        graph.remove_node(sink)
+    _drop_item_sinks(graph)
     order = [graph.nodes[n]["node"] for n in nx.lexicographical_topological_sort(graph)]
-    inputs = [
-        node
-        for node in order
-        if graph.in_degree(node.number) == 0 and node.module.startswith("Input")
-    ]
+    inputs = [node for node in order if _is_input(node, graph)]
     layers = [node for node in order if node not in inputs]
     if not layers:
-        raise PartoptError(
-            f"{where}: no layers: every node is an Input",
-            "is this the file that the profiler wrote?",
-        )
-    _warn_short_backward(layers, where)
-    index = {node.number: position for position, node in enumerate(layers)} | {
-        node.number: 0 for node in inputs
-    }
-    return Profile(
+        raise _fault(f"{where}: no layers: every node is an Input", _WRONG_FILE)
+    index = {node.number: position for position, node in enumerate(layers)}
+    index |= {node.number: 0 for node in inputs}
+    profile = Profile(
         model=Model(name=name, entry=where),
         device=Device(name="unknown (imported from PipeDream)"),
         dtype="float32",
@@ -99,24 +93,36 @@ def read(content: str, where: str, name: str, microbatch_size: int) -> Profile:
         ],
         measurements=[
             Measurement(
-                microbatch_size=microbatch_size,
-                layers=[
-                    LayerMeasurement(
-                        forward_s=node.forward_s,
-                        backward_s=node.backward_s,
-                        output_bytes=node.activation_bytes,
-                    )
-                    for node in layers
-                ],
+                microbatch_size=microbatch_size or 1,
+                layers=[_measurement(node) for node in layers],
                 tensors=list(_tensors(graph, order, index)),
                 stash_groups=_stash_groups(graph, order, index),
             )
         ],
+        notes=[*_assumed_size(microbatch_size, where), *_short_backwards(layers, where)],
+    )
+    documents.refuse(profile.faults(), where)
+    return profile
+
+
+def _drop_item_sinks(graph: nx.DiGraph[int]) -> None:
+    for sink in [n for n in graph if graph.out_degree(n) == 0]:
+        if graph.nodes[sink]["node"].module.startswith("__getitem__"):
+            graph.remove_node(sink)
+
+
+def _is_input(node: _Node, graph: nx.DiGraph[int]) -> bool:
+    return graph.in_degree(node.number) == 0 and node.module.startswith("Input")
+
+
+def _measurement(node: _Node) -> LayerMeasurement:
+    return LayerMeasurement(
+        forward_s=node.forward_s, backward_s=node.backward_s, output_bytes=node.activation_bytes
     )
 
 
 def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) -> Iterator[Tensor]:
-    """What each node hands to later layers."""
+    """The results that later layers use."""
     for node in order:
         consumers = sorted({index[n] for n in graph.successors(node.number)} - {index[node.number]})
         if consumers and node.activation_bytes:
@@ -163,8 +169,8 @@ def _graph(content: str, where: str) -> nx.DiGraph[int]:
             try:
                 node = _node(line)
                 if node.number in graph:
-                    raise PartoptError(
-                        f"node{node.number} is listed twice", "is the file two files in one?"
+                    raise _fault(
+                        f"node{node.number} is listed twice", "are these two files in one?"
                     )
                 graph.add_node(node.number, node=node)
             except PartoptError as error:
@@ -175,32 +181,38 @@ def _graph(content: str, where: str) -> nx.DiGraph[int]:
     } | set(graph)
     missing = [(number, end) for number, *ends in edges for end in ends if end not in listed]
     faults += [
-        PartoptError(f"{where}: line {number}: there is no node{end}", "is the file whole?")
+        _fault(f"{where}: line {number}: there is no node{end}", "the file may be cut short")
         for number, end in missing
     ]
     graph.add_edges_from((source, target) for _, source, target in edges)
-    if not faults and not graph:
-        faults = [PartoptError(f"{where}: the file is empty", _EXAMPLE)]
-    if not faults and not nx.is_directed_acyclic_graph(graph):
-        cycle = " -- ".join(f"node{source}" for source, _ in nx.find_cycle(graph))
-        faults = [
-            PartoptError(
-                f"{where}: the graph has a cycle: {cycle}", "layers cannot feed themselves"
-            )
-        ]
-    if faults:
+    if faults := faults or _graph_faults(graph, where):
         raise PartoptError.together(faults)
     return graph
 
 
+def _graph_faults(graph: nx.DiGraph[int], where: str) -> list[PartoptError]:
+    if not graph:
+        return [PartoptError(f"{where}: the file is empty", _EXAMPLE, code="empty-file")]
+    if nx.is_directed_acyclic_graph(graph):
+        return []
+    cycle = " -- ".join(f"node{source}" for source, _ in nx.find_cycle(graph))
+    return [_fault(f"{where}: the graph has a cycle: {cycle}", "layers cannot feed themselves")]
+
+
+def _fault(message: str, hint: str) -> PartoptError:
+    return PartoptError(message, hint, code="malformed-graph")
+
+
 def _node(line: str) -> _Node:
+    for fault in documents.leaf_faults(line.strip(), "node"):
+        raise fault
     match = _NODE.fullmatch(line.strip())
     if match is None:
-        raise PartoptError("not a node and not an edge of a PipeDream graph", _EXAMPLE)
+        raise _fault("not a node and not an edge of a PipeDream graph", _EXAMPLE)
     fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", match["fields"]))
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
-        raise PartoptError(f"node{match['number']}: no {missing[0]}", _EXAMPLE)
+        raise _fault(f"node{match['number']}: no {missing[0]}", _EXAMPLE)
     forward_ms, backward_ms, activation, parameters = (
         _number(field, fields[field]) for field in _FIELDS
     )
@@ -219,25 +231,36 @@ def _number(field: str, text: str) -> float:
     try:
         value = math.fsum(float(part) for part in text.strip("[] ").split(";"))
     except (ValueError, OverflowError):
-        raise PartoptError(f"{field}: '{text.strip()}' is not a number", _EXAMPLE) from None
+        raise _fault(f"{field}: '{text.strip()}' is not a number", _EXAMPLE) from None
     if not 0 <= value < _LARGEST:
-        raise PartoptError(
+        raise _fault(
             f"{field}: {text.strip()} is not a time or a size",
-            "profile again: it must be finite and not negative",
+            "measure again: it must be finite and not negative",
         )
     return value
 
 
-def _warn_short_backward(layers: list[_Node], where: str) -> None:
-    short = [
-        node
-        for node in layers
-        if node.backward_s < _SHORT_BACKWARD * node.forward_s and node.parameter_bytes
-    ]
-    for node in short:
-        warnings.warn(
-            f"{where}: node{node.number} ({node.type}): the backward takes {node.backward_s * 1e3:g} ms, the forward "
-            f"{node.forward_s * 1e3:g} ms: a measuring fault? It is kept as it is",
-            PartoptWarning,
-            stacklevel=3,
+def _assumed_size(microbatch_size: int | None, where: str) -> Iterator[Note]:
+    if microbatch_size is None:
+        yield Note(
+            code="assumed-microbatch-size",
+            text=(
+                f"{where}: the file does not record its microbatch size; 1 is assumed, so "
+                "samples/s means microbatches/s"
+            ),
+            fields={"microbatch_size": 1},
         )
+
+
+def _short_backwards(layers: list[_Node], where: str) -> Iterator[Note]:
+    for node in layers:
+        if node.backward_s < _SHORT_BACKWARD * node.forward_s and node.parameter_bytes:
+            yield Note(
+                code="short-backward",
+                text=(
+                    f"{where}: node{node.number} ({node.type}): the backward takes "
+                    f"{node.backward_s * 1e3:g} ms, the forward {node.forward_s * 1e3:g} ms: a "
+                    "measuring fault? It is kept as it is"
+                ),
+                fields={"layer": f"node{node.number}"},
+            )

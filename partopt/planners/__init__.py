@@ -1,4 +1,4 @@
-"""Planners: from a problem to a partition. One file each, and one line in the registry here.
+"""Planners: from a problem to a partition. One file each, and one entry in the registry here.
 
 A planner's file has one function, `plan(problem: Problem) -> Decision`; it is imported when it is
 first used.
@@ -7,63 +7,82 @@ first used.
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from partopt.cost.price import price
 from partopt.cost.problem import FREE, Decision, Problem
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, did_you_mean
+from partopt.errors import PartoptError
 from partopt.planners.placing import placed
+from partopt.registry import Registry
 from partopt.schedules import schedule
+from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import STRAIGHT
 
 
-class Planner(NamedTuple):
+def _any(entry: Schedule) -> bool:
+    """Schedules that give a device several stages too."""
+    return True
+
+
+def _one_stage_a_device(entry: Schedule) -> bool:
+    return entry.shape == STRAIGHT
+
+
+def _compiled(entry: Schedule) -> bool:
+    """Schedules whose microbatches in flight compiled code can count."""
+    return entry.kernel is not None
+
+
+@dataclass(frozen=True)
+class Planner:
     """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and
     which schedules it plans for.
 
     It may look at the options `stages` (with `fewer` as the most that there may be), `costs` and
-    `cuts`. `chunks`: it can plan for schedules that give a device several stages; `uniform`,
-    `none`: its stages have equally many replicas or one, always or where that is asked for; `auto`:
-    it chooses the stages that recompute. `schedules` are empty where it plans for any.
+    `cuts`. `uniform`, `none`: its stages have equally many replicas or one, always or where that is
+    asked for; `auto`: it chooses the stages that recompute. `schedules` tells of a schedule whether
+    it plans for it, by default for those with one stage on each device.
     """
 
     module: str
     summary: str
     uses: frozenset[str] = frozenset()
-    schedules: tuple[str, ...] = ()
+    schedules: Callable[[Schedule], bool] = _one_stage_a_device
 
     def plans_for(self, name: str) -> bool:
         """Whether it can plan for the schedule `name`."""
-        return (schedule(name).shape == STRAIGHT or "chunks" in self.uses) and (
-            not self.schedules or name in self.schedules
-        )
+        return self.schedules(schedule(name))
 
 
 _SINGLE = frozenset({"stages", "uniform", "none"})
-_BALANCES = _SINGLE | {"costs", "chunks"}
-PLANNERS: dict[str, Planner] = {
+_BALANCES = _SINGLE | {"costs"}
+_BUILTIN: dict[str, Planner | str] = {
     "optimal": Planner(
         "partopt.planners.optimal",
         "the best contiguous or nested plan within the memory, with a proof",
         _SINGLE | {"auto"},
-        ("pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"),
+        _compiled,
     ),
     "pipedream": Planner(
         "partopt.planners.pipedream",
         "PipeDream's recurrence: replicated stages over any number of levels, exactly",
     ),
     "gpipe": Planner(
-        "partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES
+        "partopt.planners.gpipe", "GPipe: K stages of least variance, exactly", _BALANCES, _any
     ),
     "torchgpipe": Planner(
-        "partopt.planners.torchgpipe", "torchgpipe: K stages by local search over blocks", _BALANCES
+        "partopt.planners.torchgpipe",
+        "torchgpipe: K stages by local search over blocks",
+        _BALANCES,
+        _any,
     ),
     "lingvo": Planner(
         "partopt.planners.lingvo",
         "Lingvo's GPipe: K stages by cumulative cost",
         _BALANCES | {"fewer"},
+        _any,
     ),
     "straight": Planner(
         "partopt.planners.straight", "the best pipeline without replication", _SINGLE
@@ -72,12 +91,13 @@ PLANNERS: dict[str, Planner] = {
         "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})
     ),
     "manual": Planner(
-        "partopt.planners.manual", "your own --cuts and --replicas", frozenset({"chunks", "cuts"})
+        "partopt.planners.manual", "your own `cuts` and `replicas`", frozenset({"cuts"}), _any
     ),
 }
+PLANNERS: Registry[Planner] = Registry("planner", Planner, _BUILTIN)
 
 
-def asked_of(problem: Problem) -> set[str]:
+def required_features(problem: Problem) -> set[str]:
     """What a problem asks of its planner beyond its schedule, as `Planner.uses` says it."""
     asked = {
         "stages": problem.stages is not None,
@@ -93,21 +113,11 @@ def decide(name: str, problem: Problem) -> Decision:
 
     Raises PartoptError for an unknown name, or where the planner has no plan.
     """
-    if name not in PLANNERS:
-        raise PartoptError(f"--planner {name}: no such planner", did_you_mean(name, PLANNERS))
-    if not PLANNERS[name].plans_for(problem.schedule):
-        able = ", ".join(
-            other for other, entry in PLANNERS.items() if entry.plans_for(problem.schedule)
-        )
-        chunked = schedule(problem.schedule).shape != STRAIGHT
-        why = (
-            f"the planner {name} puts one stage on a device, this schedule has more"
-            if chunked
-            else f"not for the planner {name}"
-        )
-        raise PartoptError(f"--schedule {problem.schedule}: {why}", f"choose --planner {able}")
-    coarse = problem if "cuts" in PLANNERS[name].uses else problem.coarsened()
-    decision: Decision = importlib.import_module(PLANNERS[name].module).plan(coarse)
+    planner = PLANNERS.lookup(name)
+    if not planner.plans_for(problem.schedule):
+        raise _cannot_plan_for(problem.schedule, name)
+    coarse = problem if "cuts" in planner.uses else problem.coarsened()
+    decision: Decision = importlib.import_module(planner.module).plan(coarse)
     partition = decision.partition
     if coarse is not problem:
         bounds = problem.boundaries()
@@ -117,6 +127,23 @@ def decide(name: str, problem: Problem) -> Decision:
         ]
         partition = replace(partition, stages=stages)
     return replace(decision, partition=placed(partition, problem, name))
+
+
+def _cannot_plan_for(name: str, planner: str) -> PartoptError:
+    able = [other for other, entry in PLANNERS.items() if entry.plans_for(name)]
+    why = (
+        f"the planner {planner} puts one stage on each device, this schedule has several"
+        if schedule(name).shape != STRAIGHT
+        else f"the planner {planner} cannot plan for this schedule"
+    )
+    return PartoptError(
+        f"`schedule={name}`: {why}",
+        f"use {', '.join(f'`planner={other}`' for other in able)}",
+        code="planner-cannot-plan-for-schedule",
+        planner=planner,
+        schedule=name,
+        planners=able,
+    )
 
 
 def plan(name: str, problem: Problem) -> Plan:

@@ -17,8 +17,6 @@ from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
     NEVER,
-    PIPEDREAM,
-    TWO_BUFFERED,
     between,
     exchanged_s,
     most_in_flight,
@@ -44,6 +42,7 @@ from partopt.planners.entries import (
     keep,
     settle,
 )
+from partopt.schedules.entry import ALL_IN_FLIGHT
 
 # N        layers; [i, j) is a stage
 # R        devices in use behind a stage
@@ -87,7 +86,7 @@ def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
     """Whether [i, j) fits with F in flight, its cuts not counted."""
     if layers.memory == np.inf:
         return True
-    versions = F if layers.schedule == PIPEDREAM else (2 if layers.schedule == TWO_BUFFERED else 1)
+    versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
     kept = 1 if layers.last_mode else F
     return (versions + 1 + layers.optimizer) * between(layers.weights, i, j) + kept * between(
         layers.stash, i, j

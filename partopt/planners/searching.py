@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes, shapes_of, trees_of
-from partopt.cost.kernels import NEVER, ZB_H1, Layers, layers_of
+from partopt.cost.kernels import NEVER, Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
 from partopt.planners.entries import (
@@ -28,6 +28,7 @@ from partopt.planners.entries import (
     empty_table,
 )
 from partopt.planners.probe import BLOCK, begin, reaches, sweep, widest
+from partopt.schedules.entry import DEPTH
 
 # T   seconds: a bound on the period, or of a synchronous schedule on what its slowest stage adds to
 #     one microbatch's pass
@@ -252,7 +253,7 @@ class Probe:
         devices.
         """
         rows = self.tables[k].rows
-        order = [STAGES, USED] if self.layers.schedule == ZB_H1 else [EXTRA, STAGES, USED]
+        order = [STAGES, USED] if self.layers.depends_on == DEPTH else [EXTRA, STAGES, USED]
         position = min(
             range(self.tables[k].counts[0]), key=lambda entry: rows[0, entry, order].tolist()
         )
@@ -278,7 +279,7 @@ def at_its_depth(
     More stages hold more, so that no plan has fewer of them than the fewest that hold as little as
     those of fewer stages.
     """
-    if layers.schedule != ZB_H1 or not limited:
+    if layers.depends_on != DEPTH or not limited:
         return find(layers)
     depth = stages or 1
     while True:

@@ -23,14 +23,14 @@ class Clock(Protocol):
         """
 
     def idle_share(self) -> float | None:
-        """How far processor time and wall time have parted, as a share of the wall time; None where
-        it cannot be told.
+        """The difference of processor time and wall time, as a share of the wall time; None where
+        the clock does not know it.
         """
 
 
 class CpuClock:
-    """Wall time of the host, with the processor time beside it: they part when something else wants
-    the processor.
+    """Wall time of the host, with the processor time next to it: they differ when something else
+    uses the processor.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The device that is measured: choosing it, describing it, keeping it still."""
+"""The device that is measured: choosing it, describing it, making its steps repeatable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def choose_device(name: str) -> torch.device:
     """
     if name not in DEVICES:
         raise PartoptError(
-            f"--device {name}: not a device that partopt measures", did_you_mean(name, DEVICES)
+            f"`device={name}`: not a device that partopt measures",
+            did_you_mean(str(name), DEVICES),
+            code="invalid-option",
+            option="device",
+            value=name,
         )
     if name == "cuda" and not torch.cuda.is_available():
         reason = (
@@ -36,8 +40,11 @@ def choose_device(name: str) -> torch.device:
             else "torch sees no CUDA device"
         )
         raise PartoptError(
-            f"--device cuda: {reason}",
-            "--device cpu measures on the processor; nvidia-smi lists the GPUs of this machine",
+            f"`device=cuda`: {reason}",
+            "`device=cpu` measures on the processor; nvidia-smi lists the GPUs of this machine",
+            code="no-such-device",
+            option="device",
+            value=name,
         )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
@@ -46,7 +53,11 @@ def choose_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name`. Raises PartoptError for one that partopt does not measure."""
     if name not in DTYPES:
         raise PartoptError(
-            f"--dtype {name}: not a dtype that partopt measures", did_you_mean(name, DTYPES)
+            f"`dtype={name}`: not a dtype that partopt measures",
+            did_you_mean(str(name), DTYPES),
+            code="invalid-option",
+            option="dtype",
+            value=name,
         )
     return DTYPES[name]
 
@@ -76,13 +87,13 @@ def clock_of(device: torch.device) -> Clock:
 
 
 @contextlib.contextmanager
-def held_still(device: torch.device) -> Iterator[None]:
+def hold_still(device: torch.device) -> Iterator[None]:
     """Make steps on the CPU repeat themselves in this context: one thread, so that wall and
     processor time are the same, and memory kept.
 
     The C library gives large blocks back to the system as soon as they are freed, and the next step
-    pays for every page anew: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
-    here the CPU's is told to do so too.
+    pays for every page again: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
+    here the CPU's does so too.
     """
     if device.type != "cpu":
         yield
@@ -108,7 +119,7 @@ def _set_allocator(mapped_blocks: int, trim_bytes: int) -> None:
 
 
 def _processor() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name, from the system."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -12,7 +12,9 @@ from torch.utils.flop_counter import flop_registry
 
 # The attention kernel of the CPU does the same work as the one whose formula torch knows.
 _SAME_WORK = {
-    "aten._scaled_dot_product_flash_attention_for_cpu": torch.ops.aten._scaled_dot_product_flash_attention
+    "aten._scaled_dot_product_flash_attention_for_cpu": (
+        torch.ops.aten._scaled_dot_product_flash_attention
+    )
 }
 
 

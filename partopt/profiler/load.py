@@ -13,8 +13,8 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +24,19 @@ from typing import Any
 from torch import nn
 
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.outcome import is_out_of_memory
+from partopt.profiler.foreign_errors import explain
+from partopt.profiler.settings import check_arguments, invalid_option
 
 _LOOKED_UP = ("build", "create_model", "model")
-_EXTRAS = {"torchvision": "examples", "transformers": "examples"}
+_TARGETS = (
+    "write FILE.py or dotted.module, with :ATTR after it to name the function that builds the model"
+)
 _CONTRACT = "it needs build(**options) that returns an nn.Module, and example_inputs(batch_size)"
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model file that was found to follow the contract, nothing built yet."""
+    """A model file that follows the contract, nothing built yet."""
 
     name: str
     entry: str
@@ -58,7 +61,10 @@ class ModelSource:
         model = self._call(self.found, **self.arguments)
         if not isinstance(model, nn.Module):
             raise PartoptError(
-                f"{self.entry}: returned {_kind(model)}, not an nn.Module", _CONTRACT
+                f"{self.entry}: returned {_kind(model)}, not an nn.Module",
+                _CONTRACT,
+                code="not-a-module",
+                entry=self.entry,
             )
         return model
 
@@ -68,23 +74,25 @@ class ModelSource:
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         where = f"{self.place}: {getattr(function, '__name__', 'model')}"
-        with _importable(self.folder), _explained(where):
+        with _import_from(self.folder), explain(where):
             return function(*arguments, **options)
 
 
-def find_model(target: str, arguments: Mapping[str, Any] | None = None) -> ModelSource:
-    """The model that `target`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names; `arguments` are
+def find_model(
+    source: str | os.PathLike[str], arguments: Mapping[str, Any] | None = None
+) -> ModelSource:
+    """The model that `source`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names; `arguments` are
     for its build function.
 
     Raises PartoptError where there is no such file, where it fails, or where it does not follow the
     contract.
     """
-    place, attribute = _split(target)
+    given = check_arguments(arguments)
+    place, attribute = _split(source)
     folder = Path(place).resolve().parent if place.endswith(".py") else Path.cwd()
-    with _importable(folder):
+    with _import_from(folder):
         module = _import_file(place) if place.endswith(".py") else _import_dotted(place)
     name, found = _look_up(module, place, attribute)
-    given = dict(arguments or {})
     _check_arguments(found, given, f"{place}:{name}")
     title = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return ModelSource(
@@ -98,13 +106,15 @@ def find_model(target: str, arguments: Mapping[str, Any] | None = None) -> Model
     )
 
 
-def _split(target: str) -> tuple[str, str | None]:
+def _split(source: str | os.PathLike[str]) -> tuple[str, str | None]:
+    if not isinstance(source, str | os.PathLike) or not (target := os.fspath(source)):
+        raise invalid_option("source", source, "not a file or a dotted module", _TARGETS)
     place, colon, attribute = target.rpartition(":")
     return (place, attribute) if colon and attribute.isidentifier() else (target, None)
 
 
 @contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
+def _import_from(folder: Path) -> Iterator[None]:
     """Let code import the modules that lie in `folder`, and forget them afterwards: another folder
     may have others of the same name.
     """
@@ -130,13 +140,15 @@ def _import_file(place: str) -> ModuleType:
         raise PartoptError(
             f"{place}: no such file",
             did_you_mean(path.name, near) if near else "give the path of a Python file",
+            code="no-such-file",
+            path=place,
         )
     spec = importlib.util.spec_from_file_location(f"partopt_model_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as import does: dataclasses look themselves up there
-    with _explained(place):
+    with explain(place):
         spec.loader.exec_module(module)
     return module
 
@@ -147,62 +159,11 @@ def _import_dotted(place: str) -> ModuleType:
     except (ImportError, ValueError):
         known = False
     if not known:
-        hint = (
-            "write FILE.py or dotted.module, with :ATTR after it to name the function that "
-            "builds the model"
-        )
-        raise PartoptError(f"{place}: no such file or module", hint)
-    with _explained(place):
-        return importlib.import_module(place)
-
-
-@contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Turn what the model's own code raises into a PartoptError that names the line; running out of
-    memory passes through.
-    """
-    try:
-        yield
-    except PartoptError:
-        raise
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
-            raise
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            raise _not_installed(where, error.name.partition(".")[0]) from error
         raise PartoptError(
-            f"{where}: {describe(error)}", "mend the model file; --debug shows the traceback"
-        ) from error
-
-
-def _not_installed(where: str, missing: str) -> PartoptError:
-    wanted = f"partopt[{_EXTRAS[missing]}]" if missing in _EXTRAS else missing
-    return PartoptError(
-        f"{where}: needs {missing}, which is not installed", f'pip install "{wanted}"'
-    )
-
-
-def describe(error: BaseException) -> str:
-    """An exception of foreign code in one line, with the innermost line outside of installed
-    packages that led to it.
-    """
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _is_the_users(frame.filename)
-    ]
-    what = str(error).strip().splitlines()
-    text = f"raised {type(error).__name__}" + (f": {what[0]}" if what else "")
-    if isinstance(error, SyntaxError):
-        return f"{text} (line {error.lineno})"
-    return (
-        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
-    )
-
-
-def _is_the_users(filename: str) -> bool:
-    own = str(Path(__file__).parent.parent)
-    return not filename.startswith((own, "<", sys.base_prefix)) and "site-packages" not in filename
+            f"{place}: no such file or module", _TARGETS, code="no-such-file", path=place
+        )
+    with explain(place):
+        return importlib.import_module(place)
 
 
 def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str, Any]:
@@ -212,12 +173,15 @@ def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str
         if attribute not in public:
             candidates = [name for name, value in public.items() if _is_own(value, module)]
             raise PartoptError(
-                f'{place}: has no "{attribute}"', did_you_mean(attribute, candidates)
+                f'{place}: has no "{attribute}"',
+                did_you_mean(attribute, candidates),
+                code="no-such-model",
+                entry=f"{place}:{attribute}",
             )
-        return attribute, _checked(public[attribute], place, attribute)
+        return attribute, _check_callable(public[attribute], place, attribute)
     for name in _LOOKED_UP:
         if name in public:
-            return name, _checked(public[name], place, name)
+            return name, _check_callable(public[name], place, name)
     modules: dict[str, Any] = {
         name: value for name, value in public.items() if isinstance(value, nn.Module)
     }
@@ -235,8 +199,12 @@ def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str
         raise PartoptError(
             f"{place}: has {len(sole)} modules: {', '.join(sole)}",
             f"name one: {place}:{next(iter(sole))}",
+            code="ambiguous-model",
+            names=list(sole),
         )
-    raise PartoptError(f"{place}: has no build function and no model", _CONTRACT)
+    raise PartoptError(
+        f"{place}: has no build function and no model", _CONTRACT, code="no-such-model", path=place
+    )
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
@@ -248,10 +216,13 @@ def _is_own(value: object, module: ModuleType) -> bool:
     )
 
 
-def _checked(value: Any, place: str, name: str) -> Any:
+def _check_callable(value: Any, place: str, name: str) -> Any:
     if not callable(value):
         raise PartoptError(
-            f"{place}:{name}: is {_kind(value)}, neither a function nor an nn.Module", _CONTRACT
+            f"{place}:{name}: is {_kind(value)}, neither a function nor an nn.Module",
+            _CONTRACT,
+            code="not-a-module",
+            entry=f"{place}:{name}",
         )
     return value
 
@@ -262,7 +233,10 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
         if given:
             raise PartoptError(
                 f"{entry}: is a module already built, it takes no arguments",
-                "leave --set out, or offer a build function",
+                "leave out `arguments`, or offer a build function",
+                code="unknown-argument",
+                entry=entry,
+                arguments=list(given),
             )
         return
     parameters = inspect.signature(found).parameters
@@ -275,10 +249,22 @@ def _check_arguments(found: Any, given: Mapping[str, Any], entry: str) -> None:
     for name in given:
         if name not in named and not takes_any:
             hint = did_you_mean(name, named) if named else "it takes none"
-            raise PartoptError(f'--set {name}: {entry} takes no argument "{name}"', hint)
+            raise PartoptError(
+                f'`arguments`: {entry} takes no argument "{name}"',
+                hint,
+                code="unknown-argument",
+                option="arguments",
+                value=name,
+            )
     for name in named:
         if parameters[name].default is inspect.Parameter.empty and name not in given:
-            raise PartoptError(f'{entry}: needs the argument "{name}"', f"--set {name}=...")
+            raise PartoptError(
+                f'{entry}: needs the argument "{name}"',
+                f"add {name}=... to `arguments`",
+                code="missing-argument",
+                entry=entry,
+                argument=name,
+            )
 
 
 def _example_inputs(module: ModuleType, place: str) -> Callable[[int], Any]:
@@ -288,7 +274,9 @@ def _example_inputs(module: ModuleType, place: str) -> Callable[[int], Any]:
             "add example_inputs(batch_size), which returns a tensor, a tuple or a dict: "
             "the model's inputs for one microbatch"
         )
-        raise PartoptError(f"{place}: has no example_inputs", hint)
+        raise PartoptError(
+            f"{place}: has no example_inputs", hint, code="no-example-inputs", path=place
+        )
     return function  # type: ignore[no-any-return]
 
 

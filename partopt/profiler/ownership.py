@@ -2,9 +2,9 @@
 one layer to the next.
 
 Every node carries the number of its creation, so the numbers at which the layers of the forward
-began tell a node's layer. The engine runs the ready node with the highest number first, which on
-one device is exactly the reverse order of creation: sorted that way, a hook is needed only at the
-first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs as soon as
+began determine a node's layer. The engine runs the ready node with the highest number first, which
+on one device is exactly the reverse order of creation: sorted that way, a hook is needed only at
+the first node of each layer. AccumulateGrad nodes carry no number and need no hook: one runs when
 its gradient is complete, after the last node that contributes to it, which belongs to the first
 layer that uses the parameter, its owner. Hooks on nodes leave the forward alone: in-place
 operations, shared modules and several calls of one module all work, where full backward hooks on

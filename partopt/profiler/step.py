@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.load import describe
-from partopt.profiler.outcome import is_out_of_memory
+from partopt.profiler.foreign_errors import describe
+from partopt.profiler.out_of_memory import is_out_of_memory
 
 Inputs = Any  # a tensor, a sequence of arguments, or a mapping of keyword arguments
 Loss = Callable[[Any, Inputs], Tensor]
@@ -28,7 +28,7 @@ def run_forward(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def run_loss(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> Tensor:
-    """Forward and loss: what `loss_fn` says, else the output's `.loss`, else the sum of its
+    """Forward and loss: what `loss_fn` returns, else the output's `.loss`, else the sum of its
     floating tensors.
     """
     output = run_forward(model, inputs)
@@ -47,7 +47,8 @@ def default_loss(output: Any) -> Tensor:
     if not floating:
         raise PartoptError(
             f"the model returned {type(output).__name__}: no .loss and no floating tensor in it",
-            "return tensors, or add loss_fn(output, inputs) to the model file",
+            "return tensors, or give loss_fn(output, inputs)",
+            code="no-loss",
         )
     return (
         torch.stack([tensor.sum() for tensor in floating]).sum()
@@ -57,19 +58,21 @@ def default_loss(output: Any) -> Tensor:
 
 
 def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
-    """Run one step and say in plain words what is wrong with it.
+    """Run one step, to explain what is wrong with it before anything is timed.
 
     Raises PartoptError; running out of memory passes through.
     """
     if not any(True for _ in model.parameters()):
         raise PartoptError(
             "the model has no parameters: there is nothing to train",
-            "profile a model with parameters",
+            "measure a model with parameters",
+            code="nothing-to-train",
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise PartoptError(
             "no parameter of the model requires a gradient: there is no backward to measure",
             "unfreeze some of it",
+            code="nothing-to-train",
         )
     try:
         loss = run_loss(model, inputs, loss_fn)
@@ -80,8 +83,10 @@ def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        hint = "are example_inputs what the model takes? --debug shows the traceback"
-        raise PartoptError(f"the training step {describe(error)}", hint) from error
+        hint = "are example_inputs what the model takes?"
+        raise PartoptError(
+            f"the training step {describe(error)}", hint, code="model-code-failed"
+        ) from error
 
 
 def _check_loss(loss: object) -> None:
@@ -94,11 +99,13 @@ def _check_loss(loss: object) -> None:
         raise PartoptError(
             f"loss_fn returned {found}, not a single number",
             "return a scalar tensor, such as a mean",
+            code="invalid-loss",
         )
     if not loss.requires_grad:
         raise PartoptError(
             "the loss depends on no parameter that requires a gradient",
             "does loss_fn detach it, or the forward?",
+            code="invalid-loss",
         )
 
 

@@ -1,4 +1,4 @@
-"""Timed steps: the bare one, and the instrumented one that says how long each layer took.
+"""Timed steps: the bare one, and the instrumented one, which times each layer.
 
 The gradients stay allocated from step to step and the backward adds to them, as it does for every
 microbatch of a batch but the first.

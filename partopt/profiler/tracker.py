@@ -56,8 +56,8 @@ class Tracker:
     def watch(
         self, entered: Entered | None = None, left: Left | None = None, discovering: bool = False
     ) -> Iterator[None]:
-        """Follow one forward; `entered(layer)` is told of each change of layer, `left(layer,
-        output)` of each end of a unit.
+        """Follow one forward; `entered(layer)` is called at each change of layer, `left(layer,
+        output)` at each end of a unit.
         """
         self._calls.clear()
         self.current, self._depth, self._discovering = 0, 0, discovering

@@ -2,14 +2,17 @@
 
 The rule, in plain words, for each granularity:
 
-`auto`   A repeated block is one unit: a module that has children and whose class occurs more than once (a transformer block, a Bottleneck).
-         A stage, that is a repeated module which itself holds a list of two or more blocks of one class, is opened instead, down to its
-         blocks. Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that each child of VGG's `features` is a unit.
-         What is left is covered by the largest modules that hold neither a block nor a list: an embedding, a final norm, a head.
+`auto`   A repeated block is one unit: a module that has children and whose class occurs more than
+         once (a transformer block, a Bottleneck). A stage, that is a repeated module which itself
+         holds a list of two or more blocks of one class, is opened instead, down to its blocks.
+         Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that each child of
+         VGG's `features` is a unit. What is left is covered by the largest modules that hold
+         neither a block nor a list: an embedding, a final norm, a head.
 `block`  The same, except that a list of modules without a block in it stays one unit.
 `leaf`   Every module that calls no other.
-GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is left is covered by the largest modules
-         that hold none of them. `*` stays within one part of a dotted name: `transformer.h.*` does not match `transformer.h.0.mlp`.
+GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is
+         left is covered by the largest modules that hold none of them. `*` stays within one part of
+         a dotted name: `transformer.h.*` does not match `transformer.h.0.mlp`.
 
 A module that is never called (a ModuleList, or one whose parts are used on their own) is opened
 whatever the rule says. Units never lie in one another. What runs outside of every unit belongs to
@@ -138,8 +141,11 @@ def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
         found = [name for name in names if re.fullmatch(_as_regex(glob), name)]
         if not found:
             raise PartoptError(
-                f"--unit {glob}: matches no module that the forward calls",
+                f"`units={glob}`: matches no module that the forward calls",
                 did_you_mean(glob, _near(names, glob)),
+                code="no-such-unit",
+                option="units",
+                value=glob,
             )
         chosen.update(found)
     return chosen

@@ -46,7 +46,8 @@ def render_sizes(profile: Profile) -> str:
         ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
     ]
-    return f"{labelled(head)}\n\n{table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)}"
+    sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
+    return f"{labelled(head)}\n\n{sizes}"
 
 
 def _versions(profile: Profile) -> list[tuple[str, str]]:

@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.schedules.layout import Chunk, Layout
-from partopt.schedules.order import A, B, Order, Row, U, W, counted
+from partopt.schedules.order import A, B, Order, Row, U, W, microbatch_numbers
 
 # kind, stage, microbatch and joined of every action of a rank, shape (4, actions)
 Actions = NDArray[np.int32]
 
 
-def numbered(row: Row, chunks: Sequence[Chunk], layout: Layout) -> Actions:
+def number_microbatches(row: Row, chunks: Sequence[Chunk], layout: Layout) -> Actions:
     """The actions of a row: the n-th of a kind and chunk is for the n-th microbatch that the chunk
     gets.
     """
     stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
     first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
     step = np.array([len(layout.ranks[chunk.stage]) for chunk in chunks], dtype=np.int32)
-    microbatch = counted(row) * step[row.chunk] + first[row.chunk]
+    microbatch = microbatch_numbers(row) * step[row.chunk] + first[row.chunk]
     return np.stack(
         [row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)]
     )
 
 
-def updated(
+def add_updates(
     actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchronous: bool
 ) -> Actions:
     """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
@@ -65,7 +65,7 @@ def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> Actions:
     )
 
 
-def assembled(rows: Sequence[Actions | None]) -> Order:
+def assemble(rows: Sequence[Actions | None]) -> Order:
     """The order of all ranks from the actions of each; None of a rank without work."""
     idle = np.zeros((4, 0), dtype=np.int32)
     filled = [idle if row is None else row for row in rows]

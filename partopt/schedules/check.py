@@ -1,7 +1,6 @@
-"""Orders that no pipeline could execute, or that would leave work out, refused with the rank and
-the action.
+"""Refuse orders that no pipeline can execute or that leave work out, with the rank and the action.
 
-That devices wait for each other for ever is found by executing the order.
+Deadlocks, devices that wait for each other, are found by executing the order.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ def _check_numbers(order: Order, layout: Layout) -> None:
     _refuse(
         order,
         (order.stage < 0) | (order.stage >= stages),
-        "of no stage",
+        "names an unknown stage",
         f"stages are numbered 0 to {stages - 1}",
     )
     acting = (order.kind != A) & (order.kind != U)
     wrong = acting & ((order.microbatch < 0) | (order.microbatch >= M))
-    _refuse(order, wrong, "of no microbatch", f"microbatches are numbered 0 to {M - 1}")
+    _refuse(order, wrong, "names an unknown microbatch", f"microbatches are numbered 0 to {M - 1}")
 
 
 def _check_ranks(order: Order, layout: Layout) -> None:
@@ -68,7 +67,7 @@ def _check_ranks(order: Order, layout: Layout) -> None:
         _refuse(
             order,
             wrong,
-            "on another rank than its own",
+            "is on the wrong rank",
             f"microbatch {order.microbatch[first]} of that stage belongs on {right}",
         )
     stages = len(replicas)
@@ -76,7 +75,7 @@ def _check_ranks(order: Order, layout: Layout) -> None:
     _refuse(
         order,
         ~acting & ~np.isin(rank * stages + order.stage, holders),
-        "on a rank without that stage",
+        "is on a rank that does not hold the stage",
         "leave it out there",
     )
 
@@ -90,7 +89,7 @@ def _places(order: Order, layout: Layout, task: Places, kind: int) -> Places:
     found[task[own[::-1]]] = own[::-1]
     repeated = np.zeros(len(order.kind), dtype=np.bool_)
     repeated[own] = found[task[own]] != own
-    _refuse(order, repeated, "there for the second time", "each microbatch passes a stage once")
+    _refuse(order, repeated, "occurs twice", "each microbatch passes a stage once")
     return found
 
 
@@ -101,7 +100,7 @@ def _check_backwards(order: Order, layout: Layout, place: dict[int, Places]) -> 
     both = np.maximum(place[I], place[W])[there[B] & (there[I] | there[W])]
     twice = np.zeros(len(order.kind), dtype=np.bool_)
     twice[both] = True
-    _refuse(order, twice, "beside a whole backward", hint)
+    _refuse(order, twice, "occurs beside a whole backward", hint)
     split = there[I] | there[W]
     for kind, missing in (
         (F, ~there[F]),
@@ -112,7 +111,13 @@ def _check_backwards(order: Order, layout: Layout, place: dict[int, Places]) -> 
         if missing.any():
             s, microbatch = divmod(int(missing.argmax()), layout.microbatches)
             rank = layout.ranks[s][microbatch % len(layout.ranks[s])]
-            raise PartoptError(f"rank {rank}: {s}{KINDS[kind]}{microbatch} is missing", hint)
+            raise PartoptError(
+                f"rank {rank}: {s}{KINDS[kind]}{microbatch} is missing",
+                hint,
+                code="invalid-order",
+                rank=rank,
+                action=f"{s}{KINDS[kind]}{microbatch}",
+            )
 
 
 def _check_sequence(order: Order, place: dict[int, Places]) -> None:
@@ -122,10 +127,10 @@ def _check_sequence(order: Order, place: dict[int, Places]) -> None:
     backward = np.maximum(place[B], place[I])
     recomputed = place[R] != NOWHERE
     pairs = (
-        (place[F], backward, np.ones_like(recomputed), "before its forward"),
-        (place[I], place[W], place[W] != NOWHERE, "before the inputs' backward"),
-        (place[F], place[R], recomputed, "before its forward"),
-        (place[R], backward, recomputed, "before its recomputation"),
+        (place[F], backward, np.ones_like(recomputed), "comes before its forward"),
+        (place[I], place[W], place[W] != NOWHERE, "comes before the inputs' backward"),
+        (place[F], place[R], recomputed, "comes before its forward"),
+        (place[R], backward, recomputed, "comes before its recomputation"),
     )
     for earlier, later, asked, what in pairs:
         wrong = np.zeros(len(order.kind), dtype=np.bool_)
@@ -152,7 +157,7 @@ def _check_joined(order: Order, task: Places) -> None:
     _refuse(
         order,
         wrong,
-        "joined with something else than the backward of another microbatch",
+        "is not joined with the backward of another microbatch",
         "join a forward and the backward after it",
     )
 
@@ -162,4 +167,10 @@ def _refuse(order: Order, wrong: NDArray[np.bool_], what: str, hint: str) -> Non
     if wrong.any():
         action = int(wrong.argmax())
         rank = int(np.searchsorted(order.rows, action, side="right")) - 1
-        raise PartoptError(f"rank {rank}: {order.name(action)} is {what}", hint)
+        raise PartoptError(
+            f"rank {rank}: {order.name(action)} {what}",
+            hint,
+            code="invalid-order",
+            rank=rank,
+            action=order.name(action),
+        )

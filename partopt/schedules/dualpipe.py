@@ -9,24 +9,47 @@ DualPipeV's do, the ends of the two copies in the place of the V's turn.
 from __future__ import annotations
 
 from partopt.errors import PartoptError
-from partopt.schedules.dualpipev import overlapped
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.dualpipev import overlap_chunks
+from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.layout import MIRRORED, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
     """A device's row; `place.M` microbatches pass through each copy."""
     if place.P % 2:
         raise PartoptError(
-            f"{place.P} devices have no two equal halves",
-            f"choose {place.P + 1} devices, or the schedule dualpipev",
+            f"{place.P} devices do not divide into two equal halves",
+            f"use {place.P + 1} devices, or `schedule=dualpipev`",
+            code="odd-devices",
+            devices=place.P,
         )
     if place.M < place.P:
         raise PartoptError(
             f"{2 * place.M} microbatches do not fill two copies of {place.P} stages",
-            f"choose {2 * place.P} or more",
+            f"use `microbatches={2 * place.P}` or more",
+            code="too-few-microbatches",
+            microbatches=2 * place.M,
+            minimum=2 * place.P,
         )
     nearer = min(place.p, place.P - 1 - place.p)
-    text = overlapped(nearer, place.P // 2, place.M)
-    return spelled(text if place.p == nearer else text.swapcase())
+    text = overlap_chunks(nearer, place.P // 2, place.M)
+    return spell(text if place.p == nearer else text.swapcase())
+
+
+SCHEDULE = Schedule(
+    name="dualpipe",
+    summary="DualPipe: two copies of the model, fed from both ends",
+    row=row,
+    shape=MIRRORED,
+    asynchronous=False,
+    split=True,
+    uneven=False,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=DeviceCounts(lambda p, P, v, M: P + 1),
+    weight_versions=1,
+    bubble=lambda P, v, M: P - 2,
+    auto_chunks=(2,),
+    data_parallel=False,
+)

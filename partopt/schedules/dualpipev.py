@@ -9,9 +9,9 @@ one slot, so that each one's communication hides behind the other.
 from __future__ import annotations
 
 from partopt.errors import PartoptError
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.layout import VEE, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
@@ -19,12 +19,15 @@ def row(place: Place) -> Row:
     if place.M < 2 * place.P:
         raise PartoptError(
             f"{place.M} microbatches do not fill {2 * place.P} stages",
-            f"choose {2 * place.P} or more",
+            f"use `microbatches={2 * place.P}` or more",
+            code="too-few-microbatches",
+            microbatches=place.M,
+            minimum=2 * place.P,
         )
-    return spelled(overlapped(place.p, place.P, place.M))
+    return spell(overlap_chunks(place.p, place.P, place.M))
 
 
-def overlapped(p: int, P: int, M: int) -> str:
+def overlap_chunks(p: int, P: int, M: int) -> str:
     """What the device at place p of P on one side of a V does with M microbatches, each passing it
     twice.
 
@@ -48,3 +51,21 @@ def overlapped(p: int, P: int, M: int) -> str:
         + "".join(weight + "I" for weight in weights[: P - 1 - p])
         + weights[P - 1 - p :]
     )
+
+
+SCHEDULE = Schedule(
+    name="dualpipev",
+    summary="DualPipeV: DualPipe cut in half, two chunks a device in a V",
+    row=row,
+    shape=VEE,
+    asynchronous=False,
+    split=True,
+    uneven=False,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=DeviceCounts(lambda p, P, v, M: 2 * P + 1),
+    weight_versions=1,
+    bubble=lambda P, v, M: 2 * (P - 1),
+    auto_chunks=(2,),
+    data_parallel=False,
+)

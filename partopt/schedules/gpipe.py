@@ -6,11 +6,29 @@ it waits for the gradient.
 
 from __future__ import annotations
 
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import OWN, Kernel, Schedule, StageCounts, all_own
+from partopt.schedules.layout import STRAIGHT, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
     """A device's row: F0 F1 .. B0 B1 .."""
-    return spelled("F" * place.M + ("RB" if place.recompute else "B") * place.M)
+    return spell("F" * place.M + ("RB" if place.recompute else "B") * place.M)
+
+
+SCHEDULE = Schedule(
+    name="gpipe",
+    summary="GPipe: all forwards, then all backwards",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=False,
+    split=False,
+    uneven=True,
+    recomputes=True,
+    one_at_a_time=False,
+    counts=StageCounts(all_own, all_own, takes_warmup=False, kernel=Kernel(OWN, 0)),
+    weight_versions=1,
+    bubble=lambda P, v, M: 3 * (P - 1),
+    auto_chunks=(1,),
+    data_parallel=True,
+)

@@ -1,5 +1,5 @@
-"""How many microbatches an order keeps in flight: the exact count, with which the formulas of
-`partopt.cost.flight` must agree.
+"""How many microbatches an order keeps in flight: the exact count, with which the counts of
+each schedule (`partopt.schedules.entry`) must agree.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.layout import Place
-from partopt.schedules.order import F, Row, counted
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.layout import LOOPED, Place
+from partopt.schedules.order import F, Row, microbatch_numbers, spell
 
 # G   microbatches of a group
 
@@ -22,28 +22,51 @@ from partopt.schedules.order import row as spelled
 def row(place: Place) -> Row:
     """A device's row: that of 1F1B over v M chunks of work, with a warm-up of (v-1)G + 2(P-1-p)."""
     own = place.v * place.M
-    warmup = min((place.v - 1) * group(place) + 2 * (place.P - 1 - place.p), own)
-    return grouped(spelled("F" * warmup + "FB" * (own - warmup) + "B" * warmup), place)
+    warmup = min((place.v - 1) * group_size(place.P, place.M) + 2 * (place.P - 1 - place.p), own)
+    return spread_over_chunks(spell("F" * warmup + "FB" * (own - warmup) + "B" * warmup), place)
 
 
-def group(place: Place) -> int:
+def group_size(P: int, M: int) -> int:
     """G: M over max(1, M // P) rounds, which must come out even."""
-    rounds = max(1, place.M // place.P)
-    if place.M % rounds:
+    rounds = max(1, M // P)
+    if M % rounds:
         raise PartoptError(
-            (
-                f"{place.M} microbatches do not divide into {rounds} equal groups, one for "
-                f"each time that they fill {place.P} devices"
-            ),
-            f"choose a multiple of {place.P}, for example {place.M // place.P * place.P}",
+            f"{M} microbatches do not divide into {rounds} equal groups, one for each time that "
+            f"they fill {P} devices",
+            f"use a multiple of {P}, for example `microbatches={M // P * P}`",
+            code="microbatches-not-divisible",
+            microbatches=M,
+            devices=P,
         )
-    return place.M // rounds
+    return M // rounds
 
 
-def grouped(row: Row, place: Place) -> Row:
+def spread_over_chunks(row: Row, place: Place) -> Row:
     """The row with each action given to its chunk: forwards go up through the chunks, group by
     group, and the others down.
     """
-    turn = counted(row) // group(place) % place.v
+    turn = microbatch_numbers(row) // group_size(place.P, place.M) % place.v
     chunk: NDArray[np.int32] = np.where(row.kind == F, turn, place.v - 1 - turn).astype(np.int32)
     return row._replace(chunk=chunk)
+
+
+def _in_flight(p: int, P: int, v: int, M: int) -> int:
+    return min(v * M, (v - 1) * group_size(P, M) + 2 * (P - 1 - p) + 1)
+
+
+SCHEDULE = Schedule(
+    name="interleaved",
+    summary="1F1B over several chunks a device: a bubble as much smaller",
+    row=row,
+    shape=LOOPED,
+    asynchronous=False,
+    split=False,
+    uneven=False,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=DeviceCounts(_in_flight),
+    weight_versions=1,
+    bubble=lambda P, v, M: 3 * (P - 1),
+    auto_chunks=(2, 4),
+    data_parallel=False,
+)

@@ -99,7 +99,9 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
     if not uneven and len(set(layout.replicas)) > 1:
         raise PartoptError(
             "the schedule needs equally many replicas of every stage",
-            "partopt plan --replication uniform, or none",
+            "plan with `replication=uniform` or `replication=none`",
+            code="unequal-replicas",
+            replicas=layout.replicas,
         )
     held: dict[int, list[Chunk]] = {}
     for s, ranks in enumerate(layout.ranks):
@@ -108,16 +110,18 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
     if shape == MIRRORED:
         for chunks in held.values():
             chunks.sort(key=lambda chunk: chunk.k % 2)
-    right, wanted = _judged(layout, shape, held)
-    if not right:
+    fits, needed = _fits_shape(layout, shape, held)
+    if not fits:
         raise PartoptError(
-            f"the schedule needs {wanted}; the plan has them otherwise",
-            "plan for this schedule: partopt plan --schedule",
+            f"the schedule needs {needed}; the stages of the plan lie otherwise",
+            "plan for this schedule with `solve`",
+            code="wrong-layout",
+            shape=shape,
         )
     return held
 
 
-def _judged(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[bool, str]:
+def _fits_shape(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[bool, str]:
     """Whether the stages lie as `shape` says, and how that is."""
     S, v = len(layout.ranks), len(held[layout.ranks[0][0]])
     if shape == STRAIGHT:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import Schedule, StageCounts
+from partopt.schedules.layout import STRAIGHT, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
     """A device's row: F0 B0 F1 B1 .."""
-    return spelled("FB" * place.M)
+    return spell("FB" * place.M)
+
+
+SCHEDULE = Schedule(
+    name="naive",
+    summary="one microbatch at a time, one device at work",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=False,
+    split=False,
+    uneven=True,
+    recomputes=False,
+    one_at_a_time=True,
+    counts=StageCounts(
+        in_flight=lambda s, replicas, M: 1,
+        warmup=lambda s, replicas, M: 0,
+        takes_warmup=False,
+        kernel=None,
+    ),
+    weight_versions=1,
+    bubble=lambda P, v, M: 3 * M * (P - 1),
+    auto_chunks=(),
+    data_parallel=False,
+)

@@ -4,12 +4,30 @@ forward and one backward in turn.
 
 from __future__ import annotations
 
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import Schedule, downstream
+from partopt.schedules.layout import STRAIGHT, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
     """A device's row: its warm-up of forwards, F B in turn, then the backwards that are left."""
     warmup = min(place.warmup, place.M)
-    return spelled("F" * warmup + "FB" * (place.M - warmup) + "B" * warmup)
+    return spell("F" * warmup + "FB" * (place.M - warmup) + "B" * warmup)
+
+
+SCHEDULE = Schedule(
+    name="1f1b",
+    summary="PipeDream-flush: one forward, one backward in turn, then a flush",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=False,
+    split=False,
+    uneven=True,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=downstream(1),
+    weight_versions=1,
+    bubble=lambda P, v, M: 3 * (P - 1),
+    auto_chunks=(1,),
+    data_parallel=True,
+)

@@ -23,7 +23,7 @@ F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
 _KIND_OF = np.full(128, -1, dtype=np.int8)
 for _kind, _letter in enumerate(KINDS):
     _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind
-_COUNTED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))], dtype=np.int32)
+_NUMBERED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))], dtype=np.int32)
 
 
 class Row(NamedTuple):
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     joined: NDArray[np.bool_]
 
 
-def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
+def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
     """The row that `text` spells: a letter an action, capital for the device's chunk 0 and small
     for its chunk 1, or as `chunks` say.
 
@@ -51,14 +51,14 @@ def row(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
     return Row(_KIND_OF[acting], own, joined[~sign])
 
 
-def counted(row: Row) -> NDArray[np.int32]:
+def microbatch_numbers(row: Row) -> NDArray[np.int32]:
     """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
 
     Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs
     to the n-th I.
     """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
-    key = row.chunk * len(KINDS) + _COUNTED_AS[row.kind]
+    key = row.chunk * len(KINDS) + _NUMBERED_AS[row.kind]
     for each in np.unique(key):
         places = np.flatnonzero(key == each)
         if each % len(KINDS) == W:

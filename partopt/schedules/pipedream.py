@@ -8,6 +8,23 @@ stretch of it, from an empty pipeline to an empty one.
 
 from __future__ import annotations
 
+from partopt.schedules.entry import ALL_IN_FLIGHT, Schedule, downstream
+from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.one_f_one_b import row
 
-__all__ = ["row"]
+SCHEDULE = Schedule(
+    name="pipedream",
+    summary="PipeDream's 1F1B-RR: asynchronous, a weight version for every microbatch in flight",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=True,
+    split=False,
+    uneven=True,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=downstream(1),
+    weight_versions=ALL_IN_FLIGHT,
+    bubble=lambda P, v, M: 0,
+    auto_chunks=(),
+    data_parallel=False,
+)

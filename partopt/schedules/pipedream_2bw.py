@@ -8,6 +8,23 @@ up between updates; here they are exchanged after every round, as PipeDream's ar
 
 from __future__ import annotations
 
+from partopt.schedules.entry import Schedule, downstream
+from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.one_f_one_b import row
 
-__all__ = ["row"]
+SCHEDULE = Schedule(
+    name="pipedream-2bw",
+    summary="PipeDream-2BW: asynchronous, two weight versions",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=True,
+    split=False,
+    uneven=True,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=downstream(1),
+    weight_versions=2,
+    bubble=lambda P, v, M: 0,
+    auto_chunks=(),
+    data_parallel=False,
+)

@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from partopt.errors import PartoptError
-from partopt.schedules.assemble import Actions, assembled, updated
+from partopt.schedules.assemble import Actions, add_updates, assemble
 from partopt.schedules.check import check
 from partopt.schedules.layout import Chunk, Layout
 from partopt.schedules.order import KINDS, A, Order, R, U
@@ -42,8 +42,10 @@ def to_csv(order: Order, layout: Layout) -> str:
     for k, text in enumerate(texts):
         if text != texts[0]:
             raise PartoptError(
-                f"pipelines 0 and {k} of {d} do not do the same",
-                f"torch gives every group one order: choose a multiple of {d} microbatches",
+                f"pipelines 0 and {k} of {d} have different orders",
+                f"torch gives every group one order: use a multiple of {d} microbatches",
+                code="unlike-pipelines",
+                pipelines=d,
             )
     return texts[0]
 
@@ -63,23 +65,26 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
     if len(lines) != P:
         raise PartoptError(
             f"{len(lines)} rows for the {P} ranks of a pipeline",
-            "write one row a rank, an empty one too",
+            "write one row for each rank, even an empty one",
+            code="wrong-rows",
+            rows=len(lines),
+            ranks=P,
         )
-    local = [_parsed(line, number) for number, line in enumerate(lines, start=1)]
+    local = [_parse(line, number) for number, line in enumerate(lines, start=1)]
     rows: list[Actions | None] = [None] * layout.devices
     for k, ranks in enumerate(side_by_side):
         for rank, row in zip(ranks, local, strict=True):
             actions = row.copy()
             actions[2] = actions[2] * d + k
             rows[rank] = actions
-    check(assembled(rows), layout)
+    check(assemble(rows), layout)
     for k, ranks in enumerate(side_by_side):
         for rank in ranks:
             chunks = [Chunk(s, k) for s, held in enumerate(layout.ranks) if held[k] == rank]
             own = rows[rank]
             assert own is not None
-            rows[rank] = updated(own, chunks, layout, asynchronous)
-    return assembled(rows)
+            rows[rank] = add_updates(own, chunks, layout, asynchronous)
+    return assemble(rows)
 
 
 def _pipelines(layout: Layout) -> list[list[int]]:
@@ -90,7 +95,9 @@ def _pipelines(layout: Layout) -> list[list[int]]:
     if len(set(layout.replicas)) > 1:
         raise PartoptError(
             f"torch cannot execute unequal replicas: {'-'.join(map(str, layout.replicas))}",
-            "partopt plan --replication uniform, or none",
+            "plan with `replication=uniform` or `replication=none`",
+            code="unequal-replicas",
+            replicas=layout.replicas,
         )
     found = [
         list(dict.fromkeys(ranks[k] for ranks in layout.ranks)) for k in range(layout.replicas[0])
@@ -99,7 +106,8 @@ def _pipelines(layout: Layout) -> list[list[int]]:
     if len(set(every)) < len(every):
         raise PartoptError(
             "torch has each stage on one rank of a pipeline; this plan has two copies of it",
-            "choose the schedule dualpipev",
+            "use `schedule=dualpipev`",
+            code="two-copies",
         )
     return found
 
@@ -123,7 +131,7 @@ def _line(order: Order, rank: int, d: int) -> str:
     )
 
 
-def _parsed(line: str, number: int) -> Actions:
+def _parse(line: str, number: int) -> Actions:
     """The actions of a row, which is row `number` of its file; their microbatches as they are
     written.
     """
@@ -134,7 +142,13 @@ def _parsed(line: str, number: int) -> Actions:
             continue
         found = _SINGLE.fullmatch(written) or _JOINED.fullmatch(written)
         if found is None:
-            raise PartoptError(f'row {number}, cell {place}: "{written}" is no action', _HINT)
+            raise PartoptError(
+                f'row {number}, cell {place}: unrecognised action "{written}"',
+                _HINT,
+                code="unrecognised-action",
+                row=number,
+                cell=place,
+            )
         stage, kind, microbatch, *second = found.groups()
         actions.append((KINDS.index(kind), int(stage), int(microbatch), bool(second)))
         if second:

@@ -7,17 +7,17 @@ devices, and fills the drain. Every device then holds as much as 1F1B's first: P
 
 from __future__ import annotations
 
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import DEPTH, Kernel, Schedule, StageCounts, all_own, downstream
+from partopt.schedules.layout import STRAIGHT, Place
+from partopt.schedules.order import Row, spell
 
 
 def row(place: Place) -> Row:
     """A device's row: 1F1B's with I for B, and the W of each one p backwards after its I."""
-    return spelled(delayed("F" * min(place.P - 1 - place.p, place.M), place.M, place.p))
+    return spell(delay_weights("F" * min(place.P - 1 - place.p, place.M), place.M, place.p))
 
 
-def delayed(warmup: str, forwards: int, lag: int) -> str:
+def delay_weights(warmup: str, forwards: int, lag: int) -> str:
     """1F1B of `forwards` forwards after the forwards of `warmup`, each W `lag` backwards after its
     I.
     """
@@ -29,3 +29,26 @@ def delayed(warmup: str, forwards: int, lag: int) -> str:
         + "".join(step + "W" for step in steps[lag:])
         + "W" * min(lag, forwards)
     )
+
+
+SCHEDULE = Schedule(
+    name="zb-h1",
+    summary="1F1B with backwards in two parts: a third of its bubble",
+    row=row,
+    shape=STRAIGHT,
+    asynchronous=False,
+    split=True,
+    uneven=False,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=StageCounts(
+        in_flight=lambda s, replicas, M: min(all_own(s, replicas, M), len(replicas)),
+        warmup=downstream(1).warmup,
+        takes_warmup=False,
+        kernel=Kernel(DEPTH, 0),
+    ),
+    weight_versions=1,
+    bubble=lambda P, v, M: P - 1,
+    auto_chunks=(1,),
+    data_parallel=False,
+)

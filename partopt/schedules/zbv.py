@@ -10,15 +10,15 @@ and after its last.
 
 from __future__ import annotations
 
-from partopt.schedules.layout import Place
-from partopt.schedules.order import Row, counted
-from partopt.schedules.order import row as spelled
+from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.layout import VEE, Place
+from partopt.schedules.order import Row, microbatch_numbers, spell
 
 
 def row(place: Place) -> Row:
     """A device's row. Of fewer than 2P-1 microbatches it is what a row of 2P-1 does with those."""
     p, P, M = place.p, place.P, max(place.M, 2 * place.P - 1)
-    whole = spelled(
+    whole = spell(
         "F" * (2 * (P - p) - 1)
         + "fF" * p
         + "fiw" * (P - p)
@@ -29,5 +29,23 @@ def row(place: Place) -> Row:
         + "w" * p
         + "W" * p
     )
-    kept = counted(whole) < place.M
+    kept = microbatch_numbers(whole) < place.M
     return Row(whole.kind[kept], whole.chunk[kept], whole.joined[kept])
+
+
+SCHEDULE = Schedule(
+    name="zbv",
+    summary="ZB-V: two chunks a device in a V, backwards in two parts, 1F1B's memory",
+    row=row,
+    shape=VEE,
+    asynchronous=False,
+    split=True,
+    uneven=False,
+    recomputes=False,
+    one_at_a_time=False,
+    counts=DeviceCounts(lambda p, P, v, M: min(2 * M, M + 1 + p, 2 * P)),
+    weight_versions=1,
+    bubble=lambda P, v, M: P - 1,
+    auto_chunks=(2,),
+    data_parallel=False,
+)

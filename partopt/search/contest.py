@@ -1,4 +1,4 @@
-"""Plans of several planners for one problem, all judged by the simulator.
+"""Plans of several planners for one problem, all simulated.
 
 The optimal planner minimises a formula, and the simulator, which knows of contention and of how
 replicas take turns, need not order plans alike: so its best plan, its best with equal replicas, and
@@ -8,152 +8,168 @@ the plans of the other planners are candidates, and the fastest is its plan.
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import product
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.period import objective_s
+from partopt.cost.price import price
 from partopt.cost.problem import FREE, Problem, certify, partition_of
+from partopt.documents import Note
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError, PartoptWarning
-from partopt.planners import PLANNERS, asked_of, optimal
+from partopt.errors import PartoptError
+from partopt.planners import PLANNERS, optimal, required_features
 from partopt.search.warmup import simulate_with_best_warmup
 
-_FLAGS = {
-    "stages": "--stages",
-    "costs": "--cost",
-    "auto": "--recompute auto",
-    "uniform": "--replication uniform",
-    "none": "--replication none",
+OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
+    "stages": "`stages`",
+    "costs": "`cost`",
+    "auto": "`recompute=auto`",
+    "uniform": "`replication=uniform`",
+    "none": "`replication=none`",
 }
 UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings of planners that nobody named."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PartoptWarning)
-        yield
+class Contest(NamedTuple):
+    """Simulated plans by the names of their planners, and what to know of them."""
+
+    plans: dict[str, Plan]
+    notes: list[Note]
 
 
-def planned(name: str, problem: Problem) -> Plan:
-    """The plan of one planner, judged; of `optimal` the fastest of its candidates.
+def check_planner(name: str, problem: Problem) -> None:
+    """Raise PartoptError for options of `problem` that the planner `name` would ignore."""
+    for feature in sorted(required_features(problem)):
+        using = [other for other, entry in PLANNERS.items() if feature in entry.uses]
+        if name in PLANNERS and name not in using:
+            raise PartoptError(
+                f"{OPTIONS[feature]}: the planner {name} does not look at it",
+                f"choose {', '.join(f'`planner={other}`' for other in using)}",
+                code="option-ignored",
+                planner=name,
+                feature=feature,
+            )
 
-    PartoptError where it refuses the problem, or its schedule cannot run its plan.
+
+def compete(names: Iterable[str], problem: Problem) -> Contest:
+    """The simulated plans of `names`; notes say which planners refuse the problem, and why.
+
+    Raises PartoptError where all of them do.
     """
-    own = decided(name, problem)
-    if name != "optimal":
-        return own
-    return _fastest(own, _rivals(problem), problem)
+    plans: dict[str, Plan] = {}
+    notes: list[Note] = []
+    refusals = []
+    for name in names:
+        try:
+            plans[name], own = plan_with(name, problem)
+            notes += own
+        except PartoptError as error:
+            refusals.append(error)
+            text = f"without {name}: {error.message}"
+            notes.append(Note(code="planner-refused", text=text, fields={"planner": name}))
+    if refusals and not plans:
+        raise PartoptError.together({error.message: error for error in refusals}.values())
+    if "optimal" in plans:
+        everything = problem.replication == FREE and not problem.recompute_per_stage
+        others = {name: plan for name, plan in plans.items() if name != "optimal"}
+        rivals = others if everything else _rivals(problem)
+        plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
+    return Contest(plans, notes)
 
 
-def decided(name: str, problem: Problem) -> Plan:
-    """What one planner decides, judged. PartoptError as `planned`."""
+def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
+    """The simulated plan of one planner, of `optimal` the fastest of its candidates; and notes.
+
+    Raises PartoptError where it refuses the problem, or its schedule cannot run its plan.
+    """
+    own, notes = plan_with(name, problem)
+    if name == "optimal":
+        own = _take_fastest(own, _rivals(problem), problem)
+    return own, notes
+
+
+def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
+    """What one planner decides, simulated; and what to know of it. Errors as `plan_alone`."""
     problem.progress(f"simulating {name}", 0, 1)
-    return simulate_with_best_warmup(planners.plan(name, problem))
+    decision = planners.decide(name, problem)
+    plan = price(decision.partition, problem, name, decision.certificate)
+    return simulate_with_best_warmup(plan), list(decision.notes)
 
 
-def _fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
-    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan:
-    with its lower bound, and the gap to it.
+def contestants(problem: Problem) -> list[str]:
+    """The planners that can plan for `problem` and look at the options that it states, in order."""
+    needed = required_features(problem)
+    able = _able(needed, problem.schedule)
+    if not able:
+        options = " and ".join(sorted(OPTIONS[feature] for feature in needed))
+        raise PartoptError(
+            f"`schedule={problem.schedule}`: no planner has {options} with it",
+            "drop one of these options",
+            code="no-planner",
+            schedule=problem.schedule,
+        )
+    return [name for name in able if name != "manual"]
+
+
+def best_of(plans: dict[str, Plan]) -> str:
+    """The name of the fastest plan that fits, or of all where none does; ties keep the first."""
+    fitting = {name: plan for name, plan in plans.items() if plan.fits} or plans
+    return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)
+
+
+def _able(features: set[str], schedule: str) -> list[str]:
+    """The planners that have all of `features` and can plan for the schedule, in their order."""
+    return [
+        name
+        for name, entry in PLANNERS.items()
+        if features <= entry.uses and entry.plans_for(schedule)
+    ]
+
+
+def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
+    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan.
+
+    It carries the lower bound of `own`, and the gap to it.
     """
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.disregarded())
     }
-    if (
-        problem.replication == FREE
-        and problem.topology.devices <= UNIFORM_LIMIT
-        and len({stage.replicas for stage in own.stages}) > 1
-    ):
+    if _uniform_may_win(own, problem):
         with suppress(PartoptError):
-            plans["uniform"] = replace(
-                decided("optimal", dataclasses.replace(problem, replication="uniform")),
-                request=own.request,
-            )
+            equal = dataclasses.replace(problem, replication="uniform")
+            plans["uniform"] = replace(plan_with("optimal", equal)[0], request=own.request)
     best = plans[best_of(plans)]
     if best is own or own.certificate is None:
         return own
-    stages, lower = partition_of(best, problem.recompute_per_stage), own.certificate.lower_bound_s
-    seconds = objective_s(stages, problem)
+    partition = partition_of(best, problem.recompute_per_stage)
+    seconds, lower = objective_s(partition, problem), own.certificate.lower_bound_s
     certificate = certify(seconds, lower, optimal.status(seconds, lower), own.certificate.proof)
     return replace(best, planner="optimal", certificate=certificate)
 
 
-def _able(uses: set[str], schedule: str) -> list[str]:
-    """The planners that look at all of `uses` and can plan for the schedule, in their order."""
-    return [
-        name for name, entry in PLANNERS.items() if uses <= entry.uses and entry.plans_for(schedule)
-    ]
-
-
-def contestants(problem: Problem) -> list[str]:
-    """The planners that can plan for the schedule of `problem` and look at the options that it
-    states, in their order.
-    """
-    needed = asked_of(problem)
-    able = _able(needed, problem.schedule)
-    if not able:
-        flags = sorted(_FLAGS[use] for use in needed)
-        raise PartoptError(
-            f"--schedule {problem.schedule}: no planner has {' and '.join(flags)} with it",
-            "drop one of these options",
-        )
-    return [name for name in able if name != "manual"]
-
-
-def plans_of(names: Iterable[str], problem: Problem) -> dict[str, Plan]:
-    """The judged plans of `names`, but for those that refuse the problem, which say why in a
-    warning. PartoptError where all do.
-    """
-    plans, refusals = {}, []
-    for name in names:
-        try:
-            plans[name] = decided(name, problem)
-        except PartoptError as error:
-            refusals.append(error)
-            warnings.warn(f"without {name}: {error.message}", PartoptWarning, stacklevel=2)
-    if refusals and not plans:
-        raise PartoptError.together({error.message: error for error in refusals}.values())
-    if "optimal" in plans:
-        everything = problem.replication == FREE and not problem.recompute_per_stage
-        others = (
-            {name: plan for name, plan in plans.items() if name != "optimal"}
-            if everything
-            else _rivals(problem)
-        )
-        plans["optimal"] = _fastest(plans["optimal"], others, problem)
-    return plans
+def _uniform_may_win(own: Plan, problem: Problem) -> bool:
+    """Whether the best plan with equal replicas is another one, and quick enough to find."""
+    unequal = len({stage.replicas for stage in own.stages}) > 1
+    return unequal and problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT
 
 
 def _rivals(problem: Problem) -> dict[str, Plan]:
-    """Judged plans of the planners that look at what is asked, or may keep to it without: all the
-    same replicas, what is recomputed.
+    """Simulated plans of the planners that look at what is asked, or may keep to it without.
+
+    All have the same replicas, and stages that recompute alike.
     """
-    needed = asked_of(problem) - {"uniform", "none", "auto"}
-    names = _able(needed, problem.schedule)
+    needed = required_features(problem) - {"uniform", "none", "auto"}
+    names = [name for name in _able(needed, problem.schedule) if name not in ("manual", "optimal")]
     modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
     plans = {}
-    with quiet():
-        for name, recompute in product(
-            [name for name in names if name not in ("manual", "optimal")], modes
-        ):
-            with suppress(PartoptError):
-                stated = dataclasses.replace(
-                    problem, recompute_per_stage=False, recompute=recompute
-                )
-                plans[f"{name} {recompute}"] = decided(name, stated)
+    for name, recompute in product(names, modes):
+        with suppress(PartoptError):
+            alike = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
+            plans[f"{name} {recompute}"], _ = plan_with(name, alike)
     return plans
-
-
-def best_of(plans: dict[str, Plan]) -> str:
-    """The name of the fastest plan that fits, or of all where none does; of equal ones the
-    first.
-    """
-    fitting = {name: plan for name, plan in plans.items() if plan.fits} or plans
-    return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)

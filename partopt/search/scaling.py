@@ -2,29 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from partopt.cost.problem import Problem
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
-from partopt.documents.topology import Topology, resized
+from partopt.documents.scaling import Scaling
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.options import AUTO, MANUAL
+from partopt.schedules import schedule
 from partopt.search import contest
+from partopt.search.tables import scaling_of
 
-Stated = Callable[[Topology], Problem]  # the problem on a topology
+
+def scale(
+    job: Job,
+    devices: Sequence[int],
+    weak: bool = False,
+    progress: Progress = ignore_progress,
+) -> Scaling:
+    """How `job` scales: its best plan on each number of `devices`. Errors as `scale_plans`."""
+    return scaling_of(scale_plans(job, devices, weak, progress))
 
 
-def scaling(
-    topology: Topology, devices: Sequence[int], planner: str | None, stated: Stated
+def scale_plans(
+    job: Job,
+    devices: Sequence[int],
+    weak: bool = False,
+    progress: Progress = ignore_progress,
 ) -> list[Plan]:
-    """The judged plan on each number of `devices`, of `planner` or the best of all.
+    """The simulated plan of `job` on each number of `devices`, of its planner or the best of all.
 
-    Raises PartoptError for numbers that the topology cannot be cut down or grown to, before
-    anything is planned.
+    Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
+    first number on. Raises PartoptError, before anything is planned, for numbers that the topology
+    cannot be cut down or grown to, and for options that go with one number of devices.
     """
+    _check(job, devices, weak)
+    jobs = [_on(job, count, devices[0], weak) for count in devices]
     plans: list[Plan] = []
-    for problem in [stated(resized(topology, count)) for count in devices]:
-        problem.progress("scaling", len(plans), len(devices))
-        names = contest.contestants(problem) if planner is None else [planner]
-        with contest.quiet():
-            found = contest.plans_of(names, problem)
+    for each in jobs:
+        progress("scaling", len(plans), len(devices))
+        problem = replace(each.problem, progress=progress)
+        names = contest.contestants(problem) if job.planner is None else [job.planner]
+        found = contest.compete(names, problem).plans
         plans.append(found[contest.best_of(found)])
     return plans
+
+
+def _on(job: Job, count: int, first: int, weak: bool) -> Job:
+    """The job on `count` devices."""
+    grown = {name: _grow(job, name, count, first) for name in _batch(job)} if weak else {}
+    return job.with_(topology=job.topology.resize(count), **grown)
+
+
+def _batch(job: Job) -> list[str]:
+    """The options that say how large an iteration is, of those that are given."""
+    return [n for n in ("microbatches", "global_batch") if getattr(job, n) is not None]
+
+
+def _grow(job: Job, name: str, count: int, first: int) -> int:
+    """The batch given for the `first` number of devices, grown to `count` devices."""
+    batch: int = getattr(job, name)
+    if batch * count % first:
+        nearest = -(-batch // first) * first
+        raise PartoptError(
+            f"`{name}={batch}`: grows to no whole number from {first} to {count} devices",
+            f"choose a multiple of {first}: `{name}={nearest}`",
+            code="not-a-multiple",
+            option=name,
+        )
+    return batch * count // first
+
+
+def _check(job: Job, devices: Sequence[int], weak: bool) -> None:
+    numbers = all(isinstance(count, int) and count > 0 for count in devices)
+    if not numbers or not devices or list(devices) != sorted(set(devices)):
+        raise PartoptError(
+            f"`scaling={','.join(map(str, devices))}`: must be ascending numbers of devices",
+            "for example `scaling=8,16,32`",
+            code="invalid-option",
+            option="devices",
+        )
+    for name in ("cuts", "replicas"):
+        if getattr(job, name) is not None:
+            raise _for_one_number(f"`{name}`", f"drop `{name}`, or `scaling`", name)
+    if job.planner == MANUAL:
+        hint = "choose another planner, or drop `scaling`"
+        raise _for_one_number("`planner=manual`", hint, "planner")
+    if job.schedule == AUTO:
+        raise PartoptError(
+            "`scaling`: for one schedule, not `schedule=auto`",
+            "name a schedule, for example `schedule=1f1b`",
+            code="schedule-needed",
+            option="schedule",
+        )
+    if weak and schedule(job.schedule).asynchronous:
+        raise PartoptError(
+            f"`weak`: {job.schedule} is asynchronous and has no batch to grow",
+            "drop `weak`, or choose `schedule=1f1b`",
+            code="conflicting-options",
+            option="weak",
+        )
+    if job.planner is not None:
+        contest.check_planner(job.planner, job.problem)
+
+
+def _for_one_number(what: str, hint: str, option: str) -> PartoptError:
+    return PartoptError(
+        f"{what}: a split of your own is for one number of devices",
+        hint,
+        code="conflicting-options",
+        option=option,
+    )

@@ -1,15 +1,13 @@
-"""Plans side by side, and the checks of one, as documents."""
+"""Plans side by side, as documents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from partopt.cost.period import stage_variance
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
 from partopt.documents.scaling import Scaling, ScalingRow
-from partopt.documents.verification import Verification, VerificationRow
-from partopt.search.verify import Check
 
 
 def comparison_of(plans: Mapping[str, Plan], data_parallel: Plan | None) -> Comparison:
@@ -65,10 +63,3 @@ def _scaling_row(plan: Plan) -> ScalingRow:
         bound_by=predicted.bound_by,
         fits=plan.fits,
     )
-
-
-def verification_of(checks: Iterable[Check], claim: str) -> Verification:
-    """The document of `checks`; `claim` is what is known of the plan where all of them hold."""
-    rows = [VerificationRow(**check._asdict()) for check in checks]
-    verified = all(row.passed for row in rows)
-    return Verification(verified=verified, claim=claim if verified else "", checks=rows)

@@ -7,110 +7,46 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from partopt import planners
-from partopt.cost.period import objective_s
 from partopt.cost.price import price
-from partopt.cost.problem import (
-    CONTIGUOUS,
-    NESTED,
-    Decision,
-    Partition,
-    Problem,
-    Progress,
-    partition_of,
-    problem_behind,
-)
+from partopt.cost.problem import Partition, Progress, ignore_progress
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
+from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
-from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT, chunks_of
-from partopt.search.contest import quiet
-from partopt.search.warmup import simulate_with_best_warmup
-from partopt.simulator.prediction import check_actions
-from partopt.simulator.restate import layout_of
+from partopt.search.recomputation import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
-# a person's own split; the grids of --schedule auto, which are not decided by one planner
-_UNPROVED = ("manual", "grid")
 
 
-class Check(NamedTuple):
-    """One thing that was checked, whether it holds, how long that took, the numbers, and the fields
-    that differ, with both values.
-    """
-
-    check: str
-    passed: bool
-    took_s: float
-    text: str
-    differences: list[str]
-
-
-@dataclass(frozen=True, eq=False)
-class _Again:
-    """What a plan was made from, and the plan made again; each is worked out when it is first asked
-    for, or PartoptError says why not.
-    """
-
-    plan: Plan
-    profile: Profile
-    progress: Progress
-
-    @cached_property
-    def problem(self) -> Problem:
-        _check_layout(self.plan)
-        return replace(problem_behind(self.plan, self.profile), progress=self.progress)
-
-    @cached_property
-    def partition(self) -> Partition:
-        return partition_of(self.plan, self.problem.recompute_per_stage)
-
-    @cached_property
-    def judged(self) -> Plan:
-        """The plan's own stages, priced and simulated."""
-        return simulate_with_best_warmup(price(self.partition, self.problem, self.plan.planner))
-
-    @cached_property
-    def decided(self) -> Decision:
-        """What the planner decides, run again."""
-        with quiet():
-            return planners.decide(self.plan.planner, self.problem)
-
-    @cached_property
-    def objective_s(self) -> float | None:
-        """What the planner minimises, of the plan's own stages; `None` where it proves nothing."""
-        if self.plan.planner in _UNPROVED:
-            return None
-        if self.plan.planner != "optimal":
-            return self.decided.certificate.objective_s if self.decided.certificate else None
-        return objective_s(self.partition, self.problem)
-
-
-def verify(
-    plan: Plan, profile: Profile, progress: Progress = lambda what, done, total: None
-) -> list[Check]:
+def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
     """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory,
-    request and certificate are right.
+    request and certificate are right. The plan is computed again from what it records.
     """
-    again, checks = _Again(plan, profile, progress), []
+    again, checks = Recomputation(plan, profile, progress), []
     for name, check in _CHECKS.items():
         began = time.perf_counter()
         try:
             passed, text, differences = check(again)
         except PartoptError as error:
-            passed, text, differences = False, f"cannot be worked out: {error.message}", []
-        checks.append(Check(name, passed, time.perf_counter() - began, text, differences))
-    return checks
+            passed, text, differences = False, f"cannot be recomputed: {error.message}", []
+        checks.append(
+            VerificationRow(
+                check=name,
+                passed=passed,
+                took_s=time.perf_counter() - began,
+                text=text,
+                differences=differences,
+            )
+        )
+    ok = all(row.passed for row in checks)
+    return Verification(verified=ok, claim=claim(plan) if ok else "", checks=checks)
 
 
 def claim(plan: Plan) -> str:
@@ -133,20 +69,7 @@ def claim(plan: Plan) -> str:
 _Found = tuple[bool, str, list[str]]
 
 
-def _check_layout(plan: Plan) -> None:
-    """PartoptError where the schedule cannot run stages that lie as they do, whatever they cost, or
-    not be simulated.
-    """
-    entry = schedule(plan.schedule)
-    if entry.asynchronous != (plan.microbatches is None):
-        raise PartoptError(f"{plan.microbatches} microbatches an iteration under {plan.schedule}")
-    if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
-        raise PartoptError(f"{plan.family}: no family of plans for {plan.schedule}")
-    check_actions(plan)
-    chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)
-
-
-def _profile(again: _Again) -> _Found:
+def _profile(again: Recomputation) -> _Found:
     recorded, found = again.plan.profile.sha256, again.profile.sha256()
     if recorded == found:
         return True, f"{again.plan.profile.name}, sha256 {found[:12]}..", []
@@ -157,9 +80,9 @@ def _profile(again: _Again) -> _Found:
     )
 
 
-def _numbers(again: _Again) -> _Found:
+def _numbers(again: Recomputation) -> _Found:
     recorded, found = (
-        dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.judged)
+        dict(_leaves(msgspec.to_builtins(plan))) for plan in (again.plan, again.simulated)
     )
     given = (".schema", ".certificate")
     paths = [path for path in recorded | found if not path.startswith(given)]
@@ -177,14 +100,14 @@ def _numbers(again: _Again) -> _Found:
     return True, f"{len(paths)} fields, priced and simulated again", []
 
 
-def _memory(again: _Again) -> _Found:
-    limit, peak = again.problem.memory_bytes, again.judged.peak_memory_bytes
+def _memory(again: Recomputation) -> _Found:
+    limit, peak = again.problem.memory_bytes, again.simulated.peak_memory_bytes
     if limit is None:
         return True, f"{format_bytes(peak)} on the fullest device; no limit is known", []
     return peak <= limit, f"{format_bytes(peak)} of {format_bytes(limit)} on the fullest device", []
 
 
-def _request(again: _Again) -> _Found:
+def _request(again: Recomputation) -> _Found:
     plan, request = again.plan, again.plan.request
     broken = list(
         plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses)
@@ -195,12 +118,12 @@ def _request(again: _Again) -> _Found:
     return not broken, "; ".join(broken) or kept, []
 
 
-def _sought(again: _Again) -> _Found:
+def _objective(again: Recomputation) -> _Found:
     certificate, found = again.plan.certificate, again.objective_s
     if certificate is None or found is None:
         return _nothing(certificate, found, again.plan.planner)
     if _same(certificate.objective_s, found):
-        return True, f"{format_seconds(found)}, worked out again", []
+        return True, f"{format_seconds(found)}, computed again", []
     return (
         False,
         "another objective is found",
@@ -219,19 +142,21 @@ def _nothing(certificate: Certificate | None, objective_s: float | None, planner
     )
 
 
-def _bound(again: _Again) -> _Found:
+def _bound(again: Recomputation) -> _Found:
     """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the
     decision is the same again.
     """
     plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:
         return _nothing_below(again, certificate.lower_bound_s)
-    if plan.planner in _UNPROVED or plan.planner == "optimal":
+    if plan.planner in UNPROVED or plan.planner == "optimal":
         return _nothing(certificate, again.objective_s, plan.planner)
-    own, found = (_stages_of(partition) for partition in (again.partition, again.decided.partition))
+    own, found = (
+        _stages_of(partition) for partition in (again.partition, again.decision.partition)
+    )
     if own != found:
-        return False, f"{plan.planner} decides otherwise", [_differs("stages", own, found)]
-    proved = again.decided.certificate
+        return False, f"{plan.planner} decides differently", [_differs("stages", own, found)]
+    proved = again.decision.certificate
     lower = proved.lower_bound_s if proved else None
     if certificate is not None and not _same(certificate.lower_bound_s, lower):
         return (
@@ -242,7 +167,7 @@ def _bound(again: _Again) -> _Found:
     return True, f"{plan.planner} decides the same again", []
 
 
-def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
+def _nothing_below(again: Recomputation, lower_bound_s: float) -> _Found:
     seconds = lower_bound_s * (1 - SAME)
     better, proved_s = optimal.below(again.problem, seconds)
     if better is not None:
@@ -267,7 +192,7 @@ def _nothing_below(again: _Again, lower_bound_s: float) -> _Found:
     )
 
 
-def _status(again: _Again) -> _Found:
+def _status(again: Recomputation) -> _Found:
     certificate = again.plan.certificate
     if certificate is None:
         return _nothing(certificate, again.objective_s, again.plan.planner)
@@ -277,7 +202,7 @@ def _status(again: _Again) -> _Found:
         status = optimal.status(objective, lower)
         proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
     else:
-        proved = again.decided.certificate
+        proved = again.decision.certificate
         status, proofs = (proved.status, {proved.proof}) if proved else ("", set())
     proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
     found = {"gap": gap, "status": status, "proof": proof}
@@ -292,12 +217,12 @@ def _status(again: _Again) -> _Found:
     return not differences, certificate.status, differences
 
 
-_CHECKS: dict[str, Callable[[_Again], _Found]] = {
+_CHECKS: dict[str, Callable[[Recomputation], _Found]] = {
     "profile": _profile,
     "numbers": _numbers,
     "memory": _memory,
     "request": _request,
-    "sought": _sought,
+    "objective": _objective,
     "bound": _bound,
     "status": _status,
 }

@@ -15,7 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.simulator.prediction import simulate_plan
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
@@ -55,7 +55,7 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
 
 
 def simulate_with_best_warmup(plan: Plan) -> Plan:
-    """`simulate_plan`, for an asynchronous plan at the warm-up with the shortest period under the limit
+    """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
     `memory_bytes` of a device.
 
     Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or
@@ -88,7 +88,7 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> 
     """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
     for all-reduces, it can.
     """
-    changed = plan if warmup is None else restated(plan, warmups=warmup)
+    changed = plan if warmup is None else with_conditions(plan, warmups=warmup)
     if must_fit and not changed.fits:
         return None
     try:

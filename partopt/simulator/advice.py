@@ -94,7 +94,9 @@ def _imbalance(case: Case) -> Iterator[Finding]:
 
 def _few_microbatches(case: Case) -> Iterator[Finding]:
     plan = case.plan
-    if plan.microbatches is None or plan.schedule == "naive":
+    if plan.microbatches is None or plan.schedule not in SCHEDULES:
+        return
+    if SCHEDULES[plan.schedule].one_at_a_time:
         return
     of, d = pipeline_of(plan), len(plan.stages_by_rank())
     enough = ENOUGH_MICROBATCHES * of.P

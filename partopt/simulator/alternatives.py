@@ -12,7 +12,7 @@ from partopt.simulator.case import Case, finding
 from partopt.simulator.change import suggest
 from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
 from partopt.simulator.execution import Execution, execute
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from partopt.units import format_bytes, format_seconds
 
 TRIED_ACTIONS = 300_000  # of an execution that is repeated under another schedule
@@ -35,7 +35,7 @@ def other_schedules(case: Case) -> Iterator[Finding]:
 
 def _compare(execution: Execution, name: str) -> Iterator[Finding]:
     """The stages as they lie, executed under the schedule `name`, where that is faster."""
-    now_s, other = execution.period_s, execute(restated(execution.plan, name))
+    now_s, other = execution.period_s, execute(with_conditions(execution.plan, name))
     if other.period_s >= now_s * (1 - BETTER_SCHEDULE):
         return
     memory = format_bytes(float(other.peak_memory_bytes.max()))
@@ -69,22 +69,28 @@ def _estimate(plan: Plan, name: str) -> Iterator[Finding]:
 
 def _same_layout(plan: Plan) -> str | None:
     """The schedule with smaller bubbles that the stages can run as they lie."""
-    if plan.schedule == "naive":
-        return "1f1b"
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
+    if entry.one_at_a_time:
+        return "1f1b"
     if entry.split or not even:
         return None
-    return {STRAIGHT: "zb-h1", LOOPED: "interleaved-zb"}.get(entry.shape)
+    able = (n for n, other in SCHEDULES.items() if other.split and other.shape == entry.shape)
+    return next(able, None)
 
 
 def _other_layout(plan: Plan, of: Pipeline) -> str | None:
     """The schedule that would give a device two stages, where it could run this model."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
-    looped = "interleaved-zb" if entry.split else "interleaved"
     able = (
         even
-        and plan.schedule != "naive"
+        and not entry.one_at_a_time
         and entry.shape == STRAIGHT
         and plan.stages[-1].stop >= 2 * of.P
     )
-    return looped if able and refusal(looped, of.P, 2, of.M) is None else None
+    looped = (
+        name
+        for name, other in SCHEDULES.items()
+        if (other.shape, other.split) == (LOOPED, entry.split)
+        and refusal(name, of.P, 2, of.M) is None
+    )
+    return next(looped, None) if able else None

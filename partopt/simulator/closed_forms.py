@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from partopt.documents.plan import Plan
-from partopt.schedules import SCHEDULES
+from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 
 # P   devices of one pipeline; v   stages that a device holds
@@ -36,7 +36,7 @@ def pipeline_of(plan: Plan) -> Pipeline:
     devices, v = len(held), len(next(iter(held.values())))
     if len({stage.replicas for stage in plan.stages}) > 1:
         return Pipeline(devices, v, plan.microbatches)
-    mirrored = plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].shape == MIRRORED
+    mirrored = schedule(plan.schedule).shape == MIRRORED
     P = len(plan.stages) if mirrored else len(plan.stages) // v
     return Pipeline(P, v, max(1, plan.microbatches * P // devices))
 
@@ -45,15 +45,5 @@ def idle_share(name: str, of: Pipeline) -> float:
     """Share of an iteration for which the devices wait, under the schedule `name`, the optimizer's
     step left out.
     """
-    P, v, M = of
-    if name == "naive":
-        return 1 - 1 / P
-    filling = {
-        "interleaved": (P - 1) / v,
-        "zb-h1": (P - 1) / 3,
-        "interleaved-zb": (P - 1) / (3 * v),
-        "zbv": (P - 1) / 6,
-        "dualpipe": (P - 2) / 3,
-        "dualpipev": (P - 1) / 3,
-    }.get(name, P - 1)  # in the seconds that a device needs for one microbatch
-    return filling / (M + filling)
+    entry = schedule(name)
+    return entry.bubble(*of) / entry.makespan(*of)

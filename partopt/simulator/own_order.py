@@ -16,10 +16,8 @@ from partopt.schedules.order import Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import forwards_first, holding, layout_of
+from partopt.simulator.restate import forwards_first, layout_of, with_counts
 from partopt.simulator.work import work_of
-
-_SYNCHRONOUS = "1f1b"  # like all synchronous schedules it keeps one version of the weights
 
 
 def microbatches_in(text: str, plan: Plan) -> int:
@@ -29,7 +27,9 @@ def microbatches_in(text: str, plan: Plan) -> int:
     numbers = [int(found) for found in re.findall(r"[0-9]{1,7}[FBIW]([0-9]{1,7})", text)]
     if not numbers:
         raise PartoptError(
-            "no action in it", "a cell is a stage, one of F B I W and a microbatch, like 2F0"
+            "it has no actions",
+            "a cell is a stage, one of F B I W and a microbatch, like 2F0",
+            code="no-actions",
         )
     return (max(numbers) + 1) * plan.stages[0].replicas
 
@@ -43,23 +43,23 @@ def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Ex
     """
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
     order = from_csv(text, layout_of(synchronous))
-    counted = replace(synchronous, stages=_counted(order, synchronous.stages))
+    counted = replace(synchronous, stages=_with_counts_of(order, synchronous.stages))
     work = work_of(counted, False)
     timeline = simulate(order, work)
     return Execution(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
 
 
-def _counted(order: Order, stages: Sequence[Stage]) -> list[Stage]:
+def _with_counts_of(order: Order, stages: Sequence[Stage]) -> list[Stage]:
     """The stages with the warm-up, the microbatches in flight and the memory that the order gives
     them, one version of the weights each.
     """
     held = in_flight_by_stage(order)
     return [
-        holding(
+        with_counts(
             stage,
             forwards_first(order, stage.ranks[0], s),
             int(held.most[held.stage == s].max()),
-            _SYNCHRONOUS,
+            versions=1,
         )
         for s, stage in enumerate(stages)
     ]

@@ -11,7 +11,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT
 from partopt.simulator.execution import ACTION_LIMIT, Execution, execute
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
@@ -36,7 +36,7 @@ def simulate_plan(plan: Plan) -> Plan:
     Where devices hold several stages, what they keep in flight is counted too.
     """
     check_actions(plan)
-    counted = plan if schedule(plan.schedule).shape == STRAIGHT else restated(plan)
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
     execution = execute(counted)
     return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
 
@@ -72,7 +72,7 @@ def _paced_by(execution: Execution) -> str:
     estimate, plan = execution.plan.predicted.estimate, execution.plan
     filling = (
         plan.microbatches is not None
-        and plan.schedule != "naive"
+        and not schedule(plan.schedule).one_at_a_time
         and plan.slowest_device_s < execution.period_s / 2
     )
     return (

@@ -24,7 +24,7 @@ from partopt.schedules.order import B, F, I, Order, W
 # M      microbatches of an iteration
 
 
-def restated(
+def with_conditions(
     plan: Plan,
     schedule_name: str | None = None,
     microbatches: int | None = None,
@@ -43,7 +43,10 @@ def restated(
     M = None if asynchronous else microbatches or plan.microbatches
     if not asynchronous and M is None:
         raise PartoptError(
-            f"--schedule {name}: needs a number of microbatches", "add --microbatches 64"
+            f"{name} needs a number of microbatches",
+            "add `microbatches=64`",
+            code="microbatches-missing",
+            schedule=name,
         )
     on = topology or plan.topology
     tied = _tied_exchanges_s(plan, on)
@@ -58,7 +61,7 @@ def restated(
     changed = replace(plan, schedule=name, microbatches=M, topology=on, stages=stages, **fields)
     replicas = [stage.replicas for stage in stages]
     if schedule(name).shape != STRAIGHT:
-        counts = _counted(order(name, layout_of(changed)), changed)
+        counts = _count(order(name, layout_of(changed)), changed)
     elif warmups is None:
         counts = [
             (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
@@ -66,11 +69,14 @@ def restated(
         ]
     else:
         counts = [(own, own + 1) for own in warmups]
-    first = counts[0][1] if warmups is not None else noam(len(plan.stages_by_rank()), replicas[0])
+    usual = noam(len(plan.stages_by_rank()), replicas[0])
     return replace(
         changed,
-        noam=first,
-        stages=[holding(stage, *count, name) for stage, count in zip(stages, counts, strict=True)],
+        noam=usual if warmups is None else counts[0][1],
+        stages=[
+            with_counts(stage, first, held, weight_versions(name, held))
+            for stage, (first, held) in zip(stages, counts, strict=True)
+        ],
     )
 
 
@@ -99,11 +105,10 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def holding(stage: Stage, warmup: int, held: int, name: str) -> Stage:
-    """The stage with that warm-up, `held` microbatches in flight, and the memory for them under the
-    schedule `name`.
+def with_counts(stage: Stage, warmup: int, held: int, versions: int) -> Stage:
+    """The stage with that warm-up, `held` microbatches in flight, `versions` of its weights, and
+    the memory for them.
     """
-    versions = weight_versions(name, held)
     memory = device_memory(
         stage.parameter_bytes,
         stage.memory.optimizer_bytes,
@@ -124,7 +129,7 @@ def forwards_first(order: Order, rank: int, s: int) -> int:
     return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
 
 
-def _counted(order: Order, plan: Plan) -> list[tuple[int, int]]:
+def _count(order: Order, plan: Plan) -> list[tuple[int, int]]:
     """Of each stage the forwards before its first backward, and the microbatches that it holds when
     its device is fullest.
 

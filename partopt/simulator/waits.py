@@ -9,6 +9,7 @@ import numpy as np
 from partopt.documents.plan import Stage
 from partopt.documents.simulation import Finding
 from partopt.documents.topology import Level
+from partopt.schedules import SCHEDULES
 from partopt.simulator.case import BUSY, NOTICED, Case, finding
 from partopt.simulator.change import Change, name_option, suggest
 from partopt.units import format_bandwidth, format_seconds
@@ -38,9 +39,10 @@ def _faster(case: Case, level: Level, share: float) -> Change:
         if full is level:
             computing_s = float(case.execution.shares.compute_s.max())
             return _widen(level, busy * case.window_s / (BUSY * computing_s))
-    if case.plan.schedule == "1f1b":
+    deeper = _deeper_schedule(case.plan.schedule)
+    if deeper is not None:
         hides = ", which has more microbatches in flight and hides the latency"
-        return suggest("simulate", hides, schedule="1f1b-eager")
+        return suggest("simulate", hides, schedule=deeper)
     if case.execution.steady is not None:
         return _deepen(case)
     sent = case.execution.timeline.transfers
@@ -48,6 +50,18 @@ def _faster(case: Case, level: Level, share: float) -> Change:
         latency = {level.name: format_seconds(level.latency_s * NOTICED / share)}
         return suggest("simulate", ": it is latency, not bandwidth", latency=latency)
     return _widen(level, share / NOTICED)
+
+
+def _deeper_schedule(name: str) -> str | None:
+    """The synchronous schedule that orders a device as `name` does, with a longer warm-up."""
+    own = SCHEDULES.get(name)
+    if own is None or own.asynchronous or own.kernel is None or not own.takes_warmup:
+        return None
+    for other in SCHEDULES.values():
+        same = other.row is own.row and not other.asynchronous
+        if same and other.kernel is not None and other.kernel.factor > own.kernel.factor:
+            return other.name
+    return None
 
 
 def _widen(level: Level, factor: float) -> Change:

@@ -4,13 +4,17 @@ import pytest
 
 from partopt.documents.profile import Profile
 
-GRAPH = b"""\
-node1 -- Input0 -- forward_compute_time=100.0, backward_compute_time=0.0, activation_size=1000.0, parameter_size=0.0
-node2 -- Conv2d(3, 64) -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=[400.0; 600.0], parameter_size=70.0
-node3 -- Linear(64, 10) -- forward_compute_time=3.0, backward_compute_time=4.0, activation_size=10.0, parameter_size=7.0
-\tnode1 -- node2
-\tnode2 -- node3
-"""
+NODES = [
+    ("node1 -- Input0", 100.0, 0.0, "1000.0", 0.0),
+    ("node2 -- Conv2d(3, 64)", 1.0, 2.0, "[400.0; 600.0]", 70.0),
+    ("node3 -- Linear(64, 10)", 3.0, 4.0, "10.0", 7.0),
+]
+GRAPH = "".join(
+    f"{node} -- forward_compute_time={forward}, backward_compute_time={backward}, "
+    f"activation_size={activation}, parameter_size={parameters}\n"
+    for node, forward, backward, activation, parameters in NODES
+).encode()
+GRAPH += b"\tnode1 -- node2\n\tnode2 -- node3\n"
 
 
 @pytest.fixture
@@ -35,7 +39,8 @@ def test_a_graph_becomes_a_profile_and_then_a_plan(partopt, imported, tmp_path):
 
 def test_a_microbatch_size_that_is_not_given_is_said(imported, tmp_path):
     assert imported(GRAPH, "--name", "mine").err.startswith(
-        "warning: the file does not say its microbatch size; 1 is assumed"
+        f"warning: {tmp_path / 'net.txt'}: the file does not record its microbatch size; 1 is "
+        "assumed"
     )
     assert Profile.load(str(tmp_path / "net.json")).model.name == "mine"
 
@@ -116,7 +121,7 @@ def test_a_module_called_input_that_is_no_source_is_a_layer(imported, tmp_path):
     ]
 
 
-def test_a_short_backward_is_warned_of_and_kept(imported):
+def test_a_short_backward_is_noted_and_kept(imported):
     outcome = imported(
         GRAPH.replace(b"backward_compute_time=4.0", b"backward_compute_time=0.01"),
         "--microbatch-size",

@@ -53,11 +53,11 @@ def test_a_deadlock_is_told_with_rank_and_action(rows):
     "change, error",
     [
         (lambda rows: rows[2].pop(0), "rank 2: 2F0 is missing"),
-        (lambda rows: rows[1].append("1F0"), "rank 1: 1F0 is there for the second time"),
-        (lambda rows: rows[0].append("9F0"), "rank 0: 9F0 is of no stage"),
+        (lambda rows: rows[1].append("1F0"), "rank 1: 1F0 occurs twice"),
+        (lambda rows: rows[0].append("9F0"), "rank 0: 9F0 names an unknown stage"),
         (lambda rows: rows.pop(), "3 rows for the 4 ranks of a pipeline"),
-        (lambda rows: rows[0].insert(1, "hello"), 'row 1, cell 2: "hello" is no action'),
-        (lambda rows: rows.clear(), "no action in it"),
+        (lambda rows: rows[0].insert(1, "hello"), 'row 1, cell 2: unrecognised action "hello"'),
+        (lambda rows: rows.clear(), "it has no actions"),
     ],
 )
 def test_a_malformed_order(rows, tmp_path, change, error):

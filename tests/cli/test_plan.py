@@ -143,7 +143,7 @@ class TestMistakes:
             (["--memory", "16 GB/s"], "--memory: '16 GB/s' is a rate, not a size"),
             (["--memory", "-1 GB"], "--memory: '-1 GB' is not a quantity"),
             (["--memory", ""], "--memory: '' is not a quantity"),
-            (["--memory", "0 GB"], "--memory: 0 bytes is no device"),
+            (["--memory", "0 GB"], "--memory 0 GB: must be positive"),
             (
                 ["--schedule", "1f1b"],
                 "--schedule 1f1b: needs either --microbatches or --global-batch",
@@ -178,7 +178,7 @@ class TestMistakes:
             (["--replicas", "5"], "--replicas: 5 devices needed, 4 there"),
             (
                 ["--cuts", "2", "--planner", "gpipe"],
-                "--planner gpipe: --cuts and --replicas go with the planner manual",
+                "--planner gpipe: --cuts and --replicas go with --planner manual",
             ),
             (["--planner", "gpipe", "--cost", "no-such-file"], "no-such-file: no such file"),
         ],
@@ -205,10 +205,10 @@ class TestMistakes:
             (b"", "0 costs for 6 layers"),
             (b"1 2 3 4 5 six", "not a list of numbers"),
             (b"\xff", "not a list of numbers"),
-            (b"1 2 3 4 5 nan", "costs are finite and not negative, and not all zero"),
-            (b"1 2 3 4 5 inf", "costs are finite and not negative, and not all zero"),
-            (b"1 2 3 4 5 -6", "costs are finite and not negative, and not all zero"),
-            (b"0 0 0 0 0 0", "costs are finite and not negative, and not all zero"),
+            (b"1 2 3 4 5 nan", "must be finite and not negative, and not all zero"),
+            (b"1 2 3 4 5 inf", "must be finite and not negative, and not all zero"),
+            (b"1 2 3 4 5 -6", "must be finite and not negative, and not all zero"),
+            (b"0 0 0 0 0 0", "must be finite and not negative, and not all zero"),
         ],
     )
     def test_of_a_cost_file(self, planned, tmp_path, content, error):
@@ -355,7 +355,7 @@ class TestWhatDoesNotFit:
         )
         assert outcome.code == 1
         assert outcome.errors == [
-            "the plan does not fit: a device of stage 0 needs 16 GB, 13 GB more than there is"
+            "the plan does not fit: a device of stage 0 needs 16 GB, which exceeds the limit by 13 GB"
         ]
         assert outcome.hints == [
             "this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"

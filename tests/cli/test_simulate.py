@@ -246,7 +246,7 @@ def test_a_plan_of_an_unknown_schedule(partopt, plan_file, tmp_path):
     outcome = partopt("simulate", tmp_path / "x.json")
     assert (outcome.code, outcome.errors) == (
         2,
-        [f'{tmp_path / "x.json"}: schedule: there is no "1f2b"'],
+        [f'{tmp_path / "x.json"}: schedule: unknown schedule "1f2b"'],
     )
     assert (
         partopt("simulate", tmp_path / "x.json", "--schedule", "1f1b", "--microbatches", 8).code

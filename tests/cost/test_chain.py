@@ -1,6 +1,7 @@
 import pytest
 
 from partopt.cost.chain import chain_of, coarsened
+from partopt.cost.microbatch import measurement_at
 from partopt.errors import PartoptError
 from tests.helpers import measurement, out_of_memory, profile_of
 
@@ -67,6 +68,23 @@ def test_between_two_measured_sizes_every_layer_is_interpolated():
     high = measurement([3.0, 10.0], [4.0, 40.0], output_bytes=[200, 0], microbatch_size=4)
     chain = chain_of(profile_of([low, high]), 3)
     assert (chain.f.tolist(), chain.g.tolist(), chain.a.tolist()) == ([2, 10], [3, 30], [0, 150, 0])
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(2, 0.5), (3, 0.75), (4, 1.0), (6, 2.0), (8, 3.0)])
+def test_the_optimizer_step_is_interpolated_where_it_was_measured_on_both_sides(size, seconds):
+    """Measured at 2, 4 and 8: 0.5, 1 and 3 s."""
+    steps = {2: 0.5, 4: 1.0, 8: 3.0}
+    sizes = [measurement([1.0], microbatch_size=b, optimizer_s=step) for b, step in steps.items()]
+    assert measurement_at(profile_of(sizes), size).optimizer_s == seconds
+
+
+@pytest.mark.parametrize("steps", [(None, 1.0), (0.5, None), (None, None)])
+def test_without_the_optimizer_step_of_one_side_there_is_none_between(steps):
+    sizes = [
+        measurement([1.0], microbatch_size=b, optimizer_s=step)
+        for b, step in zip((2, 4), steps, strict=True)
+    ]
+    assert measurement_at(profile_of(sizes), 3).optimizer_s is None
 
 
 @pytest.mark.parametrize(

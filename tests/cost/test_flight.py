@@ -1,9 +1,6 @@
 import pytest
 
 from partopt.cost.flight import (
-    ASYNCHRONOUS,
-    CHUNKED,
-    SYNCHRONOUS,
     blocking_warmups,
     chunks_in_flight,
     in_flight,
@@ -11,10 +8,6 @@ from partopt.cost.flight import (
     warmup,
     weight_versions,
 )
-from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules import in_flight as counted
-from partopt.schedules.layout import STRAIGHT
-from tests.schedules.executed import built, chunks
 
 
 @pytest.mark.parametrize(
@@ -85,32 +78,6 @@ def test_interleaving_four_stages_with_two_chunks_each():
     """M = 8, v = 2, S = 4: 2(S-1-s) + (v-1)S + 1, at most Mv = 16."""
     assert [chunks_in_flight("interleaved", p, 4, 2, 8) for p in range(4)] == [11, 9, 7, 5]
     assert chunks_in_flight("interleaved", 0, 4, 2, 4) == 8
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_formula_is_what_the_schedule_holds(schedule):
-    tried = 0
-    for P in (1, 2, 3, 4, 6):
-        for v in chunks(schedule):
-            for M in (1, 2, 3, 4, 6, 7, 10, 12, 24):
-                if refusal(schedule, P, v, M) is None:
-                    expected = counted.in_flight(built(schedule, P, v, M)).tolist()
-                    if schedule in CHUNKED:
-                        assert [
-                            chunks_in_flight(schedule, p, P, v, M) for p in range(P)
-                        ] == expected, (P, v, M)
-                    else:
-                        assert [
-                            min(M, in_flight(schedule, p, [1] * P, M)) for p in range(P)
-                        ] == expected, (P, M)
-                    tried += 1
-    assert tried >= 10
-
-
-def test_the_schedules_known_here_are_those_that_there_are():
-    assert {*ASYNCHRONOUS, *SYNCHRONOUS, *CHUNKED} == SCHEDULES.keys()
-    assert set(ASYNCHRONOUS) == {name for name, entry in SCHEDULES.items() if entry.asynchronous}
-    assert set(CHUNKED) == {name for name, entry in SCHEDULES.items() if entry.shape != STRAIGHT}
 
 
 def test_weight_versions():

@@ -243,3 +243,82 @@ def test_gradients_exchanged_once_an_iteration_pace_nothing():
     partition = Partition(CONTIGUOUS, consecutive([0, 1], [2]))
     assert str(binding(partition, given)) == "compute of stage 0"
     assert iteration_s(partition, given) == 96 + 10
+
+
+def test_a_cut_carries_every_microbatch_of_an_iteration():
+    """Two stages of 3 s, 5 bytes between them at 1 byte/s, four microbatches: a port is busy for
+    4 * 5 s, of which the pass counts 3.
+    """
+    given = problem(layers(2, cut=5), topology((2, 1.0)), schedule="1f1b", microbatches=4)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given) == 2 * 3 + 4 * 5 - 3
+
+
+def test_replicas_take_turns_at_a_cut_and_each_has_a_port():
+    """A 2-1 split, three microbatches of 8 bytes: 3 * 8 / 2 s on two ports, 3 * 8 s on one. On a
+    bus both ways pass one after the other: 3 * 2 * 8 s.
+    """
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1]))
+    given = problem(layers(2, cut=8), topology((3, 1.0)), schedule="1f1b", microbatches=3)
+    assert iteration_s(partition, given) == 2 * 3 + 3 * 8 - 3
+    shared = replace(given, topology=topology((3, 1.0), bus=True))
+    assert iteration_s(partition, shared) == 2 * 3 + 3 * 2 * 8 - 3
+    wide = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 2]))
+    four = replace(given, topology=topology((4, 1.0)))
+    assert iteration_s(wide, four) == 2 * 3 + 3 * 8 / 2 - 3
+
+
+@pytest.mark.parametrize(("replicas", "cuts"), [([1, 1, 2], [2, 8]), ([2, 1, 1], [8, 2])])
+def test_each_of_a_stages_cuts_may_pace_an_iteration(replicas, cuts):
+    """Three microbatches; 8 bytes leave the stage in the middle by one port and its neighbour by
+    two.
+    """
+    model = chain([1] * 3, [2] * 3, cuts, [0] * 3)
+    given = problem(model, topology((4, 1.0)), schedule="1f1b", microbatches=3)
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2, 3], replicas))
+    assert iteration_s(partition, given) == 3 * 3 + 3 * 8 - 3
+
+
+def test_with_serial_transfers_the_fullest_replica_waits_for_its_own_messages():
+    """A 2-2 split, three microbatches of 8 bytes: two of them on the fullest replica, each of 3 s
+    and 2 * 8 s of messages.
+    """
+    given = problem(
+        layers(2, cut=8),
+        topology((4, 1.0)),
+        schedule="1f1b",
+        microbatches=3,
+        serial_transfers=True,
+    )
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 2]))
+    assert iteration_s(partition, given) == 2 * 3 + 2 * (3 + 2 * 8) - 3
+
+
+def test_a_flow_names_the_outermost_level_that_it_crosses():
+    """Servers of 4: ranks 0-1 and 2-5 and 6-7. The second stage's gradients and both cuts' messages
+    cross servers, the others' gradients stay inside.
+    """
+    profile = profile_of(
+        [measurement([2.0, 4.0, 2.0], output_bytes=[8, 8, 0])], parameter_bytes=[4, 4, 4]
+    )
+    given = problem_of(profile, topology((4, 1e9), (2, 1e6)))
+    plan = price(Partition(CONTIGUOUS, consecutive([0, 1, 2, 3], [2, 4, 2])), given, "manual")
+    found = [
+        (flow.kind, flow.stage if flow.kind == "allreduce" else flow.source, flow.level)
+        for flow in plan.communication
+    ]
+    assert found == [
+        ("allreduce", 0, "level1"),
+        ("send", 0, "level2"),
+        ("send", 1, "level2"),
+        ("allreduce", 1, "level2"),
+        ("send", 1, "level2"),
+        ("send", 2, "level2"),
+        ("allreduce", 2, "level1"),
+    ]
+
+
+def test_a_message_inside_a_server_names_its_level():
+    profile = profile_of([measurement([2.0, 4.0], output_bytes=[8, 0])])
+    given = problem_of(profile, topology((2, 1e9), (2, 1e6)))
+    plan = price(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given, "manual")
+    assert [flow.level for flow in plan.communication] == ["level1", "level1"]

@@ -1,16 +1,29 @@
 """The worked examples of docs/extending.md, run as they are printed."""
 
 import sys
+import tomllib
 import types
+from dataclasses import replace
 
-from partopt import planners, schedules
+import pytest
+
+from partopt import importers, planners, schedules
 from partopt.cost.problem import problem_of
+from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.schedules.check import check
+from partopt.schedules.entry import StageCounts
+from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import Layout
+from partopt.search.schedule import search_schedules
+from partopt.simulator import judged, simulation_of
+from partopt.simulator.restate import layout_of
 from tests.docs.documents import blocks, read
 from tests.helpers import flat, uniform_profile
 
-PLANNER, PLANNER_LINE, SCHEDULE = blocks(read("extending.md"), "python")
+EXTENDING = read("extending.md")
+PLANNER, PLANNER_LINE, SCHEDULE, SCHEDULE_LINE, IMPORTER = blocks(EXTENDING, "python")
+ADDED = "1f1b-patient"
 
 
 def put_in_place(monkeypatch, name: str, source: str) -> None:
@@ -19,23 +32,108 @@ def put_in_place(monkeypatch, name: str, source: str) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_the_planner_of_the_example_plans_once_it_is_registered(monkeypatch):
+@pytest.fixture
+def even(monkeypatch):
     [(name, entry)] = eval(f"{{{PLANNER_LINE}}}", {"Planner": planners.Planner}).items()
     put_in_place(monkeypatch, entry.module, PLANNER)
-    monkeypatch.setitem(planners.PLANNERS, name, entry)
-    plan = planners.plan(name, problem_of(uniform_profile(10), flat(4)))
+    monkeypatch.setitem(planners.PLANNERS.builtin, name, entry)
+    return name
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The schedule of the example, added by its file and its line."""
+    [(name, reference)] = eval(f"{{{SCHEDULE_LINE}}}").items()
+    put_in_place(monkeypatch, reference.partition(":")[0], SCHEDULE)
+    monkeypatch.setitem(schedules.SCHEDULES.builtin, name, reference)
+    return name
+
+
+def test_the_planner_of_the_example_plans_once_it_is_registered(even):
+    plan = planners.plan(even, problem_of(uniform_profile(10), flat(4)))
     assert plan.planner == "even"
     assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 2), (2, 5), (5, 7), (7, 10)]
     assert list(plan.faults()) == []
 
 
-def test_the_schedule_of_the_example_is_an_order_once_it_is_registered(monkeypatch):
-    put_in_place(monkeypatch, "partopt.schedules.backlog", SCHEDULE)
-    monkeypatch.setitem(
-        schedules.SCHEDULES, "backlog", schedules.Schedule("partopt.schedules.backlog", "two ahead")
-    )
-    layout = Layout([[0], [1]], 2, 4)
-    order = schedules.order("backlog", layout)
+def test_the_schedule_of_the_example_is_an_order_once_it_is_registered(patient):
+    layout = Layout([[0], [1]], 2, 5)
+    order = schedules.order(patient, layout)
     check(order, layout)
-    assert order.names(0) == ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3", "0U"]
-    assert order.names(1) == ["1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3", "1U"]
+    first = ["0F0", "0F1", "0F2", "0F3", "0B0", "0F4", "0B1", "0B2", "0B3", "0B4", "0U"]
+    assert order.names(0) == first
+    assert order.names(1)[:4] == ["1F0", "1B0", "1F1", "1B1"]
+
+
+@pytest.mark.parametrize("planner", ["gpipe", "optimal", "pipedream", "data_parallel"])
+def test_plans_for_it_hold_what_its_order_holds(patient, planner):
+    """In the plan, in the simulation and counted exactly, with and without a memory limit."""
+    for memory_bytes in (None, 50_000_000):
+        problem = problem_of(
+            uniform_profile(8),
+            flat(4),
+            schedule=patient,
+            microbatches=16,
+            memory_bytes=memory_bytes,
+        )
+        plan = judged(planners.plan(planner, problem))
+        order = schedules.order(patient, layout_of(plan))
+        peaks = in_flight(order)
+        assert peaks.tolist() == simulation_of(plan).peak_in_flight.tolist()
+        for stage in plan.stages:
+            assert stage.in_flight == max(peaks[stage.ranks])
+
+
+def test_four_stages_hold_three_for_each_device_downstream_and_one(patient):
+    problem = problem_of(uniform_profile(8), flat(4), schedule=patient, microbatches=16)
+    plan = planners.plan("gpipe", problem)
+    assert [stage.in_flight for stage in plan.stages] == [10, 7, 4, 1]
+    assert [stage.warmup for stage in plan.stages] == [9, 6, 3, 0]
+    assert [stage.weight_versions for stage in plan.stages] == [1, 1, 1, 1]
+
+
+def test_the_automatic_search_tries_it(patient):
+    """Each of 1f1b, 1f1b-eager and the added schedule fills and drains alike."""
+    found = search_schedules(Job(uniform_profile(8), flat(4), schedule="auto", microbatches=8))
+    assert patient in {plan.schedule for plan in found}
+    assert {"1f1b", "zbv", "interleaved"} < {plan.schedule for plan in found}
+
+
+def test_a_schedule_that_compiled_code_cannot_count_is_left_to_the_other_planners(
+    patient, monkeypatch
+):
+    entry = schedules.schedule(patient)
+    assert isinstance(entry.counts, StageCounts)
+    own = replace(entry, counts=replace(entry.counts, kernel=None))
+    monkeypatch.setitem(schedules.SCHEDULES.builtin, patient, own)
+    problem = problem_of(uniform_profile(8), flat(4), schedule=patient, microbatches=8)
+    assert planners.plan("gpipe", problem).stages[0].in_flight == 8
+    with pytest.raises(PartoptError) as raised:
+        planners.plan("optimal", problem)
+    assert raised.value.code == "planner-cannot-plan-for-schedule"
+    assert "`planner=gpipe`" in raised.value.hint
+    assert "optimal" not in raised.value.hint
+
+
+def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):
+    [reference] = [
+        line for line in EXTENDING.split("`") if line.startswith('"seconds": "partopt.importers')
+    ]
+    [(name, reference)] = eval(f"{{{reference}}}").items()
+    put_in_place(monkeypatch, reference.partition(":")[0], IMPORTER)
+    monkeypatch.setitem(importers.IMPORTERS.builtin, name, reference)
+    found = importers.IMPORTERS[name]("embed 1 2\nhead 0.5 1.5\n", "own.txt", "own", 4)
+    assert [layer.name for layer in found.layers] == ["embed", "head"]
+    assert [each.backward_s for each in found.measurements[0].layers] == [2.0, 1.5]
+    assert list(found.faults()) == []
+    with pytest.raises(PartoptError) as raised:
+        importers.IMPORTERS[name]("embed 1\nhead 1 1\nx y z\n", "own.txt", "own", 4)
+    assert [part.fields for part in raised.value.parts] == [{"line": 1}, {"line": 3}]
+
+
+def test_the_entry_points_are_of_the_groups_that_are_searched():
+    [text] = blocks(EXTENDING, "toml")
+    points = tomllib.loads(text)["project"]["entry-points"]
+    registries = (schedules.SCHEDULES, planners.PLANNERS, importers.IMPORTERS)
+    assert points.keys() == {own.group for own in registries}
+    assert ADDED in points["partopt.schedules"]

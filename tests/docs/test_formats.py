@@ -10,7 +10,6 @@ import yaml
 
 from partopt import planners, units
 from partopt.cost.problem import problem_of
-from partopt.documents import topology
 from partopt.documents.comparison import Comparison
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan

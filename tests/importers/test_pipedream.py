@@ -7,7 +7,7 @@ import pytest
 from partopt import planners
 from partopt.cost.chain import chain_of
 from partopt.cost.problem import problem_of
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 from partopt.importers.pipedream import read
 from tests.helpers import ROOT
 from tests.planners.problems import topology
@@ -93,12 +93,42 @@ def test_branches_that_end_in_getitem_are_dropped():
     ]
 
 
-def test_a_backward_under_a_tenth_of_the_forward_is_kept_and_warned_of():
-    with pytest.warns(
-        PartoptWarning, match=r"node1 \(LSTM\): the backward takes 0.1 ms, the forward 5 ms"
-    ):
-        profile = read(graph([node(1, "LSTM(1, 1)", 5, 0.1)], []), "graph.txt", "model", 1)
+def test_a_backward_under_a_tenth_of_the_forward_is_kept_and_noted():
+    profile = read(graph([node(1, "LSTM(1, 1)", 5, 0.1)], []), "graph.txt", "model", 1)
+    [note] = profile.notes
+    assert (note.code, note.fields) == ("short-backward", {"layer": "node1"})
+    assert note.text.startswith(
+        "graph.txt: node1 (LSTM): the backward takes 0.1 ms, the forward 5 ms: a measuring fault?"
+    )
     assert profile.measurements[0].layers[0].backward_s == 0.0001
+
+
+def test_only_a_backward_under_a_tenth_of_the_forward_is_a_likely_fault():
+    """5 ms forward: 0.49 ms are, 0.5 ms are not; nor is a layer without parameters, whose backward
+    may take nothing.
+    """
+    nodes = [node(1, "A()", 5, 0.49), node(2, "B()", 5, 0.5), node(3, "C()", 5, 0, parameters=0)]
+    notes = read(graph(nodes, [(1, 2), (2, 3)]), "graph.txt", "model", 1).notes
+    assert [note.text.split(" (")[0] for note in notes] == ["graph.txt: node1"]
+
+
+def test_a_microbatch_size_that_is_not_given_is_assumed_and_noted():
+    profile = read(graph([node(1, "A()")], []), "graph.txt", "model")
+    assert profile.measurements[0].microbatch_size == 1
+    assert [note.code for note in profile.notes] == ["assumed-microbatch-size"]
+    assert read(graph([node(1, "A()")], []), "graph.txt", "model", 1).notes == []
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "2", True])
+def test_a_microbatch_size_that_cannot_be_is_refused(size):
+    with pytest.raises(PartoptError, match=r"`microbatch_size=.*`: expected a whole number"):
+        read(graph([node(1, "A()")], []), "graph.txt", "model", size)
+
+
+def test_control_characters_do_not_come_in():
+    with pytest.raises(PartoptError) as raised:
+        read(graph([node(1, "A\x1b[31m()")], []), "graph.txt", "model", 1)
+    assert raised.value.message == ("graph.txt: line 1: node: has the control character '\\x1b'")
 
 
 def test_every_malformed_line_is_named():
@@ -125,7 +155,6 @@ def test_every_malformed_line_is_named():
     "name, layers, milliseconds",
     [("vgg16", 40, 672.5), ("resnet50", 176, 443.4), ("gnmt", 37, 89.4)],
 )
-@pytest.mark.filterwarnings("ignore:gnmt")
 def test_published_graphs(name, layers, milliseconds):
     profile = read(published(name), name, name, 128)
     assert len(profile.layers) == layers

@@ -95,7 +95,7 @@ def test_more_stages_than_layers_or_devices_are_refused(name, stages, what):
 
 
 def test_an_unknown_planner_is_answered_with_the_nearest_known():
-    with pytest.raises(PartoptError, match="no such planner") as raised:
+    with pytest.raises(PartoptError, match="unknown planner") as raised:
         planners.plan("pipedreams", problem_of(profile(2), topology((2, 1e6))))
     assert raised.value.hint == 'did you mean "pipedream"?'
 

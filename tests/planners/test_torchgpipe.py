@@ -1,6 +1,7 @@
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,3 +33,58 @@ def test_the_largest_and_the_smallest_block_differ_by_no_more_than_the_largest_l
     bounds = balance([float(cost) for cost in costs], K)
     blocks = [sum(costs[start:stop]) for start, stop in pairwise(bounds)]
     assert max(blocks) - min(blocks) <= max(costs)
+
+
+def blocks_by_the_published_search(costs: list[int], K: int) -> list[list[int]]:
+    """Bárány and Grinberg's search with lists of layers for blocks, as long as no block would be
+    left empty: of the smallest blocks that nearest to the largest takes the layer beside it.
+    """
+    ends = [len(costs) * k // K for k in range(K + 1)]
+    blocks = [costs[start:stop] for start, stop in pairwise(ends)]
+    while max(map(sum, blocks)) - min(map(sum, blocks)) > max(costs):
+        sums = [sum(block) for block in blocks]
+        p = sums.index(max(sums))
+        q = min((k for k in range(K) if sums[k] == min(sums)), key=lambda k: (abs(k - p), k))
+        if q < p:
+            blocks[q].append(blocks[q + 1].pop(0))
+        else:
+            blocks[q].insert(0, blocks[q - 1].pop())
+        if not all(blocks):
+            return []
+    return blocks
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=16), st.data())
+def test_the_blocks_are_those_of_the_published_search(costs, data):
+    """Where that leaves a block empty it goes another way, and here a neighbour gives."""
+    K = data.draw(st.integers(2, len(costs)))
+    blocks = blocks_by_the_published_search(costs, K)
+    if blocks:
+        assert balance(costs, K) == [0, *accumulate(len(block) for block in blocks)]
+
+
+@pytest.mark.parametrize(
+    ("costs", "K", "bounds"),
+    [
+        # two of the cases that torchgpipe's own tests have
+        ([1, 2, 3, 4, 5, 6], 2, [0, 4, 6]),
+        ([6, 5, 4, 3, 2, 1], 2, [0, 2, 6]),
+        # 12 | 2 | 12: of the largest the first gives; 8 | 6 | 12, the last gives; 8 | 10 | 8
+        ([4, 4, 4, 1, 1, 0, 4, 4, 4], 3, [0, 2, 7, 9]),
+        # 2 | 2 | 16: of the smallest the one beside the largest takes; 2 | 10 | 8
+        ([1, 1, 1, 1, 8, 8], 3, [0, 2, 5, 6]),
+        # 16 | 2 | 2: likewise; 8 | 10 | 2
+        ([8, 8, 1, 1, 1, 1], 3, [0, 1, 4, 6]),
+        # 2 | 10 | 2: of two as near the first takes; 7 | 5 | 2
+        ([1, 1, 5, 5, 1, 1], 3, [0, 3, 4, 6]),
+        # 6 | 4 | 3: nothing moves where the two differ by no more than the largest layer
+        ([3, 3, 3, 1, 1, 1, 1], 3, [0, 2, 4, 7]),
+        # 1 | 2 | 18: block 1 keeps its one layer, so that the largest gives for it; 3 | 9 | 9
+        ([1, 2, 9, 9], 3, [0, 2, 3, 4]),
+        # 5 | 18 | 2 | 1: likewise to the other side; 5 | 9 | 9 | 3
+        ([5, 9, 9, 2, 1, 0], 4, [0, 1, 2, 3, 6]),
+    ],
+)
+def test_moves_by_hand(costs, K, bounds):
+    assert balance([float(cost) for cost in costs], K) == bounds

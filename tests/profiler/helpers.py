@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt.documents.profile import Measurement, Profile
-from partopt.profiler import ModelSource, find_model, profile_model
+from partopt.documents.profile import Measurement, Model, Profile
+from partopt.profiler import ModelSource, find_model
+from partopt.profiler.session import measure_subject
+from partopt.profiler.settings import check_settings
+from partopt.profiler.subject import Subject
 
 # found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
 # declared what it lacks
@@ -63,21 +66,25 @@ def linear(inputs: int = 4, outputs: int = 4) -> nn.Linear:
 def structure(
     model: nn.Module,
     example_inputs: Callable[[int], Any] = lambda size: torch.randn(size, 4),
+    loss_fn: Any = None,
+    clock: Any = None,
     **options: Any,
 ) -> Profile:
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
-    return profile_model(
-        model,
-        example_inputs,
+    settings = check_settings(
         **{
             "microbatch_sizes": [1],
-            "steps": 1,
-            "clock": FakeClock(),
-            "granularity": "leaf",
             "device": "cpu",
+            "dtype": "float32",
+            "granularity": "leaf",
+            "units": (),
+            "steps": 1,
+            "progress": None,
             **options,
-        },
+        }
     )
+    subject = Subject(model, example_inputs, loss_fn, settings, clock or FakeClock())
+    return measure_subject(subject, Model(name=type(model).__name__))
 
 
 def names(profile: Profile) -> list[str]:

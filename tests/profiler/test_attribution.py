@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt.profiler import profile_model
+from partopt.profiler import measure
 
 FORWARD_S = [0.005, 0.020, 0.010, 0.030]  # and twice that backward
 TRUE_SHARES = [seconds / sum(FORWARD_S) for seconds in FORWARD_S]
@@ -48,13 +48,12 @@ def spin(seconds: float) -> None:
         pass
 
 
-@pytest.mark.filterwarnings("ignore:processor and wall time:partopt.errors.PartoptWarning")
 def test_each_layer_is_charged_its_share_of_the_forward_and_of_the_backward() -> None:
     """Shares within ten percent of the true ones; a machine at work gets three tries."""
     tries = []
     for _ in range(3):
         model = nn.Sequential(*[Spinner(forward_s) for forward_s in FORWARD_S])
-        profile = profile_model(
+        profile = measure(
             model, lambda size: torch.randn(size, 4), microbatch_sizes=[1], steps=5, device="cpu"
         )
         layers = profile.measurements[0].layers

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from partopt.profiler import profile_source
-from tests.profiler.helpers import example, layer_seconds, needs_torchvision
+from partopt.profiler import measure_source
+from tests.profiler.helpers import EXAMPLES, layer_seconds, needs_torchvision
 
 MODELS = {
     "gpt": ({"layers": 4, "width": 256, "context": 64}, 2),
@@ -17,7 +17,6 @@ MODELS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:processor and wall time:partopt.errors.PartoptWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torchvision")
 @pytest.mark.parametrize(
     "name",
@@ -29,11 +28,14 @@ MODELS = {
 )
 def test_the_layers_cover_the_bare_step_within_ten_percent(name: str) -> None:
     arguments, size = MODELS[name]
-    source = example(name, **arguments)
     tries = []
     for _ in range(3):
-        [measurement] = profile_source(
-            source, microbatch_sizes=[size], steps=7, device="cpu"
+        [measurement] = measure_source(
+            EXAMPLES / f"{name}.py",
+            arguments=arguments,
+            microbatch_sizes=[size],
+            steps=7,
+            device="cpu",
         ).measurements
         assert measurement.coverage == pytest.approx(
             layer_seconds(measurement) / measurement.step_s

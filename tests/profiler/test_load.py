@@ -99,10 +99,14 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
         (
             "raise ValueError('no GPU today')\n",
             "raised ValueError: no GPU today (net.py, line 1)",
-            "--debug",
+            "correct the model file",
         ),
-        ("import sys\nsys.exit(3)\n", "raised SystemExit: 3 (net.py, line 2)", "--debug"),
-        ("def build(:\n", "raised SyntaxError", "--debug"),
+        (
+            "import sys\nsys.exit(3)\n",
+            "raised SystemExit: 3 (net.py, line 2)",
+            "correct the model file",
+        ),
+        ("def build(:\n", "raised SyntaxError", "correct the model file"),
         (
             "import no_such_library\n",
             "needs no_such_library, which is not installed",
@@ -127,12 +131,12 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
         (
             INPUTS + "def build(): return nn.Linear(2, -1)\n",
             "build: raised RuntimeError: Trying to create tensor with negative dimension",
-            "--debug",
+            "correct the model file",
         ),
         (
             INPUTS + "def build(depth): return nn.Linear(2, depth)\n",
             'needs the argument "depth"',
-            "--set depth=",
+            "add depth=... to `arguments`",
         ),
     ],
 )
@@ -167,7 +171,7 @@ def test_an_unknown_argument_is_answered_with_the_nearest(tmp_path: Path) -> Non
     error = refusal(
         write(tmp_path, INPUTS + "def build(layers=1): return nn.Linear(2, 2)\n"), layer=3
     )
-    assert error.message.startswith("--set layer:")
+    assert error.message.startswith("`arguments`: ")
     assert error.hint == 'did you mean "layers"?'
 
 
@@ -195,3 +199,28 @@ def test_running_out_of_memory_passes_through(tmp_path: Path) -> None:
     path = write(tmp_path, INPUTS + "def build(): raise torch.OutOfMemoryError('full')\n")
     with pytest.raises(torch.OutOfMemoryError):
         find_model(path).build()
+
+
+@pytest.mark.parametrize("source", [None, 3, ""])
+def test_what_is_no_source_is_refused(source: object) -> None:
+    with pytest.raises(PartoptError, match="not a file or a dotted module") as caught:
+        find_model(source)
+    assert caught.value.fields["option"] == "source"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layers"], "not a mapping of names to values"),
+        ({3: 4}, "not a mapping of names to values"),
+        ({"depth": float("nan")}, "depth: nan is not a finite number"),
+        ({"title": "\x1b"}, "title: has the control character"),
+    ],
+)
+def test_arguments_that_a_profile_could_not_record_are_refused(
+    tmp_path: Path, arguments: object, message: str
+) -> None:
+    path = write(tmp_path, INPUTS + "def build(**options): return nn.Linear(2, 2)\n")
+    with pytest.raises(PartoptError) as caught:
+        find_model(path, arguments)
+    assert caught.value.message.startswith(f"`arguments`: {message}")

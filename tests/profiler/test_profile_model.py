@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 from partopt.documents import profile as documents
 from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
-from partopt.profiler import ProfilingStopped, find_model, profile_model, profile_source
-from partopt.profiler.measure import _summary
+from partopt.profiler import ProfilingStopped, measure, measure_source
+from partopt.profiler.measurer import Structure, _summary
 from partopt.profiler.timeline import LayerTimes
-from tests.profiler.helpers import FakeClock, Parts, example, linear, needs_transformers, structure
+from tests.profiler.helpers import EXAMPLES, Parts, linear, needs_transformers, structure
 
 
 def vectors(size: int) -> Tensor:
@@ -86,7 +87,7 @@ def test_when_no_size_fits_the_answer_is_no() -> None:
     with pytest.raises(PartoptError) as caught:
         structure(Full({2, 4}, OUT_OF_MEMORY["cuda"]), vectors, microbatch_sizes=[2, 4])
     assert caught.value.message == "every microbatch size ran out of memory"
-    assert caught.value.hint == "try a smaller size: --microbatch 1"
+    assert caught.value.hint == "try a smaller size: `microbatch_sizes=[1]`"
     assert caught.value.exit_code == 1
 
 
@@ -114,28 +115,67 @@ def test_sizes_are_measured_once_each_the_smallest_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"microbatch_sizes": [2, 0]}, "--microbatch: 0 is not a microbatch size", "from 1"),
-        ({"microbatch_sizes": []}, "--microbatch: no size given", "from 1"),
-        ({"steps": 0}, "--steps: 0 steps measure nothing", "at least 1"),
-        ({"granularity": "blok"}, "--granularity: blok is not known", 'did you mean "block"?'),
+        ({"microbatch_sizes": [2, 0]}, "=[2, 0]`: 0 is not a microbatch size", "from 1"),
+        ({"microbatch_sizes": [2.0]}, "=[2.0]`: 2.0 is not a microbatch size", "from 1"),
+        ({"microbatch_sizes": [True]}, "=[True]`: True is not a microbatch size", "from 1"),
+        ({"microbatch_sizes": []}, "=[]`: no size given", "from 1"),
+        ({"microbatch_sizes": "1,2"}, "=1,2`: not a list of sizes", "from 1"),
+        ({"microbatch_sizes": 4}, "=4`: not a list of sizes", "from 1"),
+        ({"steps": 0}, "=0`: expected a whole number >= 1", "10 steps"),
+        ({"steps": 2.5}, "=2.5`: expected a whole number, found a number", "10 steps"),
         (
-            {"dtype": "float3"},
-            "--dtype float3: not a dtype that partopt measures",
-            'did you mean "float32"?',
+            {"granularity": "blok"},
+            "=blok`: not a granularity that partopt knows",
+            'did you mean "block"?',
         ),
         (
-            {"device": "gpu"},
-            "--device gpu: not a device that partopt measures",
-            'did you mean "cpu"?',
+            {"dtype": "float3"},
+            "=float3`: not a dtype that partopt measures",
+            'did you mean "float32"?',
+        ),
+        ({"dtype": None}, "=None`: not a dtype that partopt measures", "known: float32"),
+        ({"device": "gpu"}, "=gpu`: not a device that partopt measures", 'did you mean "cpu"?'),
+        ({"units": "h.*"}, "=h.*`: not a list of patterns", "list patterns"),
+        ({"units": [3]}, "=3`: not a pattern", "list patterns"),
+        ({"units": ["h.*"]}, "=h.*`: matches no module that the forward calls", "known: none"),
+        ({"progress": 3}, "=3`: of type int, not a function", "leave it out"),
+        ({"loss_fn": 3}, "=3`: of type int, not a function", "leave it out"),
+        ({"name": ""}, "=`: not a name", "short text"),
+        (
+            {"name": "\x1b[31m"},
+            "=\\x1b[31m`: name: has the control character '\\x1b'",
+            "printable characters",
         ),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], message: str, hint: str) -> None:
+    [option] = options
     with pytest.raises(PartoptError) as caught:
-        structure(linear(), vectors, **options)
-    assert caught.value.message == message
+        measure(linear(), vectors, **{"device": "cpu", "steps": 1, **options})
+    assert caught.value.message == f"`{option}{message}"
     assert hint in caught.value.hint
-    assert caught.value.exit_code == 2
+    assert (caught.value.exit_code, caught.value.fields["option"]) == (2, option)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(
+        PartoptError, match=r"the model is of type str, not an nn\.Module"
+    ) as caught:
+        measure("gpt.py", vectors)
+    assert caught.value.code == "not-a-module"
+
+
+def test_inputs_that_are_no_function_are_refused() -> None:
+    with pytest.raises(PartoptError, match="example_inputs is of type Tensor, not a function"):
+        measure(linear(), vectors(1))
+
+
+def test_a_source_takes_the_options_of_a_model() -> None:
+    of_model, of_source = (inspect.signature(each).parameters for each in (measure, measure_source))
+    options = {name: each for name, each in of_model.items() if each.kind is each.KEYWORD_ONLY}
+    del options["loss_fn"]  # the source has its own
+    assert options == {name: of_source[name] for name in options}
+    assert set(of_source) - set(options) == {"source", "arguments"}
 
 
 def frozen() -> nn.Module:
@@ -190,7 +230,12 @@ def test_errors_of_the_model_name_its_file(tmp_path: Path) -> None:
         "torch.zeros(1)\n"
     )
     with pytest.raises(PartoptError, match=r"net\.py: the model has no parameters"):
-        profile_source(find_model(str(tmp_path / "net.py")), device="cpu")
+        measure_source(tmp_path / "net.py", device="cpu")
+
+
+def test_errors_of_options_name_no_file() -> None:
+    with pytest.raises(PartoptError, match=r"^`units=h`: matches no module"):
+        measure_source(EXAMPLES / "mlp.py", units=["h"], steps=1, device="cpu")
 
 
 def test_nan_is_no_problem() -> None:
@@ -232,8 +277,8 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PartoptError) as caught:
         structure(linear(), vectors, device="cuda")
-    assert caught.value.message.startswith("--device cuda: ")
-    assert "--device cpu" in caught.value.hint
+    assert caught.value.message.startswith("`device=cuda`: ")
+    assert "`device=cpu`" in caught.value.hint
 
 
 def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
@@ -243,7 +288,7 @@ def test_a_model_whose_calls_depend_on_the_size_is_refused() -> None:
     ) as caught:
         structure(model, vectors, microbatch_sizes=[1, 2])
     assert isinstance(caught.value.error, PartoptError)
-    assert "--granularity block" in caught.value.error.hint
+    assert "`granularity=block`" in caught.value.error.hint
 
 
 def test_an_interrupt_keeps_the_sizes_that_are_finished() -> None:
@@ -308,9 +353,13 @@ def test_progress_is_told_size_by_size() -> None:
 
 
 def test_a_profile_says_what_was_measured() -> None:
-    source = example("mlp", layers=2, width=8)
-    profile = profile_source(
-        source, "small", microbatch_sizes=[1], steps=2, device="cpu", clock=FakeClock()
+    profile = measure_source(
+        EXAMPLES / "mlp.py",
+        arguments={"layers": 2, "width": 8},
+        name="small",
+        microbatch_sizes=[1],
+        steps=2,
+        device="cpu",
     )
     assert (profile.model.name, profile.model.arguments, profile.dtype) == (
         "small",
@@ -330,8 +379,6 @@ def documents_bytes(profile: documents.Profile) -> bytes:
 
 
 def summary(bare_s: float, instrumented_s: float) -> Measurement:
-    from partopt.profiler.measure import Structure
-
     half = instrumented_s / 2
     layers = structure(linear(), vectors).layers
     return _summary(
@@ -354,20 +401,20 @@ def test_layer_times_are_brought_back_to_the_bare_step_above_five_percent() -> N
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "layers"), [("gpt2", 7), ("bert", 4)])
 def test_transformers_examples(name: str, layers: int) -> None:
-    source = example(name, layers=2, width=8, heads=2, context=8, vocabulary=64)
-    profile = profile_source(source, microbatch_sizes=[1], steps=1, device="cpu", clock=FakeClock())
+    profile = measure_source(
+        EXAMPLES / f"{name}.py",
+        arguments={"layers": 2, "width": 8, "heads": 2, "context": 8, "vocabulary": 64},
+        microbatch_sizes=[1],
+        steps=1,
+        device="cpu",
+    )
     assert len(profile.layers) == layers
     assert sum(layer.type in ("GPT2Block", "BertLayer") for layer in profile.layers) == 2
     assert profile.layers[0].shared_parameters == profile.layers[-1].shared_parameters != []
 
 
-def test_profile_model_takes_a_plain_module() -> None:
-    profile = profile_model(
-        nn.Sequential(linear(), linear()),
-        vectors,
-        microbatch_sizes=[1],
-        steps=1,
-        device="cpu",
-        clock=FakeClock(),
+def test_measure_takes_a_plain_module() -> None:
+    profile = measure(
+        nn.Sequential(linear(), linear()), vectors, microbatch_sizes=[1], steps=1, device="cpu"
     )
     assert (profile.model.name, len(profile.layers)) == ("Sequential", 2)

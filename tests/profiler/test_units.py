@@ -155,6 +155,6 @@ def test_the_outermost_of_nested_globs_is_the_unit() -> None:
 def test_a_glob_that_matches_nothing_is_answered_with_the_nearest() -> None:
     with pytest.raises(PartoptError) as caught:
         units_of_example("gpt", globs=("block.0",), **GPT)
-    assert caught.value.message == "--unit block.0: matches no module that the forward calls"
+    assert caught.value.message == "`units=block.0`: matches no module that the forward calls"
     assert caught.value.hint == 'did you mean "blocks.0"?'
     assert caught.value.exit_code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partopt.profiler.measure import _warm_up
+from partopt.profiler.measurer import _warm_up
 
 
 class Steps:
@@ -33,7 +33,7 @@ def test_cuda_is_warmed_up_for_half_a_second(
     monkeypatch: pytest.MonkeyPatch, device: str, step_s: float, bare_steps: int
 ) -> None:
     steps = Steps(step_s)
-    monkeypatch.setattr("partopt.profiler.measure.time.perf_counter", lambda: steps.now_s)
+    monkeypatch.setattr("partopt.profiler.measurer.time.perf_counter", lambda: steps.now_s)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     assert _warm_up(steps, torch.device(device)) == (7 if device == "cuda" else None)

@@ -55,29 +55,64 @@ ONE = Layout([[0]], 1, 2)
 @pytest.mark.parametrize(
     "layout, given, message",
     [
-        (TWO, spelled("0F0 0B0", "2F0 1B0"), "rank 1: 2F0 is of no stage"),
-        (TWO, spelled("0F0 0B0", "1F0 1B3"), "rank 1: 1B3 is of no microbatch"),
-        (TWO, spelled("0F0 0B0 1F0", "1B0"), "rank 0: 1F0 is on another rank than its own"),
-        (REPLICATED, spelled("0F0 0B0 0F1 0B1", ""), "rank 0: 0F1 is on another rank than its own"),
-        (TWO, spelled("0F0 0B0 1U", "1F0 1B0"), "rank 0: 1U is on a rank without that stage"),
-        (TWO, spelled("0F0 0F0 0B0", "1F0 1B0"), "rank 0: 0F0 is there for the second time"),
-        (TWO, spelled("0F0 0B0", "1F0 1B0 1B0"), "rank 1: 1B0 is there for the second time"),
-        (TWO, spelled("0F0 0B0 0W0", "1F0 1B0"), "rank 0: 0W0 is beside a whole backward"),
-        (TWO, spelled("0F0 0I0 0B0", "1F0 1B0"), "rank 0: 0I0 is beside a whole backward"),
+        (TWO, spelled("0F0 0B0", "2F0 1B0"), "rank 1: 2F0 names an unknown stage"),
+        (TWO, spelled("0F0 0B0", "1F0 1B3"), "rank 1: 1B3 names an unknown microbatch"),
+        (TWO, spelled("0F0 0B0 1F0", "1B0"), "rank 0: 1F0 is on the wrong rank"),
+        (REPLICATED, spelled("0F0 0B0 0F1 0B1", ""), "rank 0: 0F1 is on the wrong rank"),
+        (
+            TWO,
+            spelled("0F0 0B0 1U", "1F0 1B0"),
+            "rank 0: 1U is on a rank that does not hold the stage",
+        ),
+        (TWO, spelled("0F0 0F0 0B0", "1F0 1B0"), "rank 0: 0F0 occurs twice"),
+        (TWO, spelled("0F0 0B0", "1F0 1B0 1B0"), "rank 1: 1B0 occurs twice"),
+        (TWO, spelled("0F0 0B0 0W0", "1F0 1B0"), "rank 0: 0W0 occurs beside a whole backward"),
+        (TWO, spelled("0F0 0I0 0B0", "1F0 1B0"), "rank 0: 0I0 occurs beside a whole backward"),
         (TWO, spelled("0F0 0B0", "1B0"), "rank 1: 1F0 is missing"),
         (TWO, spelled("0F0 0B0", "1F0"), "rank 1: 1B0 is missing"),
         (TWO, spelled("0F0 0I0", "1F0 1B0"), "rank 0: 0W0 is missing"),
         (TWO, spelled("0F0 0W0", "1F0 1B0"), "rank 0: 0I0 is missing"),
         (REPLICATED, spelled("0F0 0B0", "0F1"), "rank 1: 0B1 is missing"),
-        (TWO, spelled("0F0 0B0", "1B0 1F0"), "rank 1: 1B0 is before its forward"),
-        (TWO, spelled("0I0 0F0 0W0", "1F0 1B0"), "rank 0: 0I0 is before its forward"),
-        (TWO, spelled("0F0 0W0 0I0", "1F0 1B0"), "rank 0: 0W0 is before the inputs' backward"),
-        (TWO, spelled("0R0 0F0 0B0", "1F0 1B0"), "rank 0: 0R0 is before its forward"),
-        (TWO, spelled("0F0 0B0 0R0", "1F0 1B0"), "rank 0: 0B0 is before its recomputation"),
-        (ONE, spelled("0F0 0F1 0B0 0B1", joined=[0]), "rank 0: 0F0 is joined with something else"),
-        (ONE, spelled("0F0 0B0 0F1 0B1", joined=[2]), "rank 0: 0F1 is joined with something else"),
-        (ONE, spelled("0F0 0B0 0F1 0B1", joined=[1]), "rank 0: 0B0 is joined with something else"),
-        (ONE, spelled("0F0 0F1 0B0 0B1", joined=[3]), "rank 0: 0B1 is joined with something else"),
+        (TWO, spelled("0F0 0B0", "1B0 1F0"), "rank 1: 1B0 comes before its forward"),
+        (TWO, spelled("0I0 0F0 0W0", "1F0 1B0"), "rank 0: 0I0 comes before its forward"),
+        (TWO, spelled("0F0 0W0 0I0", "1F0 1B0"), "rank 0: 0W0 comes before the inputs' backward"),
+        (TWO, spelled("0R0 0F0 0B0", "1F0 1B0"), "rank 0: 0R0 comes before its forward"),
+        (TWO, spelled("0F0 0B0 0R0", "1F0 1B0"), "rank 0: 0B0 comes before its recomputation"),
+        (
+            ONE,
+            spelled("0F0 0F1 0B0 0B1", joined=[0]),
+            "rank 0: 0F0 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0B0 0F1 0B1", joined=[2]),
+            "rank 0: 0F1 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0B0 0F1 0B1", joined=[1]),
+            "rank 0: 0B0 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0F1 0B0 0B1", joined=[3]),
+            "rank 0: 0B1 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0I0 0F1 0W0 0I1 0W1", joined=[2]),
+            "rank 0: 0F1 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0I0 0F1 0I1 0W0 0W1", joined=[1]),
+            "rank 0: 0I0 is not joined with the backward",
+        ),
+        (
+            ONE,
+            spelled("0F0 0F1 0R0 0B0 0B1", joined=[1]),
+            "rank 0: 0F1 is not joined with the backward",
+        ),
     ],
 )
 def test_a_malformed_order_is_refused_by_rank_and_action(layout, given, message):
@@ -89,6 +124,7 @@ def test_a_malformed_order_is_refused_by_rank_and_action(layout, given, message)
 
 def test_a_joined_pair_may_be_of_two_microbatches():
     check(spelled("0F0 0F1 0B0 0B1", joined=[1]), ONE)
+    check(spelled("0F0 0F1 0I0 0W0 0B1", joined=[1]), ONE)
 
 
 def test_any_action_left_out_is_missed():

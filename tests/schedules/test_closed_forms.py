@@ -6,31 +6,26 @@ from fractions import Fraction
 
 import pytest
 
-from partopt.cost.flight import in_flight as held
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.in_flight import in_flight
 from tests.schedules.executed import built, chunks, executed, layout_of, makespan, straight
 
-# P devices, v chunks on each, M microbatches: (makespan, most in flight on each device)
-CLOSED_FORMS = {
-    "naive": lambda P, v, M: (3 * P * M, [1] * P),
-    "gpipe": lambda P, v, M: (3 * (M + P - 1), [M] * P),
-    "1f1b": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
-    "1f1b-eager": lambda P, v, M: (
-        3 * (M + P - 1),
-        [min(M, 2 * (P - 1 - p) + 1) for p in range(P)],
-    ),
-    "pipedream": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
-    "pipedream-2bw": lambda P, v, M: (3 * (M + P - 1), [min(M, P - p) for p in range(P)]),
-    "interleaved": lambda P, v, M: (
-        3 * (M * v + P - 1),
-        [min(M * v, 2 * (P - 1 - p) + (v - 1) * P + 1) for p in range(P)],
-    ),
-    "zb-h1": lambda P, v, M: (3 * M + P - 1, [P] * P),
-    "interleaved-zb": lambda P, v, M: (3 * M * v + P - 1, [v * P] * P),
-    "zbv": lambda P, v, M: (6 * M + P - 1, [2 * P] * P),
-    "dualpipe": lambda P, v, M: (3 * M + 2 * (P // 2 - 1), [P + 1] * P),
-    "dualpipev": lambda P, v, M: (6 * M + 2 * (P - 1), [2 * P + 1] * P),
+# P devices, v chunks on each, M microbatches: most in flight on each device
+HELD = {
+    "naive": lambda P, v, M: [1] * P,
+    "gpipe": lambda P, v, M: [M] * P,
+    "1f1b": lambda P, v, M: [min(M, P - p) for p in range(P)],
+    "1f1b-eager": lambda P, v, M: [min(M, 2 * (P - 1 - p) + 1) for p in range(P)],
+    "pipedream": lambda P, v, M: [min(M, P - p) for p in range(P)],
+    "pipedream-2bw": lambda P, v, M: [min(M, P - p) for p in range(P)],
+    "interleaved": lambda P, v, M: [
+        min(M * v, 2 * (P - 1 - p) + (v - 1) * P + 1) for p in range(P)
+    ],
+    "zb-h1": lambda P, v, M: [P] * P,
+    "interleaved-zb": lambda P, v, M: [v * P] * P,
+    "zbv": lambda P, v, M: [2 * P] * P,
+    "dualpipe": lambda P, v, M: [P + 1] * P,
+    "dualpipev": lambda P, v, M: [2 * P + 1] * P,
 }
 ANY_M = ("naive", "gpipe", "1f1b", "1f1b-eager", "pipedream", "pipedream-2bw")
 
@@ -47,8 +42,21 @@ def holds(name, P, v, M):
     return least <= M
 
 
-def test_every_schedule_has_its_closed_form():
-    assert CLOSED_FORMS.keys() == SCHEDULES.keys()
+def slots(name, P, v, M):
+    """Of one iteration by the schedule's entry; of a finite stretch of an asynchronous schedule
+    what 1F1B takes, whose actions it has.
+    """
+    return SCHEDULES["1f1b" if SCHEDULES[name].asynchronous else name].makespan(P, v, M)
+
+
+def test_every_schedule_is_here():
+    assert HELD.keys() == SCHEDULES.keys()
+
+
+def test_an_asynchronous_schedule_does_not_wait_in_its_steady_state():
+    for entry in SCHEDULES.values():
+        if entry.asynchronous:
+            assert [entry.bubble(P, 1, 8) for P in (1, 2, 4)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -58,8 +66,9 @@ def test_makespan_and_peak_in_flight_are_those_of_the_closed_form(name):
         for v in chunks(name):
             for M in (1, 2, 3, 4, 5, 6, 8, 12, 13, 16):
                 if holds(name, P, v, M):
-                    found = (makespan(name, P, v, M), in_flight(built(name, P, v, M)).tolist())
-                    assert found == CLOSED_FORMS[name](P, v, M), (P, v, M)
+                    assert makespan(name, P, v, M) == slots(name, P, v, M), (P, v, M)
+                    held = in_flight(built(name, P, v, M)).tolist()
+                    assert held == HELD[name](P, v, M), (P, v, M)
                     tried += 1
     assert tried >= 10
 
@@ -71,7 +80,7 @@ def test_few_microbatches_or_devices_run_to_the_end_or_are_refused(name, P, M):
     for v in chunks(name):
         error = refusal(name, P, v, M)
         if error is None:
-            assert makespan(name, P, v, M) >= CLOSED_FORMS[name](P, v, M)[0]
+            assert makespan(name, P, v, M) >= slots(name, P, v, M)
         else:
             assert name in ("interleaved", "interleaved-zb", "dualpipe", "dualpipev")
             assert error.hint
@@ -143,6 +152,7 @@ def test_gpipe_recomputes_before_the_gradient_comes(P, M):
 )
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if entry.uneven])
 def test_stages_with_unequal_replicas_run_to_the_end_and_hold_what_the_formula_says(name, replicas):
+    held = SCHEDULES[name].counts.in_flight
     for M in (1, 2, 3, 7, 12, 30):
         layout = straight(name, replicas, M)
         given = order(name, layout)
@@ -150,4 +160,4 @@ def test_stages_with_unequal_replicas_run_to_the_end_and_hold_what_the_formula_s
         peaks = in_flight(given)
         for s, ranks in enumerate(layout.ranks):
             most = int(max(peaks[ranks]))
-            assert most == min(held(name, s, replicas, M), -(-M // replicas[s])), (M, s)
+            assert most == min(held(s, replicas, M), -(-M // replicas[s])), (M, s)

@@ -83,15 +83,15 @@ def test_torchs_reader_understands_every_cell(name):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("0F0,0B0\n1F0,1B0,,,0X3\n", 'row 2, cell 5: "0X3" is no action'),
-        ("0F0,0B0\n1F0;1B0\n", 'row 2, cell 1: "1F0;1B0" is no action'),
-        ("0F0,0B0\n(1F0;1B0)\n", 'row 2, cell 1: "(1F0;1B0)" is no action'),
-        ("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", 'row 1, cell 3: "0REDUCE_GRAD" is no action'),
-        ("0F,0B0\n1F0,1B0\n", 'row 1, cell 1: "0F" is no action'),
+        ("0F0,0B0\n1F0,1B0,,,0X3\n", 'row 2, cell 5: unrecognised action "0X3"'),
+        ("0F0,0B0\n1F0;1B0\n", 'row 2, cell 1: unrecognised action "1F0;1B0"'),
+        ("0F0,0B0\n(1F0;1B0)\n", 'row 2, cell 1: unrecognised action "(1F0;1B0)"'),
+        ("0F0,0B0,0REDUCE_GRAD\n1F0,1B0\n", 'row 1, cell 3: unrecognised action "0REDUCE_GRAD"'),
+        ("0F,0B0\n1F0,1B0\n", 'row 1, cell 1: unrecognised action "0F"'),
         ("0F0,0B0\n", "1 rows for the 2 ranks"),
-        ("1F0,1B0\n0F0,0B0\n", "rank 0: 1F0 is on another rank than its own"),
+        ("1F0,1B0\n0F0,0B0\n", "rank 0: 1F0 is on the wrong rank"),
         ("0F0,0B0\n1F0\n", "rank 1: 1B0 is missing"),
-        ("0F0,0B0\n1F0,(1F9;1B0)OVERLAP_F_B\n", "rank 1: 1F9 is of no microbatch"),
+        ("0F0,0B0\n1F0,(1F9;1B0)OVERLAP_F_B\n", "rank 1: 1F9 names an unknown microbatch"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_row_and_cell(text, message):
@@ -111,7 +111,7 @@ def test_idle_cells_and_spaces_are_skipped():
     [
         ("1f1b", straight("1f1b", [3, 1], 6), "unequal replicas: 3-1"),
         ("dualpipe", layout_of("dualpipe", 2, 2, 4), "two copies"),
-        ("1f1b", straight("1f1b", [2, 2], 5), "pipelines 0 and 1 of 2 do not do the same"),
+        ("1f1b", straight("1f1b", [2, 2], 5), "pipelines 0 and 1 of 2 have different orders"),
     ],
 )
 def test_what_torch_cannot_execute_is_not_written(name, layout, message):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
-from partopt.search.schedule import Candidate, Stated
+from partopt.search.candidates import Candidate
 from partopt.simulator.prediction import simulate_plan
 from tests.helpers import measurement, profile_of, two_level
 
@@ -22,17 +23,21 @@ def judged_candidate(candidate: Candidate) -> Plan:
     return simulate_plan(price(candidate.partition, candidate.problem, "grid"))
 
 
-def stated_by(problem_at: Callable[[int, bool], Problem], batch: int) -> Stated:
-    """The problem of a batch of so many samples an iteration, at a microbatch size that divides
-    it.
-    """
-    return lambda size, recompute: replace(
-        problem_at(size, recompute), schedule="1f1b", microbatches=batch // size
-    )
+def at_each_size(
+    problem_at: Callable[[int, bool], Problem],
+    batch: int,
+    sizes: Sequence[int] = SIZES,
+    recomputes: Sequence[bool] = (False, True),
+) -> list[Problem]:
+    """The problems of a batch of so many samples, at sizes that divide it, recomputed or not."""
+    return [
+        replace(problem_at(size, recompute), schedule="1f1b", microbatches=batch // size)
+        for size, recompute in itertools.product(sizes, recomputes)
+    ]
 
 
 @st.composite
-def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
+def problems(draw: st.DrawFn, layers: int = 12) -> list[Problem]:
     """Layers of any times, some of them none, on up to three servers of up to four devices whose
     links may be slow, shared or several.
     """
@@ -74,7 +79,7 @@ def problems(draw: st.DrawFn, layers: int = 12) -> Stated:
         weights[layer] += 4
     profile = profile_of(measured, weights, shared=[("tied", members, 4)])
     serial, batch = draw(st.booleans()), draw(st.sampled_from([4, 8, 12, 16, 24]))
-    return stated_by(
+    return at_each_size(
         lambda size, recompute: problem_of(
             profile, topology, size, recompute=recompute, serial_transfers=serial
         ),

@@ -1,7 +1,6 @@
 """The best of all planners beside each of them."""
 
 import dataclasses
-import warnings
 
 import msgspec
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.errors import PartoptError, PartoptWarning
+from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
@@ -29,7 +28,6 @@ def problem(**options):
     return problem_of(UNEQUAL, options.pop("topology", two_level(2, 2)), **options)
 
 
-@pytest.mark.filterwarnings("ignore:lingvo")
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "zb-h1", "interleaved"]),
@@ -42,11 +40,9 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
     asynchronous = schedule.startswith("pipedream")
     options = {"blocking_allreduce": blocking} if asynchronous else {"microbatches": 8}
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PartoptWarning)
-        plans = contest.plans_of(contest.contestants(stated), stated)
+    plans = contest.compete(contest.contestants(stated), stated).plans
     best = plans[contest.best_of(plans)]
-    each = [contest.planned(name, stated) for name in plans]
+    each = [contest.plan_alone(name, stated)[0] for name in plans]
     fitting = [plan for plan in each if plan.fits]
     assert best.fits == bool(fitting)
     assert best.predicted.samples_per_s == max(
@@ -55,8 +51,8 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
 
 
 def test_of_equal_plans_the_first_is_the_best():
-    plan = contest.planned("gpipe", problem())
-    assert contest.best_of({"one": plan, "two": plan}, None) == "one"
+    plan = contest.plan_alone("gpipe", problem())[0]
+    assert contest.best_of({"one": plan, "two": plan}) == "one"
 
 
 @pytest.mark.parametrize(
@@ -80,25 +76,26 @@ def test_contestants_look_at_what_is_stated(options, able):
 
 def test_a_planner_that_refuses_is_skipped_with_its_reason(monkeypatch):
     monkeypatch.setattr("partopt.planners.pipedream.LAYER_LIMIT", 5)
-    with pytest.warns(PartoptWarning, match="without pipedream: pipedream: 8 layers"):
-        plans = contest.plans_of(["pipedream", "gpipe"], problem())
+    plans, (note,) = contest.compete(["pipedream", "gpipe"], problem())
     assert list(plans) == ["gpipe"]
+    assert note.code == "planner-refused"
+    assert note.text.startswith("without pipedream: pipedream: 8 layers")
 
 
 def test_where_all_refuse_each_reason_is_given_once():
     # in groups for 4 devices: none that are equal
     stated = problem(schedule="interleaved", microbatches=9)
-    with pytest.raises(PartoptError) as raised, contest.quiet():
-        contest.plans_of(["gpipe", "torchgpipe", "pipedream"], stated)
+    with pytest.raises(PartoptError) as raised:
+        contest.compete(["gpipe", "torchgpipe", "pipedream"], stated)
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
     assert messages[1].startswith(
-        "--schedule interleaved: the planner pipedream puts one stage on a device"
+        "`schedule=interleaved`: the planner pipedream puts one stage on each device"
     )
 
 
 def test_nobody_is_no_mistake():
-    assert contest.plans_of([], problem()) == {}
+    assert contest.compete([], problem()) == ({}, [])
 
 
 def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
@@ -107,7 +104,7 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
     """
     profile = chain_profile([1.0, 2.0], [2.0, 4.0])
     stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], blocking_allreduce=True)
-    plan = contest.planned("manual", stated)
+    plan = contest.plan_alone("manual", stated)[0]
     assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (
         pytest.approx(3.0),
         pytest.approx(4.5),
@@ -115,16 +112,9 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
     assert planners.plan("manual", stated).predicted.period_s == pytest.approx(3.0)
 
 
-def test_quiet_is_over_afterwards():
-    with contest.quiet():
-        warnings.warn("not heard", PartoptWarning, stacklevel=1)
-    with pytest.warns(PartoptWarning, match="heard"):
-        warnings.warn("heard", PartoptWarning, stacklevel=1)
-
-
 def test_uniform_layers_on_one_device():
     stated = problem_of(uniform_profile(3), flat(1))
-    plans = contest.plans_of(contest.contestants(stated), stated)
+    plans = contest.compete(contest.contestants(stated), stated).plans
     assert {plan.shape for plan in plans.values()} == {"1"}
 
 
@@ -134,14 +124,13 @@ def test_uniform_layers_on_one_device():
 def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
     """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
     stated = problem(blocking_allreduce=True, **options)
-    best = contest.planned("optimal", stated)
+    best = contest.plan_alone("optimal", stated)[0]
     free = {"recompute_per_stage": False, "replication": "free"}
-    with contest.quiet():
-        for name in AUTOMATIC - {"optimal"}:
-            plan = contest.decided(name, dataclasses.replace(stated, **free))
-            asked = msgspec.structs.replace(plan, request=best.request)
-            if not list(asked.disregarded()):
-                assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
+    for name in AUTOMATIC - {"optimal"}:
+        plan, _ = contest.plan_with(name, dataclasses.replace(stated, **free))
+        asked = msgspec.structs.replace(plan, request=best.request)
+        if not list(asked.disregarded()):
+            assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
     assert best.certificate is not None
     assert best.certificate.gap >= 0
 
@@ -150,7 +139,7 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
     """Two replicas work side by side, and exchange at the end."""
     stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
     simulated, formula = (
-        contest.decided("data_parallel", stated),
+        contest.plan_with("data_parallel", stated)[0],
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)

@@ -1,18 +1,19 @@
 import pytest
 
-from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.search import contest
-from partopt.search.scaling import scaling
+from partopt.search.scaling import scale_plans
+from partopt.search.solve import solve
 from tests.helpers import flat, two_level, uniform_profile
 
 
-def asynchronous(on):
-    return problem_of(uniform_profile(8), on)
+def scaled(topology, devices, weak=False, **options):
+    return scale_plans(Job(uniform_profile(8), topology, **options), devices, weak)
 
 
 def test_each_plan_is_the_best_on_its_own_number_of_devices():
-    plans = scaling(two_level(2, 4), [1, 2, 4, 6], None, asynchronous)
+    plans = scaled(two_level(2, 4), [1, 2, 4, 6])
     assert [plan.topology.devices for plan in plans] == [1, 2, 4, 6]
     assert [[level.size for level in plan.topology.levels] for plan in plans] == [
         [1, 1],
@@ -21,23 +22,25 @@ def test_each_plan_is_the_best_on_its_own_number_of_devices():
         [2, 3],
     ]
     for plan in plans:
-        problem = asynchronous(plan.topology)
-        found = contest.plans_of(contest.contestants(problem), problem)
-        assert plan == found[contest.best_of(found, None)]
+        assert plan == solve(Job(uniform_profile(8), plan.topology)).plan
 
 
 def test_a_planner_that_is_named_makes_every_plan():
-    assert [plan.planner for plan in scaling(flat(4), [2, 4], "straight", asynchronous)] == [
-        "straight"
-    ] * 2
+    plans = scaled(flat(4), [2, 4], planner="straight")
+    assert [plan.planner for plan in plans] == ["straight"] * 2
 
 
-def test_numbers_are_judged_before_any_plan_is_made(monkeypatch):
-    monkeypatch.setattr(contest, "plans_of", lambda *_: pytest.fail("it planned first"))
+def test_weak_scaling_grows_the_batch_with_the_devices():
+    plans = scaled(flat(4), [2, 4], weak=True, schedule="1f1b", microbatches=8)
+    assert [plan.microbatches for plan in plans] == [8, 16]
+
+
+def test_numbers_are_checked_before_any_plan_is_made(monkeypatch):
+    monkeypatch.setattr(contest, "compete", lambda *_: pytest.fail("it planned first"))
     with pytest.raises(PartoptError, match="9 devices do not fill"):
-        scaling(two_level(8, 4), [8, 9], None, asynchronous)
+        scaled(two_level(8, 4), [8, 9])
 
 
 def test_a_planner_that_refuses_a_number_says_so():
-    with pytest.raises(PartoptError, match="no such planner"):
-        scaling(flat(4), [2], "gpip", asynchronous)
+    with pytest.raises(PartoptError, match="gpip"):
+        scaled(flat(4), [2], planner="gpip")

@@ -10,12 +10,15 @@ from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
-from partopt.search.schedule import candidates, chosen, with_free_replicas
-from partopt.simulator import execute, simulate_plan
+from partopt.search.candidates import candidates
+from partopt.search.schedule import best_by_schedule, replan, state_problems
+from partopt.simulator.execution import execute
+from partopt.simulator.prediction import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import SIZES, judged_candidate, problems, stated_by
+from tests.search.problems import at_each_size, judged_candidate, problems
 
 BOTH = [False, True]
 
@@ -44,26 +47,22 @@ def same(found: dict[str, float], expected: dict[str, float]) -> bool:
 @settings(max_examples=18, deadline=None, derandomize=True)
 @given(problems())
 def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
-    everything = list(candidates(SIZES, BOTH, stated))
+    everything = list(candidates(stated))
     plans = [judged_candidate(candidate) for candidate in everything]
     for candidate, plan in zip(everything, plans, strict=True):
         assert candidate.least_s <= per_sample_s(plan) * (1 + 1e-9), (plan.schedule, plan.shape)
     if plans:
-        assert same(best_of_each(chosen(SIZES, BOTH, stated)), best_of_each(plans))
+        assert same(best_of_each(best_by_schedule(stated)), best_of_each(plans))
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(problems(8))
 def test_of_what_fits_nothing_is_lost_either(stated):
-    plans = [judged_candidate(candidate) for candidate in candidates(SIZES, BOTH, stated)]
+    plans = [judged_candidate(candidate) for candidate in candidates(stated)]
     for limit in (
         np.quantile([plan.peak_memory_bytes for plan in plans], [0.1, 0.5]) if plans else []
     ):
-        found = chosen(
-            SIZES,
-            BOTH,
-            lambda b, again, limit=limit: replace(stated(b, again), memory_bytes=int(limit)),
-        )
+        found = best_by_schedule([replace(each, memory_bytes=int(limit)) for each in stated])
         assert same(best_of_each(found, int(limit)), best_of_each(plans, int(limit)))
 
 
@@ -71,10 +70,8 @@ def test_without_messages_the_bound_of_whole_backwards_is_what_they_take():
     """Equal stages: 1F1B and GPipe take (M + P - 1)(F + B), and the last device waits for nothing
     else.
     """
-    stated = stated_by(
-        lambda b, again: problem_of(uniform_profile(8), flat(4, 1e30), b, recompute=again), 16
-    )
-    for candidate in candidates([1], [False], stated):
+    problem = problem_of(uniform_profile(8), flat(4, 1e30), schedule="1f1b", microbatches=16)
+    for candidate in candidates([problem]):
         if candidate.problem.schedule in ("1f1b", "gpipe"):
             assert candidate.least_s == pytest.approx(per_sample_s(judged_candidate(candidate)))
             assert candidate.estimate_s == pytest.approx(candidate.least_s)
@@ -89,10 +86,10 @@ def test_the_estimates_are_in_the_order_of_the_simulations():
         ],
         [10**7] * 32,
     )
-    stated = stated_by(
+    stated = at_each_size(
         lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64
     )
-    everything = list(candidates(SIZES, BOTH, stated))
+    everything = list(candidates(stated))
     ranks = [
         np.argsort(np.argsort(seconds))
         for seconds in (
@@ -111,7 +108,7 @@ def test_the_estimates_are_in_the_order_of_the_simulations():
 def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
     """Also where a device holds so many stages that there are more of them than devices."""
     problem = problem_of(uniform_profile(layers), cluster, schedule="1f1b", microbatches=16)
-    best = best_of_each(chosen([1], [False], lambda size, recompute: problem))
+    best = best_of_each(best_by_schedule([problem]))
     for name in best:
         for planner in ("gpipe", "data_parallel"):
             try:
@@ -125,9 +122,7 @@ def test_never_slower_than_a_grid_of_ones_own(layers, cluster):
 
 def test_a_batch_that_does_not_divide_among_all_devices_may_be_data_parallel():
     problem = problem_of(uniform_profile(4), flat(4, 1e12), schedule="1f1b", microbatches=15)
-    plan = next(
-        plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "1f1b"
-    )
+    plan = next(plan for plan in best_by_schedule([problem]) if plan.schedule == "1f1b")
     assert plan.shape == "4"
     # 4 microbatches on the fullest of them
     assert plan.predicted.iteration_s == pytest.approx(4 * 4 * 3e-3, rel=1e-3)
@@ -140,7 +135,7 @@ class TestWhatIsReturned:
 
     def plans(self, **changed: object) -> list[Plan]:
         problem = replace(self.PROBLEM, **changed)  # type: ignore[arg-type]
-        return chosen([1], BOTH, lambda size, recompute: replace(problem, recompute=recompute))
+        return best_by_schedule([replace(problem, recompute=recompute) for recompute in BOTH])
 
     def test_one_of_each_schedule_but_the_naive_one_fastest_first(self):
         plans = self.plans()
@@ -204,9 +199,7 @@ class TestWhatIsReturned:
             microbatches=16,
             memory_bytes=5 * 10**9,
         )
-        plan = next(
-            plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zb-h1"
-        )
+        plan = next(plan for plan in best_by_schedule([problem]) if plan.schedule == "zb-h1")
         assert (plan.family, [list(stage.ranks) for stage in plan.stages]) == (
             "nested",
             [[0, 2], [1, 3]],
@@ -215,27 +208,22 @@ class TestWhatIsReturned:
     def test_chunks_may_lie_inside_servers_too(self):
         profile = profile_of([measurement([1e-3] * 4, [2e-3] * 4, [10**7] * 4)])
         problem = problem_of(profile, two_level(2, 2, 1e11, 1e8), schedule="1f1b", microbatches=16)
-        plan = next(
-            plan for plan in chosen([1], [False], lambda *_: problem) if plan.schedule == "zbv"
-        )
+        plan = next(plan for plan in best_by_schedule([problem]) if plan.schedule == "zbv")
         assert [list(stage.ranks) for stage in plan.stages] == [[0, 2], [1, 3], [1, 3], [0, 2]]
 
 
-def test_a_size_that_cannot_be_is_left_out():
-    def stated(size, recompute):
-        if size == 2:
-            raise PartoptError("not that size", "another")
-        return problem_of(uniform_profile(4), flat(2), schedule="1f1b", microbatches=8)
-
-    assert {plan.microbatch_size for plan in chosen([1, 2], BOTH, stated)} == {1}
-    with pytest.raises(PartoptError, match=r"^not that size$"):
-        chosen([2], BOTH, stated)
+def test_a_size_that_the_batch_does_not_divide_by_is_left_out():
+    sizes = [measurement([1e-3] * 4, microbatch_size=size) for size in (1, 2)]
+    job = Job(profile_of(sizes), flat(2), schedule="auto", global_batch=7)
+    assert {each.chain.microbatch_size for each in state_problems(job)} == {1}
+    with pytest.raises(PartoptError, match="not a multiple of the microbatch size 2"):
+        state_problems(job.with_(microbatch_size=2))
 
 
 def test_where_nothing_can_run_the_answer_is_no():
     problem = problem_of(uniform_profile(2), flat(7), schedule="1f1b", microbatches=3)
     with pytest.raises(PartoptError, match="no schedule can run this") as raised:
-        chosen([1], [False], lambda *_: problem)
+        best_by_schedule([problem])
     assert (raised.value.exit_code, raised.value.hint) == (
         ANSWER_IS_NO,
         "give more microbatches, or fewer devices",
@@ -250,9 +238,11 @@ def test_any_replicas_are_better_than_a_grid_where_layers_differ():
         [measurement([9e-3, 1e-3, 1e-3, 1e-3], [18e-3, 2e-3, 2e-3, 2e-3], [10**3] * 4)],
         [10**6, 10**6, 10**6, 4 * 10**8],
     )
-    stated = stated_by(lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12)
-    grids = chosen([1], [False], stated)
-    free = with_free_replicas(grids, stated, recompute_per_stage=False)
+    stated = at_each_size(
+        lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12, [1], [False]
+    )
+    grids = best_by_schedule(stated)
+    free = replan(grids, stated, recompute_per_stage=False)
     assert [plan.predicted.samples_per_s for plan in free] == sorted(
         (plan.predicted.samples_per_s for plan in free), reverse=True
     )

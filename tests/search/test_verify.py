@@ -1,6 +1,7 @@
 """A plan checked again: every plan that a planner makes holds, and none that is altered does."""
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partopt import documents, planners
-from partopt.cost.problem import Problem, problem_behind, problem_of
+from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
 from partopt.planners.searching import Probe
-from partopt.search.contest import planned
-from partopt.search.schedule import chosen
+from partopt.search.contest import plan_alone
+from partopt.search.schedule import best_by_schedule
 from partopt.search.verify import claim, verify
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
 
@@ -80,8 +81,8 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
-    found = problem_behind(planners.plan("data_parallel", problem), problem.profile)
+def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
+    found = problem_from_plan(planners.plan("data_parallel", problem), problem.profile)
     assert found.topology == problem.limited_topology
     for name in (
         "schedule",
@@ -107,9 +108,9 @@ def test_the_problem_behind_a_plan_is_the_problem_that_was_stated(problem):
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.sampled_from([name for name in PLANNERS if name != "manual"]))
 def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
-    assume(planners.asked_of(problem) <= PLANNERS[name].uses)
+    assume(planners.required_features(problem) <= PLANNERS[name].uses)
     try:
-        plan = planned(name, problem)
+        plan = plan_alone(name, problem)[0]
     except PartoptError:
         return
     assert failed(plan, problem) == ([] if plan.fits else ["memory"])
@@ -124,7 +125,7 @@ def manual(**options: Any) -> tuple[Plan, Problem]:
         replicas=(2, 1, 1),
         **options,
     )
-    return planned("manual", problem), problem
+    return plan_alone("manual", problem)[0], problem
 
 
 def plan_of(name: str, **options: Any) -> tuple[Plan, Problem]:
@@ -133,13 +134,13 @@ def plan_of(name: str, **options: Any) -> tuple[Plan, Problem]:
         [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3], output_bytes=[10**6] * 6, parameter_bytes=[10**5] * 6
     )
     problem = problem_of(profile, two_level(2, 2, memory_bytes=10**9), **options)
-    return planned(name, problem), problem
+    return plan_alone(name, problem)[0], problem
 
 
 def grid() -> tuple[Plan, Problem]:
     """The best of all schedules for eight layers."""
     problem = problem_of(uniform_profile(8), flat(4, 1e9), microbatches=8, schedule="1f1b")
-    return chosen([1], [False], lambda size, recompute: problem)[0], problem
+    return best_by_schedule([problem])[0], problem
 
 
 CASES = {
@@ -225,7 +226,7 @@ def test_an_altered_question_holds_only_where_its_best_answer_is_the_plans(case)
     plan, problem = CASES[case]()
     for path, other in altered(plan):
         if path[0] in QUESTION and other is not None and not failed(other, problem):
-            best = planned("optimal", problem_behind(other, problem.profile))
+            best = plan_alone("optimal", problem_from_plan(other, problem.profile))[0]
             assert best.certificate.objective_s == pytest.approx(
                 plan.certificate.objective_s, rel=1e-9
             ), path
@@ -246,6 +247,38 @@ def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     assert failed(plan, problem) == ["bound"]
     [check] = [check for check in verify(plan, problem.profile) if not check.passed]
     assert check.text == "there is a plan below 6.00 ms: 4"
+
+
+@pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight", "pipedream"])
+@pytest.mark.filterwarnings("ignore:lingvo")
+def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
+    """Its numbers are those of its own stages, and its certificate is the planner's; but these are
+    not the stages that the planner chooses.
+    """
+    plan, problem = plan_of(name)
+    cuts = [stage.start for stage in plan.stages[1:]]
+    moved = next(
+        other
+        for other in itertools.combinations(range(1, 6), len(cuts) or 1)
+        if list(other) != cuts
+    )
+    replicas = tuple(stage.replicas for stage in plan.stages) if cuts else (2, 2)
+    own = planned("manual", replace(problem, cuts=moved, replicas=replicas))
+    other = msgspec.structs.replace(
+        own, planner=name, certificate=plan.certificate, request=plan.request
+    )
+    assert failed(plan, problem) == []
+    assert failed(other, problem) == ["bound"]
+    bound = next(check for check in verify(other, problem.profile) if check.check == "bound")
+    assert bound.differences
+
+
+@pytest.mark.parametrize("name", ["straight", "pipedream"])
+def test_a_quick_planners_bound_that_is_changed_is_found_out(name):
+    plan, problem = plan_of(name)
+    lower = plan.certificate.lower_bound_s
+    changed = msgspec.structs.replace(plan.certificate, lower_bound_s=0.9 * lower)
+    assert "bound" in failed(msgspec.structs.replace(plan, certificate=changed), problem)
 
 
 def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():
@@ -294,13 +327,13 @@ def test_another_profile_is_named_and_every_check_is_made_all_the_same(case):
         "numbers",
         "memory",
         "request",
-        "sought",
+        "objective",
         "bound",
         "status",
     ]
     assert (
         checks[1].text
-        == "cannot be worked out: a plan of chain, whose layers are not those of three"
+        == "cannot be recomputed: a plan of chain, whose layers are not those of three"
     )
 
 
@@ -323,4 +356,4 @@ def test_a_certificate_that_is_missing_or_that_no_planner_gave(case, certificate
     plan, problem = CASES[case]()
     boast = Certificate(status="optimal", objective_s=1.0, lower_bound_s=1.0, gap=0.0, proof="")
     changed = msgspec.structs.replace(plan, certificate=None if certificate is None else boast)
-    assert "sought" in failed(changed, problem)
+    assert "objective" in failed(changed, problem)

@@ -13,8 +13,9 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
 from partopt.search.warmup import WORTHWHILE, simulate_with_best_warmup, warmups
-from partopt.simulator import execute, simulate_plan
-from partopt.simulator.restate import restated
+from partopt.simulator.execution import execute
+from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, limited
 from tests.simulator.plans import plan_of
 
@@ -22,7 +23,7 @@ from tests.simulator.plans import plan_of
 def period_at(plan: Plan, depth: tuple[int, ...] | list[int]) -> float:
     """What the plan does at a warm-up; infinite where it deadlocks."""
     try:
-        return execute(restated(plan, warmups=depth)).period_s
+        return execute(with_conditions(plan, warmups=depth)).period_s
     except PartoptError:
         return math.inf
 
@@ -83,7 +84,7 @@ def test_latency_asks_for_more_than_the_formula(stages, latency):
 def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, options):
     plan = plan_of([2, 1, 1], **options)
     monkeypatch.setattr(
-        warmup, "restated", lambda *_, **__: pytest.fail("it tried another warm-up")
+        warmup, "with_conditions", lambda *_, **__: pytest.fail("it tried another warm-up")
     )
     assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 

@@ -14,7 +14,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import ranks_of
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.helpers import chain_profile, flat
 from tests.simulator.cases import topologies
 
@@ -72,7 +72,7 @@ def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: A
     laid = structs.replace(
         straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0)
     )
-    return restated(laid, name, microbatches)
+    return with_conditions(laid, name, microbatches)
 
 
 @st.composite

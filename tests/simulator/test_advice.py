@@ -7,7 +7,7 @@ from partopt.documents.topology import Level
 from partopt.simulator import execute
 from partopt.simulator.advice import FULL, findings
 from partopt.simulator.case import BUSY, NOTICED
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.report.timelines import plan_of
 from tests.simulator.plans import limited
@@ -36,7 +36,7 @@ def case(schedule="1f1b", ranks=STRAIGHT, microbatches=16, warmups=None, slower=
         for s, stage in enumerate(plan.stages)
         for factor in [dict(slower).get(s, 1.0)]
     ]
-    return restated(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
+    return with_conditions(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
 
 
 TIMES = ("forward_s", "backward_s", "backward_weight_s", "compute_s")
@@ -150,7 +150,7 @@ def test_the_bandwidth_that_hides_what_waits_for_a_full_port():
     finding = found(plan)["transfers"]
     # 10 ms a message at 100 MB/s, and a stage takes 9 ms
     assert finding.change == '`bandwidth={"all": "130 MB/s"}`'
-    better = restated(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
+    better = with_conditions(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
     assert not {"transfers", "port"} & found(better).keys()
 
 
@@ -189,7 +189,7 @@ def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
         allreduce="blocking",
     )
     assert found(plan)["all-reduce"].change.startswith("`allreduce=overlap`")
-    assert "all-reduce" not in found(restated(plan, allreduce="overlap"))
+    assert "all-reduce" not in found(with_conditions(plan, allreduce="overlap"))
 
 
 def test_memory():

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from partopt.cost.links import ring_loads
 from partopt.simulator import execute
 from partopt.simulator.ports import ports_of
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.simulator.plans import plan_of, plans
 
@@ -80,7 +80,7 @@ def test_without_messages_the_objective_is_exact_where_every_warm_up_reaches_the
     1-2-1, balanced: stage 0 has 4 in flight, stage 1 has 2 before its backward; C_0 + C_1 = 9 s for
     4 - 2 microbatches: 4.5 s, not 3.
     """
-    deepened = restated(plan, warmups=enough([stage.replicas for stage in plan.stages]))
+    deepened = with_conditions(plan, warmups=enough([stage.replicas for stage in plan.stages]))
     assert execute(deepened).period_s == close(plan.predicted.period_s)
     if all(
         stage.warmup >= least.warmup
@@ -190,7 +190,7 @@ def test_replicas_that_wait_for_each_others_gradients_need_a_deeper_warm_up(repl
 
 def test_one_more_forward_in_the_warm_up_restores_the_ideal():
     plan = plan_of([2, 1, 1], blocking_allreduce=True)
-    deeper = restated(
+    deeper = with_conditions(
         plan, warmups=[plan.stages[0].warmup + 1, *(stage.warmup for stage in plan.stages[1:])]
     )
     assert execute(deeper).period_s == close(3.0)
@@ -227,7 +227,7 @@ def test_stages_replicated_over_the_same_servers_share_their_ports():
     nested = replace(
         plan, stages=[replace(stage, ranks=[s, s + 2]) for s, stage in enumerate(plan.stages)]
     )
-    nested = restated(nested)
+    nested = with_conditions(nested)
     assert [stage.allreduce_s for stage in nested.stages] == [9.0, 9.0]
     assert execute(nested).period_s == close(9.0)
 

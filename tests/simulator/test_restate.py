@@ -9,7 +9,7 @@ from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.layout import CHUNKS, STRAIGHT
 from partopt.simulator import execute
 from partopt.simulator.memory import peak_memory_bytes
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.simulator.plans import chunked, plan_of
 
@@ -36,7 +36,7 @@ def test_a_restated_plan_holds_and_costs_what_one_made_for_that_schedule_does(
 ):
     if not (SCHEDULES[before].uneven and SCHEDULES[after].uneven):
         replicas = replicas[:1] * len(replicas)
-    found = restated(made(before, replicas, recompute), after, 12)
+    found = with_conditions(made(before, replicas, recompute), after, 12)
     made_for_it = made(after, replicas, recompute)
     assert found.stages == made_for_it.stages
     assert (found.schedule, found.microbatches, found.noam) == (
@@ -65,7 +65,7 @@ def test_the_stages_of_a_rank_together_need_what_it_holds_at_its_fullest(name, P
 
 def test_another_topology_changes_the_all_reduces_and_nothing_else():
     plan = made("1f1b", [2, 1], False)
-    slower = restated(plan, topology=flat(3, 0.5))
+    slower = with_conditions(plan, topology=flat(3, 0.5))
     assert [stage.allreduce_s for stage in slower.stages] == [
         2 * stage.allreduce_s for stage in plan.stages
     ]
@@ -74,11 +74,11 @@ def test_another_topology_changes_the_all_reduces_and_nothing_else():
 
 def test_a_synchronous_schedule_needs_a_number_of_microbatches():
     with pytest.raises(PartoptError, match="needs a number of microbatches"):
-        restated(made("pipedream", [1, 1], False), "1f1b")
+        with_conditions(made("pipedream", [1, 1], False), "1f1b")
 
 
 def test_a_deeper_warm_up_holds_as_many_more():
-    plan = restated(made("pipedream", [1, 1], False), warmups=[5, 0])
+    plan = with_conditions(made("pipedream", [1, 1], False), warmups=[5, 0])
     assert [(stage.warmup, stage.in_flight, stage.weight_versions) for stage in plan.stages] == [
         (5, 6, 6),
         (0, 1, 1),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from partopt.schedules.order import F
 from partopt.simulator import execute
 from partopt.simulator.metrics import shares
-from partopt.simulator.restate import restated
+from partopt.simulator.restate import with_conditions
 from tests.simulator.plans import plan_of, plans
 
 
@@ -70,7 +70,7 @@ def test_computations_that_repeat_while_all_reduces_fall_behind_are_not_a_steady
 
 def test_queues_that_fill_slowly_are_not_a_steady_state():
     """A warm-up of 40 forwards runs ahead of a second stage that is slower by a thousandth."""
-    plan = restated(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
+    plan = with_conditions(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
     found = execute(plan)
     assert found.steady.settled
     assert found.period_s == pytest.approx(2.002, rel=1e-9)

@@ -12,7 +12,7 @@ from partopt.documents.plan import Flow
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
-from partopt.simulator.restate import layout_of, restated
+from partopt.simulator.restate import layout_of, with_conditions
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
 
@@ -80,11 +80,13 @@ def test_a_plan_says_which_exchanges_to_make():
 
 def test_on_another_network_the_exchange_takes_another_time():
     plan = plan_of([1, 1], schedule="1f1b", microbatches=4, **TIED)
-    assert [stage.tied_exchange_s for stage in restated(plan, topology=flat(4, 20.0)).stages] == [
+    assert [
+        stage.tied_exchange_s for stage in with_conditions(plan, topology=flat(4, 20.0)).stages
+    ] == [
         2,
         2,
     ]
-    assert restated(plan).stages == plan.stages
+    assert with_conditions(plan).stages == plan.stages
 
 
 def test_torch_gets_computations_alone():

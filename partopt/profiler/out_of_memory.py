@@ -1,6 +1,4 @@
-"""What can come of one microbatch size besides a measurement: no memory, or an error in the model's
-own code.
-"""
+"""Running out of memory: recognising it among other errors, and recovering from it."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import gc
 
 import torch
 
-_SAYINGS = (
+_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -24,7 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(
-        saying.lower() in str(error).lower() for saying in _SAYINGS
+        message.lower() in str(error).lower() for message in _MESSAGES
     )
 
 

@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from partopt.documents import Note
 from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.errors import PartoptError
-from partopt.profiler.clock import Clock
 from partopt.profiler.dataflow import DataflowMode, output_recorder
-from partopt.profiler.doubts import warn_if_misattributed
 from partopt.profiler.optimizer import time_optimizer
-from partopt.profiler.outcome import is_out_of_memory, release_memory
+from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
 from partopt.profiler.parameters import describe_layers
+from partopt.profiler.quality_checks import note_missing_backwards
 from partopt.profiler.stash import StashRecorder
-from partopt.profiler.step import Inputs, Loss, check_step, place, run_loss
+from partopt.profiler.step import Inputs, check_step, place, run_loss
+from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import called_modules, choose_units
@@ -32,24 +31,6 @@ CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
 RESCALE_ABOVE = 1.05
 # above it the hooks cost so much that the shares of the layers themselves are in doubt
 OVERHEAD_BOUND = 1.20
-
-Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is measured, on which device, and how."""
-
-    model: nn.Module
-    example_inputs: Callable[[int], Inputs]
-    loss_fn: Loss | None
-    device: torch.device
-    dtype: torch.dtype
-    granularity: str
-    globs: tuple[str, ...]
-    steps: int
-    clock: Clock
-    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -72,6 +53,7 @@ class Measurer:
         self.subject = subject
         self.layers: list[Layer] = []
         self.measurements: list[Measurement] = []
+        self.notes: list[Note] = []
         self._tracker: Tracker | None = None
         self._optimizer_s: float | None = None
         self._optimizer_tried = False
@@ -84,7 +66,7 @@ class Measurer:
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
             return
         try:
-            measurement = self._measured(size)
+            measurement = self._measure(size)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -94,18 +76,19 @@ class Measurer:
             release_memory()
         self.measurements.append(measurement)
 
-    def _measured(self, size: int) -> Measurement:
-        subject = self.subject
-        inputs = place(subject.example_inputs(size), subject.device, subject.dtype)
+    def _measure(self, size: int) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
+        inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or _track(subject, inputs)
         structure = _observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_memory_bytes = _warm_up(stepper, subject.device)
+        peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
-        if not any(not measurement.out_of_memory for measurement in self.measurements):
-            warn_if_misattributed(tracker, instrumented)  # once: it is the same at every size
+        if all(measurement.out_of_memory for measurement in self.measurements):
+            # once: it is the same at every size
+            self.notes += note_missing_backwards(tracker, instrumented)
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
         return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
@@ -123,24 +106,25 @@ class Measurer:
             )
             raise PartoptError(
                 f"at microbatch size {size} the model calls other layers than at {first}",
-                (
-                    "choose larger units, whose calls do not depend on the data: "
-                    "--granularity block, or --unit"
-                ),
+                "choose larger units, whose calls do not depend on the data: "
+                "`granularity=block`, or `units`",
+                code="calls-vary",
+                microbatch_sizes=[first, size],
             )
 
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device meets both."""
         bare_s, instrumented = [], []
-        for step in range(self.subject.steps):
-            self.subject.progress(size, step, self.subject.steps)
+        steps, progress = self.subject.settings.steps, self.subject.settings.progress
+        for step in range(steps):
+            progress(size, step, steps)
             bare_s.append(stepper.bare())
             instrumented.append(stepper.instrumented())
-        self.subject.progress(size, self.subject.steps, self.subject.steps)
+        progress(size, steps, steps)
         return bare_s, instrumented
 
     def _optimizer(self, inputs: Inputs) -> float | None:
-        """Seconds of an optimizer step, or None where its state does not fit beside the model."""
+        """Seconds of an optimizer step, or None where its state does not fit next to the model."""
         try:
             return time_optimizer(
                 self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
@@ -155,9 +139,9 @@ class Measurer:
 
 def _track(subject: Subject, inputs: Inputs) -> Tracker:
     called = called_modules(subject.model, inputs)
-    return Tracker(
-        subject.model, choose_units(subject.model, called, subject.granularity, subject.globs)
-    )
+    settings = subject.settings
+    units = choose_units(subject.model, called, settings.granularity, settings.units)
+    return Tracker(subject.model, units)
 
 
 def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
@@ -179,7 +163,7 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
-    """Run both kinds of step untimed; the peak of memory in a bare one, where the device tells
+    """Run both kinds of step untimed; the peak of memory in a bare one, where the device reports
     it.
     """
     if device.type == "cuda":

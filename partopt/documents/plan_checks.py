@@ -1,0 +1,146 @@
+"""What types cannot say of a plan: stages tile the layers, ranks exist, sums are sums."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt.documents.plan import Plan, Stage
+
+
+def _fault(message: str, hint: str) -> PartoptError:
+    return PartoptError(message, hint, code="inconsistent-plan")
+
+
+def find_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What types cannot say of a plan and is wrong with it, each with its place."""
+    held: dict[int, list[int]] = {}
+    longest = max(stage.compute_s for stage in plan.stages)
+    stop = 0
+    for s, stage in enumerate(plan.stages):
+        if stage.start != stop or stage.stop <= stage.start:
+            yield _fault(
+                f"stages[{s}]: layers [{stage.start}, {stage.stop}) do not follow layer {stop}",
+                "stages tile the layers in order",
+            )
+        stop = stage.stop
+        yield from _count_faults(s, stage)
+        yield from _time_faults(s, stage, 1e-9 * longest)
+        yield from _rank_faults(s, stage, plan, held)
+    if len({len(stages) for stages in held.values()}) > 1:
+        yield _fault(
+            "stages: some ranks hold more of them than others",
+            "every rank of a plan holds equally many stages",
+        )
+    yield from _flow_faults(plan)
+    yield from _request_faults(plan)
+
+
+def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
+    """Names, ranks and bytes of stage s that are not as many as they should be."""
+    layers = stage.stop - stage.start
+    if len(stage.modules) != layers:
+        yield _fault(
+            f"stages[{s}].modules: {len(stage.modules)} names for {layers} layers",
+            "name each layer once",
+        )
+    if len(stage.ranks) != stage.replicas:
+        yield _fault(
+            f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas",
+            "each replica has one rank",
+        )
+    parts = msgspec.structs.asdict(stage.memory)
+    if parts.pop("total_bytes") != sum(parts.values()):
+        yield _fault(
+            f"stages[{s}].memory.total_bytes: not the sum of its parts, {sum(parts.values())}",
+            "re-run `solve`",
+        )
+
+
+def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Traffic of stages that are not there."""
+    for index, flow in enumerate(plan.communication):
+        for end in (flow.source, flow.destination, flow.stage):
+            if end is not None and end >= len(plan.stages):
+                yield _fault(
+                    f"communication[{index}]: no stage {end}",
+                    f"stages are numbered 0 to {len(plan.stages) - 1}",
+                )
+
+
+def _request_faults(plan: Plan) -> Iterator[PartoptError]:
+    """What cannot be requested of these layers, and where a planner that keeps to its request would
+    not have planned so.
+    """
+    layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
+    if starts is not None and not (
+        starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < layers
+    ):
+        yield _fault(
+            "request.cut_at: not ascending layers from 0 on", f"the layers are 0 to {layers - 1}"
+        )
+    if costs is not None and len(costs) != layers:
+        yield _fault(
+            f"request.costs: {len(costs)} costs for {layers} layers", "give each layer one"
+        )
+    for s, stage in enumerate(plan.stages):
+        if starts is not None and stage.start not in starts:
+            yield _fault(
+                f"stages[{s}].start: {stage.start} is not one of request.cut_at",
+                "stages begin where they may",
+            )
+        if plan.request.recompute == ("never" if stage.recompute else "always"):
+            yield _fault(
+                f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
+                "re-run `solve`",
+            )
+    for what in plan.disregarded() if plan.planner == "optimal" else []:
+        yield _fault(f"request: {what}", "re-run `solve`")
+
+
+def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
+    """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
+    whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
+    if not math.isclose(whole, stage.compute_s, rel_tol=1e-6, abs_tol=rounding):
+        yield _fault(
+            f"stages[{s}].compute_s: not the sum of its parts, {whole:g}", "re-run `solve`"
+        )
+    if stage.backward_weight_s > stage.backward_s + rounding:
+        yield _fault(
+            f"stages[{s}].backward_weight_s: longer than backward_s, of which it is a part",
+            "re-run `solve`",
+        )
+
+
+def _rank_faults(
+    s: int, stage: Stage, plan: Plan, held: dict[int, list[int]]
+) -> Iterator[PartoptError]:
+    """Ranks of stage s that do not exist, appear twice, or are apart where they may not be.
+
+    `held` maps the ranks seen so far to their stages.
+    """
+    devices = plan.topology.devices
+    for rank in stage.ranks:
+        if rank >= devices:
+            yield _fault(
+                f"stages[{s}].ranks: no rank {rank}", f"the topology has ranks 0 to {devices - 1}"
+            )
+        if s in held.setdefault(rank, []):
+            yield _fault(
+                f"stages[{s}].ranks: rank {rank} appears twice",
+                "each replica has a rank of its own",
+            )
+        held[rank].append(s)
+    apart = any(after != rank + 1 for rank, after in itertools.pairwise(stage.ranks))
+    if plan.family == "contiguous" and apart:
+        yield _fault(
+            f"stages[{s}].ranks: not consecutive, in a contiguous plan",
+            "consecutive ranks, or another family",
+        )

@@ -1,0 +1,80 @@
+"""YAML as people write it, read without its traps."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from partopt.documents.faults import escape_controls, leaf_faults
+from partopt.documents.structs import refuse
+from partopt.errors import PartoptError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader without its traps: `16:30` and `0x10` and dates are text, and a key that
+    is given twice is refused.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag.rpartition(":")[2] not in ("int", "float", "timestamp")
+        ]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f'the key "{key.value}" is given twice', key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9]+$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)$"), list("-+.0123456789")
+)
+
+
+def read_yaml(content: bytes, where: str) -> object:
+    """The plain data in a YAML text. Raises PartoptError for malformed YAML, repeated keys and
+    control characters; `where` names the text in errors.
+    """
+    try:
+        raw: object = yaml.load(content, _Loader)
+    except yaml.YAMLError as error:
+        raise _not_yaml(error).at(where) from None
+    # of PyYAML's own: `!!int x`, lists nested without end
+    except (ValueError, RecursionError) as error:
+        raise malformed(f"not YAML that partopt reads: {error}").at(where) from None
+    refuse(_text_faults(raw), where)
+    return raw
+
+
+def malformed(message: str) -> PartoptError:
+    """A text that is not what partopt reads there."""
+    return PartoptError(message, "see docs/formats.md for an example", code="malformed-document")
+
+
+def _text_faults(raw: object) -> list[PartoptError]:
+    """Control characters; none where a list is nested in itself, which the types refuse."""
+    try:
+        return list(leaf_faults(raw))
+    except RecursionError:
+        return []
+
+
+def _not_yaml(error: yaml.YAMLError) -> PartoptError:
+    mark = getattr(error, "problem_mark", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    problem = escape_controls(str(getattr(error, "problem", None) or error))
+    return malformed(f"{place}not YAML: {problem}")

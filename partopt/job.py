@@ -1,0 +1,261 @@
+"""The question: a profile, a cluster, and how the model is to be trained there; checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.microbatch import measurement_at
+from partopt.cost.problem import Problem, problem_of
+from partopt.documents import Note, refuse
+from partopt.documents.plan import Optimizer, Replication, Tied
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError, did_you_mean
+from partopt.options import (
+    AUTO,
+    MANUAL,
+    AllReduce,
+    Comm,
+    Recompute,
+    check_options,
+    invalid,
+    parse_memory,
+)
+
+# M   microbatches of an iteration
+# G   samples of an iteration
+# b   samples of a microbatch
+# v   stages that a device holds, its chunks
+
+CHUNKS = 2  # v where nobody says
+_COSTS = ("time", "flops", "parameters")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model on a cluster, and how it is to be trained there.
+
+    `schedule` is a name, or "auto" for the best synchronous one; `planner` a name, or None for the
+    best plan of all (the planner "manual" with `cuts`). `microbatch_size` is b, by default the
+    measured size with the most samples/s; a synchronous schedule needs M `microbatches` or a
+    `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
+    whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
+    and both under `schedule="auto"`). `memory` is the limit of a device, bytes or "76 GB", by
+    default the topology's. `stages` and `chunks` (v, of looped schedules) are how many; `cut_at`
+    are patterns of the layers that a stage may begin with; `tied` says whether stages may part
+    layers that share parameters. `cuts` and `replicas` are a split of your own: the first layer of
+    every stage but the first, and the replicas of each. `comm` and `allreduce` say whether devices
+    wait for their messages and gradients; `cost` is what GPipe's heuristics balance: measured time,
+    flops, parameters, or a number for each layer.
+
+    Raises PartoptError, whose `fields["option"]` names the option, for what contradicts itself or
+    cannot be.
+    """
+
+    profile: Profile
+    topology: Topology
+    _: KW_ONLY
+    schedule: str = "pipedream"
+    planner: str | None = None
+    microbatch_size: int | None = None
+    microbatches: int | None = None
+    global_batch: int | None = None
+    replication: Replication = "free"
+    recompute: Recompute | None = None
+    optimizer: Optimizer = "adam"
+    memory: str | int | None = None
+    stages: int | None = None
+    chunks: int | None = None
+    cut_at: Sequence[str] = ()
+    tied: Tied = "exchange"
+    cuts: Sequence[int] | None = None
+    replicas: Sequence[int] | None = None
+    comm: Comm = "overlap"
+    allreduce: AllReduce = "overlap"
+    cost: str | Sequence[float] = "time"
+
+    def __post_init__(self) -> None:
+        self._check_documents()
+        self._check()
+
+    def with_(self, **changes: Any) -> Self:
+        """The job with some options changed, checked again. PartoptError for an unknown option."""
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                raise PartoptError(
+                    f"no option `{name}`",
+                    did_you_mean(name, names),
+                    code="unknown-option",
+                    option=name,
+                )
+        other = object.__new__(type(self))
+        for name in names:
+            object.__setattr__(other, name, changes.get(name, getattr(self, name)))
+        if {"profile", "topology"} & changes.keys():
+            other._check_documents()
+        other._check()
+        return other
+
+    @cached_property
+    def memory_bytes(self) -> int | None:
+        """The limit of one device in bytes; None where none is known."""
+        return (
+            self.topology.device.memory_bytes if self.memory is None else parse_memory(self.memory)
+        )
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The job as planners see it. PartoptError under `schedule="auto"`, which is several."""
+        if self.schedule == AUTO:
+            raise PartoptError(
+                "`schedule=auto`: a schedule is chosen by `solve` alone",
+                "name a schedule: `schedule=1f1b`",
+                code="schedule-needed",
+                option="schedule",
+            )
+        stated = problem_of(
+            self.profile,
+            self.topology,
+            self.microbatch_size,
+            schedule=self.schedule,
+            optimizer=self.optimizer,
+            recompute=self.recompute == "always",
+            recompute_per_stage=self.recompute == "auto",
+            replication=self.replication,
+            serial_transfers=self.comm == "serial",
+            blocking_allreduce=self.allreduce == "blocking",
+            stages=self.stages,
+            chunks=self.chunks or CHUNKS,
+            tied=self.tied,
+            cut_at=self._starts(),
+            cuts=tuple(self.cuts or ()),
+            replicas=tuple(self.replicas or ()),
+            memory_bytes=self.memory_bytes,
+        )
+        size = stated.chain.microbatch_size
+        M, costs = self._microbatches_of(size), self._costs(size)
+        return dataclasses.replace(stated, microbatches=M, costs=costs)
+
+    @property
+    def planner_name(self) -> str | None:
+        """The planner, which a split of one's own implies; None for the best of all."""
+        own = self.cuts is not None or self.replicas is not None
+        return MANUAL if own else self.planner
+
+    @property
+    def notes(self) -> list[Note]:
+        """What to know of the question itself."""
+        found = [*self.profile.notes, *self.topology.notes()]
+        if self.profile.device.type == "cpu":
+            name, device = self.profile.model.name, self.topology.device.name
+            text = f"{name} was measured on a CPU, not on {device}"
+            found.append(Note(code="measured-on-cpu", text=text))
+        return found
+
+    def _check_documents(self) -> None:
+        for name, kind in (("profile", Profile), ("topology", Topology)):
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                raise invalid(
+                    name,
+                    type(given).__name__,
+                    f"must be a {kind.__name__}",
+                    f"`{kind.__name__}.load` reads one from a file",
+                )
+            refuse(given.faults(), name)
+
+    def _check(self) -> None:
+        """Check the options; the problem is made once, so that what it refuses is known now."""
+        check_options(self)
+        if self.schedule != AUTO:
+            assert self.problem is not None
+
+    def _microbatches_of(self, size: int) -> int | None:
+        """M with microbatches of `size` samples."""
+        batch = self.global_batch
+        if batch is None:
+            return self.microbatches
+        if batch % size:
+            raise PartoptError(
+                f"`global_batch={batch}`: not a multiple of the microbatch size {size}",
+                f"choose {batch // size * size or size}",
+                code="not-a-multiple",
+                option="global_batch",
+                microbatch_size=size,
+            )
+        return batch // size
+
+    def _starts(self) -> list[int] | None:
+        """The first layer, and those that match `cut_at`; None without patterns."""
+        names = [layer.name for layer in self.profile.layers]
+        for pattern in self.cut_at:
+            if not fnmatch.filter(names, pattern):
+                raise PartoptError(
+                    f"`cut_at={pattern}`: no layer of {self.profile.model.name} has such a name",
+                    did_you_mean(pattern, names),
+                    code="no-such-layer",
+                    option="cut_at",
+                )
+        matching = {
+            index
+            for index, name in enumerate(names)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.cut_at)
+        }
+        return sorted({0, *matching}) if self.cut_at else None
+
+    def _costs(self, size: int) -> NDArray[np.float64] | None:
+        """What GPipe's heuristics balance, shape (N,); None for the measured time."""
+        if self.cost == "time":
+            return None
+        costs = list(self._costs_of_layers(size))
+        if isinstance(self.cost, str) and not any(costs):
+            raise PartoptError(
+                f"`cost={self.cost}`: the profile has none",
+                "balance the measured time: `cost=time`",
+                code="no-costs",
+                option="cost",
+            )
+        layers = len(self.profile.layers)
+        if len(costs) != layers:
+            raise PartoptError(
+                f"`cost`: {len(costs)} costs for {layers} layers",
+                "give one number for each layer",
+                code="wrong-length",
+                option="cost",
+            )
+        if not (all(0 <= cost < float("inf") for cost in costs) and sum(costs) > 0):
+            raise PartoptError(
+                "`cost`: must be finite and not negative, and not all zero",
+                "give one number for each layer",
+                code="invalid-option",
+                option="cost",
+            )
+        return np.array(costs)
+
+    def _costs_of_layers(self, size: int) -> Iterator[float]:
+        if not isinstance(self.cost, str):
+            yield from _numbers(self.cost)
+        elif self.cost == "flops":
+            for measured in measurement_at(self.profile, size).layers:
+                yield float(measured.forward_flops or 0)
+        elif self.cost == "parameters":
+            for layer in self.profile.layers:
+                yield float(layer.parameter_bytes)
+        else:
+            raise invalid("cost", self.cost, "unknown cost", f"{did_you_mean(self.cost, _COSTS)}")
+
+
+def _numbers(values: Sequence[float]) -> list[float]:
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise invalid("cost", values, "must be numbers", "give one number for each layer") from None

@@ -1,0 +1,166 @@
+"""What is measured and how: the options of measuring, checked where they enter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from partopt import documents
+from partopt.documents.profile import Count, Model
+from partopt.errors import PartoptError, did_you_mean
+from partopt.profiler.device import choose_device, choose_dtype
+from partopt.profiler.units import GRANULARITIES
+
+Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
+
+_SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure: the sizes, each once, the smallest first; where, in which number format, in
+    which layers, and how many steps.
+    """
+
+    microbatch_sizes: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    granularity: str
+    units: tuple[str, ...]
+    steps: int
+    progress: Progress
+
+    @property
+    def dtype_name(self) -> str:
+        """The number format as a profile has it."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+def check_settings(
+    microbatch_sizes: Iterable[int],
+    device: str,
+    dtype: str,
+    granularity: str,
+    units: Sequence[str],
+    steps: int,
+    progress: Progress | None,
+) -> Settings:
+    """The settings of these options. Raises PartoptError for one that cannot be."""
+    documents.check_option("steps", steps, Count, "10 steps show the spread")
+    if granularity not in GRANULARITIES:
+        raise invalid_option(
+            "granularity",
+            granularity,
+            "not a granularity that partopt knows",
+            did_you_mean(str(granularity), GRANULARITIES),
+        )
+    return Settings(
+        microbatch_sizes=_check_sizes(microbatch_sizes),
+        device=choose_device(device),
+        dtype=choose_dtype(dtype),
+        granularity=granularity,
+        units=_check_units(units),
+        steps=steps,
+        progress=_check_callable("progress", progress) or _ignore_progress,
+    )
+
+
+def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
+    """Raise PartoptError for what is not a model, its inputs and its loss."""
+    if not isinstance(model, nn.Module):
+        raise PartoptError(
+            f"the model is of type {type(model).__name__}, not an nn.Module",
+            "give an instance of nn.Module; `measure_source` takes a file that builds one",
+            code="not-a-module",
+            type=type(model).__name__,
+        )
+    if not callable(example_inputs):
+        raise PartoptError(
+            f"example_inputs is of type {type(example_inputs).__name__}, not a function",
+            "give a function of the microbatch size that returns the inputs of one microbatch",
+            code="invalid-option",
+            option="example_inputs",
+            value=example_inputs,
+        )
+    _check_callable("loss_fn", loss_fn)
+
+
+def check_name(name: str | None) -> str | None:
+    """The name of the profile's model. Raises PartoptError where it could not be written."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise invalid_option("name", name, "not a name", "give a short text, or leave it out")
+    for fault in Model(name=name).faults():
+        raise invalid_option("name", documents.escape_controls(name), fault.message, fault.hint)
+    return name
+
+
+def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments of the build function. Raises PartoptError for some that a profile could not
+    record.
+    """
+    given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
+    if given is None or not all(isinstance(key, str) for key in given):
+        raise PartoptError(
+            "`arguments`: not a mapping of names to values",
+            'give a dictionary such as {"layers": 12}',
+            code="invalid-option",
+            option="arguments",
+            value=arguments,
+        )
+    for fault in Model(name="model", arguments=given).faults():
+        raise PartoptError(
+            f"`arguments`: {fault.message.removeprefix('arguments.')}",
+            "give numbers, text, lists or mappings, which the profile records",
+            code="invalid-option",
+            option="arguments",
+            value=arguments,
+        )
+    return given
+
+
+def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptError:
+    """An option's value that cannot be."""
+    return PartoptError(
+        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
+    )
+
+
+def _check_sizes(given: Iterable[int]) -> tuple[int, ...]:
+    """The sizes, each once, the smallest first."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise invalid_option("microbatch_sizes", given, "not a list of sizes", _SIZES)
+    sizes = list(given)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            what = f"{size!r} is not a microbatch size"
+            raise invalid_option("microbatch_sizes", sizes, what, _SIZES)
+    if not sizes:
+        raise invalid_option("microbatch_sizes", sizes, "no size given", _SIZES)
+    return tuple(sorted(set(sizes)))
+
+
+def _check_units(units: Sequence[str]) -> tuple[str, ...]:
+    hint = 'list patterns of module names, such as "transformer.h.*"'
+    if isinstance(units, str) or not isinstance(units, Iterable):
+        raise invalid_option("units", units, "not a list of patterns", hint)
+    for unit in units:
+        if not isinstance(unit, str) or not unit:
+            raise invalid_option("units", unit, "not a pattern", hint)
+    return tuple(units)
+
+
+def _check_callable(option: str, given: Any) -> Any:
+    if given is not None and not callable(given):
+        what = f"of type {type(given).__name__}, not a function"
+        raise invalid_option(option, given, what, "give a function, or leave it out")
+    return given
+
+
+def _ignore_progress(size: int, done: int, steps: int) -> None:
+    """Report nothing."""

@@ -1,0 +1,23 @@
+"""What one measurement is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from partopt.profiler.clock import Clock
+from partopt.profiler.settings import Settings
+from partopt.profiler.step import Inputs, Loss
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its inputs and its loss, how it is measured, and with which clock."""
+
+    model: nn.Module
+    example_inputs: Callable[[int], Inputs]
+    loss_fn: Loss | None
+    settings: Settings
+    clock: Clock

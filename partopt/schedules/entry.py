@@ -1,0 +1,158 @@
+"""What a schedule is: the order of each device, and every fact about it that formulas, planners and
+the simulator read.
+
+Each schedule's file makes its entry, `SCHEDULE = Schedule(...)`, beside its `row`. No fact has a
+default: one that is left out is an error when the entry is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place, own_microbatches
+from partopt.schedules.order import Row
+
+# s, r_s   a stage and its replicas
+# p, P, v  position of a device in its pipeline, devices of the pipeline, stages on a device
+# M        microbatches of an iteration that pass through all replicas; of one pipeline where P is
+#          given; None: as many as come
+# slot     the time of a forward; a backward takes two, each of its parts one
+
+# weight versions of a stage: one for each microbatch in flight
+ALL_IN_FLIGHT = 0
+
+# what the microbatches in flight of a stage depend on, for compiled code
+DOWNSTREAM, OWN, DEPTH = range(3)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Microbatches in flight in numbers, for the compiled code of the optimal planner.
+
+    One replica of stage s, of the M / r_s microbatches that it gets, holds at most `factor` times
+    the devices downstream over r_s, rounded up, and one (DOWNSTREAM); all (OWN); or as many as
+    there are stages (DEPTH). `factor` is read of DOWNSTREAM alone.
+    """
+
+    depends_on: int
+    factor: int
+
+    def __post_init__(self) -> None:
+        if self.depends_on not in (DOWNSTREAM, OWN, DEPTH):
+            raise ValueError(f"depends_on is DOWNSTREAM, OWN or DEPTH, not {self.depends_on}")
+        if self.depends_on == DOWNSTREAM and self.factor < 1:
+            raise ValueError(f"factor of DOWNSTREAM must be at least 1, not {self.factor}")
+
+
+@dataclass(frozen=True)
+class StageCounts:
+    """What one replica of a stage holds and does first, with one stage on each device.
+
+    Both functions take the stage s, the replicas of every stage and M.
+    """
+
+    # the most microbatches between their forward and the end of their backward
+    in_flight: Callable[[int, Sequence[int], int | None], int]
+    # forwards before the first backward
+    warmup: Callable[[int, Sequence[int], int | None], int]
+    # plans state the warm-up, which may be deeper: `row` follows `place.warmup`
+    takes_warmup: bool
+    kernel: Kernel | None  # None: the optimal planner cannot plan for the schedule
+
+
+@dataclass(frozen=True)
+class DeviceCounts:
+    """What one device holds, with several stages on each."""
+
+    # the most microbatches in flight in all of its stages together, of p, P, v and M
+    in_flight: Callable[[int, int, int, int], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A schedule: its name, what it does in a line, the order of a device, and its facts.
+
+    ValueError where facts contradict each other.
+    """
+
+    name: str
+    summary: str
+    row: Callable[[Place], Row]
+    shape: str  # how its stages lie on the devices, as partopt.schedules.layout names it
+    asynchronous: bool  # it never flushes: there are no iterations
+    split: bool  # its backwards are in two parts, I and W
+    uneven: bool  # its stages may have unequal numbers of replicas
+    # recomputation is an action of its own, R, done while a device waits for the gradient
+    recomputes: bool
+    one_at_a_time: bool  # devices overlap nothing: one microbatch is on its way at a time
+    counts: StageCounts | DeviceCounts
+    weight_versions: int  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
+    # slots of an iteration for which each device waits, of P, v and M: equal stages, messages that
+    # take no time, and microbatches enough to fill the pipeline; asynchronous: of the steady state
+    bubble: Callable[[int, int, int], int]
+    # stages on a device with which `schedule="auto"` tries it; empty: it is not tried
+    auto_chunks: tuple[int, ...]
+    data_parallel: bool  # `schedule="auto"` tries it with one device in each pipeline
+
+    def __post_init__(self) -> None:
+        for fault in self._faults():
+            raise ValueError(f"schedule {self.name}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        if self.shape not in (*CHUNKS, LOOPED):
+            yield f"unknown shape {self.shape!r}"
+        elif (self.shape == STRAIGHT) != isinstance(self.counts, StageCounts):
+            yield "counts are StageCounts with one stage on each device, else DeviceCounts"
+        elif any(CHUNKS.get(self.shape, v) != v for v in self.auto_chunks):
+            yield f"auto_chunks: {CHUNKS[self.shape]} stages lie on each device"
+        if self.weight_versions not in (ALL_IN_FLIGHT, 1, 2):
+            yield "weight_versions is 1, 2 or ALL_IN_FLIGHT"
+        if self.asynchronous and (self.shape != STRAIGHT or self.auto_chunks):
+            yield 'asynchronous: one stage on each device, and `schedule="auto"` does not try it'
+        if self.one_at_a_time and self.kernel is not None:
+            yield "one_at_a_time: the optimal planner cannot plan for it, kernel is None"
+
+    @property
+    def takes_warmup(self) -> bool:
+        """Whether plans state the warm-up of each stage, which may be deeper than the usual one."""
+        return isinstance(self.counts, StageCounts) and self.counts.takes_warmup
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """Microbatches in flight for compiled code; None where the optimal planner cannot plan for
+        the schedule.
+        """
+        return self.counts.kernel if isinstance(self.counts, StageCounts) else None
+
+    def versions_of(self, held: int) -> int:
+        """Versions of its weights that a stage keeps with `held` microbatches in flight."""
+        return self.weight_versions or held
+
+    def makespan(self, P: int, v: int, M: int) -> int:
+        """Slots of an iteration in closed form, where `bubble` holds."""
+        passes = 1 if self.shape == MIRRORED else v
+        return 3 * passes * M + self.bubble(P, v, M)
+
+
+def all_own(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+    """All microbatches that the first replica of stage s gets in an iteration, ceil(M / r_s)."""
+    assert microbatches is not None
+    return own_microbatches(microbatches, replicas[s], 0)
+
+
+def downstream(factor: int) -> StageCounts:
+    """The counts of 1F1B with `factor` times its warm-up, which plans may state deeper still.
+
+    A replica of stage s does ceil(factor * sum of r_t over t > s, over r_s) forwards first, and
+    holds one more than that; no more than the ceil(M / r_s) that it gets.
+    """
+
+    def in_flight(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+        held = -(-factor * sum(replicas[s + 1 :]) // replicas[s]) + 1
+        return held if microbatches is None else min(held, all_own(s, replicas, microbatches))
+
+    def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+        return in_flight(s, replicas, microbatches) - 1
+
+    return StageCounts(in_flight, warmup, takes_warmup=True, kernel=Kernel(DOWNSTREAM, factor))

@@ -1,0 +1,82 @@
+"""Planners side by side, all judged by one simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from partopt.cost.price import price
+from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
+from partopt.documents import Note
+from partopt.documents.comparison import Comparison
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.search import contest
+from partopt.search.tables import comparison_of
+from partopt.search.warmup import simulate_with_best_warmup
+
+
+def compare(
+    job: Job,
+    planners: Sequence[str] = (),
+    plans: Mapping[str, Plan] | None = None,
+    progress: Progress = ignore_progress,
+) -> tuple[Comparison, list[Note]]:
+    """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
+
+    `plans` are by the names under which they appear; each is priced and simulated again for the
+    job. The second value is what to know. Raises PartoptError for a planner that would ignore an
+    option, and for a plan of another model or of more devices.
+    """
+    problem = replace(job.problem, progress=progress)
+    for name in planners:
+        contest.check_planner(name, problem)
+    found: dict[str, Plan] = {}
+    notes = list(job.notes)
+    for name in planners:
+        found[name], own = contest.plan_alone(name, problem)
+        notes += own
+    if not planners:
+        found, own = contest.compete(contest.contestants(problem), problem)
+        notes += own
+    for name, plan in (plans or {}).items():
+        found[name] = _price_again(name, plan, problem)
+        notes += _notes_of(name, plan, problem)
+    base = found.get("data_parallel") or _data_parallel(problem)
+    return comparison_of(found, base), notes
+
+
+def _data_parallel(problem: Problem) -> Plan | None:
+    """What speed-ups over data parallelism are over; None under a schedule that cannot have it."""
+    with suppress(PartoptError):
+        return contest.plan_alone("data_parallel", problem)[0]
+    return None
+
+
+def _price_again(name: str, plan: Plan, problem: Problem) -> Plan:
+    """The stages of a plan, priced and simulated for this problem."""
+    devices = problem.topology.devices
+    if [module for stage in plan.stages for module in stage.modules] != problem.chain.names:
+        raise PartoptError(
+            f"{name}: a plan of {plan.profile.name}, whose layers are not those of "
+            f"{problem.profile.model.name}",
+            "plan it again",
+            code="other-layers",
+        )
+    if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
+        raise PartoptError(
+            f"{name}: a plan for {plan.topology.devices} devices; the topology has {devices}",
+            "choose its topology",
+            code="other-devices",
+        )
+    partition = partition_of(plan, problem.recompute_per_stage)
+    return simulate_with_best_warmup(price(partition, problem, plan.planner))
+
+
+def _notes_of(name: str, plan: Plan, problem: Problem) -> list[Note]:
+    if plan.schedule == problem.schedule:
+        return []
+    text = f"{name} was made for {plan.schedule} and is priced for `schedule={problem.schedule}`"
+    return [Note(code="other-schedule", text=text)]

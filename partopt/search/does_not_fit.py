@@ -1,0 +1,56 @@
+"""A plan that does not fit its devices: options with which one does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.search import contest
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Options of the job that make a plan fit, and the speed of that plan."""
+
+    options: dict[str, str | int]
+    samples_per_s: float
+
+
+def find_fitting(job: Job, plan: Plan) -> Fitting | None:
+    """The changes to `job` under which the fastest plan fits, where `plan` of it does not.
+
+    As few kinds of change as will do: microbatch size and recomputation, then the planner, then the
+    optimizer. None where nothing that was tried fits.
+    """
+    problem, planner = job.problem, plan.planner
+    others = [] if planner == "manual" else contest.contestants(problem)
+    for optimizer in dict.fromkeys((problem.optimizer, "momentum", "sgd")):
+        for names in ([planner], [name for name in others if name != planner]):
+            found = list(_fitting(names, planner, optimizer, job))
+            if found:
+                return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
+    return None
+
+
+def _fitting(names: list[str], planner: str, optimizer: str, job: Job) -> Iterator[Fitting]:
+    """What fits at every measured size up to the job's, with and without recomputation."""
+    now = job.problem.chain.microbatch_size
+    smaller = [m.microbatch_size for m in job.profile.measured() if m.microbatch_size < now]
+    sizes = [now, *reversed(smaller)]
+    for name, size, recompute in itertools.product(names, sizes, ("never", "always")):
+        with suppress(PartoptError):  # a global batch may be no multiple of that size
+            changed = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
+            plan, _ = contest.plan_with(name, changed.problem)
+            if plan.fits:
+                options: dict[str, str | int] = {} if name == planner else {"planner": name}
+                options |= {} if size == now else {"microbatch_size": size}
+                options |= (
+                    {} if recompute == (job.recompute or "never") else {"recompute": recompute}
+                )
+                options |= {} if optimizer == job.optimizer else {"optimizer": optimizer}
+                yield Fitting(options, plan.predicted.samples_per_s)

@@ -1,0 +1,89 @@
+"""A plan made again, from what it records and its profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from partopt import planners
+from partopt.cost.period import objective_s
+from partopt.cost.price import price
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    NESTED,
+    Decision,
+    Partition,
+    Problem,
+    Progress,
+    partition_of,
+    problem_from_plan,
+)
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.errors import PartoptError
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT, chunks_of
+from partopt.search.warmup import simulate_with_best_warmup
+from partopt.simulator.prediction import check_actions
+from partopt.simulator.restate import layout_of
+
+# a person's own split; the grids of `schedule=auto`, which are not decided by one planner
+UNPROVED = ("manual", "grid")
+
+
+@dataclass(frozen=True, eq=False)
+class Recomputation:
+    """What a plan was made from, and the plan made again from that and its profile.
+
+    Each is computed when it is first asked for; PartoptError where it cannot be.
+    """
+
+    plan: Plan
+    profile: Profile
+    progress: Progress
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What the plan was made for."""
+        check_layout(self.plan)
+        return replace(problem_from_plan(self.plan, self.profile), progress=self.progress)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The plan's own stages."""
+        return partition_of(self.plan, self.problem.recompute_per_stage)
+
+    @cached_property
+    def simulated(self) -> Plan:
+        """The plan's own stages, priced and simulated."""
+        return simulate_with_best_warmup(price(self.partition, self.problem, self.plan.planner))
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What the planner decides, run again."""
+        return planners.decide(self.plan.planner, self.problem)
+
+    @cached_property
+    def objective_s(self) -> float | None:
+        """What the planner minimises, of the plan's own stages; `None` where it proves nothing."""
+        if self.plan.planner in UNPROVED:
+            return None
+        if self.plan.planner != "optimal":
+            return self.decision.certificate.objective_s if self.decision.certificate else None
+        return objective_s(self.partition, self.problem)
+
+
+def check_layout(plan: Plan) -> None:
+    """Raise PartoptError where the schedule cannot run stages that lie so, or they are too many."""
+    entry = schedule(plan.schedule)
+    if entry.asynchronous != (plan.microbatches is None):
+        raise PartoptError(
+            f"{plan.microbatches} microbatches an iteration under {plan.schedule}",
+            code="inconsistent-plan",
+        )
+    if plan.family not in ((CONTIGUOUS, NESTED) if entry.shape == STRAIGHT else (entry.shape,)):
+        raise PartoptError(
+            f"{plan.family}: not a family of plans for {plan.schedule}", code="inconsistent-plan"
+        )
+    check_actions(plan)
+    chunks_of(layout_of(plan, plan.microbatches or 1), entry.shape, entry.uneven)

@@ -1,0 +1,68 @@
+"""From a job to its plan, and to the plans that it was chosen from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.documents import Note
+from partopt.documents.plan import Certificate, Plan
+from partopt.errors import PartoptError
+from partopt.job import Job
+from partopt.options import AUTO
+from partopt.search import contest
+from partopt.search.schedule import search_schedules
+
+_BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
+
+
+@dataclass(frozen=True)
+class Result:
+    """A plan; the `alternatives` to it, fastest first; and what to know of it."""
+
+    plan: Plan
+    alternatives: tuple[Plan, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What is proved of the plan; None where nothing is."""
+        return self.plan.certificate
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan fits its devices."""
+        return self.plan.fits
+
+
+def solve(job: Job, progress: Progress = ignore_progress) -> Result:
+    """The best plan of `job`, simulated: of its planner, or of all planners that can plan for it.
+
+    Under `schedule="auto"` the best under any synchronous schedule; the alternatives are then the
+    best under each of the others. A plan that does not fit is returned where none does: `fits`.
+    `progress(what, done, total)` is called now and then. Raises PartoptError where there is none.
+    """
+    if job.schedule == AUTO:
+        best, *others = search_schedules(job, progress)
+        return Result(best, tuple(others), tuple(job.notes))
+    problem = replace(job.problem, progress=progress)
+    name, notes = job.planner_name, job.notes
+    if name is None:
+        plans = contest.compete(contest.contestants(problem), problem).plans
+        best = plans[contest.best_of(plans)]
+    else:
+        contest.check_planner(name, problem)
+        best, own = contest.plan_alone(name, problem)
+        notes, plans = [*notes, *own], _beside(name, problem)
+    others = [plan for plan in plans.values() if plan is not best]
+    others.sort(key=lambda other: -other.predicted.samples_per_s)
+    return Result(best, tuple(others), tuple(notes))
+
+
+def _beside(name: str, problem: Problem) -> dict[str, Plan]:
+    """The plans that stand beside that of the planner `name`; none where they refuse."""
+    able = [other for other in contest.contestants(problem) if other in _BESIDE and other != name]
+    with suppress(PartoptError):
+        return contest.compete(able, problem).plans
+    return {}

@@ -1,0 +1,190 @@
+"""A plan executed: what the public library gives of it, and how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from partopt import documents
+from partopt.documents.plan import Plan
+from partopt.documents.simulation import SimulationDocument
+from partopt.errors import PartoptError, did_you_mean
+from partopt.options import invalid
+from partopt.report import trace
+from partopt.schedules import SCHEDULES
+from partopt.schedules.torch_csv import to_csv
+from partopt.simulator import execution as executions
+from partopt.simulator.advice import findings
+from partopt.simulator.conditions import (
+    Conditions,
+    apply_conditions,
+    change_network,
+    check_size,
+)
+from partopt.simulator.document import document_of
+from partopt.simulator.drawing import drawn_window
+from partopt.simulator.execution import Execution, execute
+from partopt.simulator.own_order import microbatches_in, simulation_of_csv
+from partopt.simulator.restate import layout_of
+
+FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What a plan does under its schedule: `planned` as it was made, `plan` as it ran."""
+
+    planned: Plan
+    execution: Execution
+
+    @property
+    def plan(self) -> Plan:
+        """The plan under the conditions that it ran under."""
+        return self.execution.plan
+
+    @cached_property
+    def document(self) -> SimulationDocument:
+        """Where the time goes, what to change, what the plan promised: all that a page shows."""
+        return document_of(self.execution, self.planned, findings(self.execution))
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room for the most that it holds at once."""
+        return self.document.fits
+
+    def save(self, path: str, force: bool = False) -> None:
+        """Write the simulation; the extension of `path` chooses the form.
+
+        `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure, `.csv` the order as
+        torch executes it. An existing file is replaced only with `force`. Raises PartoptError for
+        another extension, or where that form cannot hold it.
+        """
+        form = self.form_of(path)
+        if form == ".json":
+            content = b"".join(trace.write(self.execution.timeline, self.plan))
+            documents.write_bytes(path, content, force)
+        elif form == ".csv":
+            text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
+            documents.write_bytes(path, text.encode(), force)
+        else:
+            from partopt.report import figure  # matplotlib takes a while to import
+
+            figure.save(self.execution.timeline, path, force, drawn_window(self.execution))
+
+    @staticmethod
+    def form_of(path: str) -> str:
+        """The form in which a simulation is saved at `path`; on standard output (`-`), a trace.
+
+        Raises PartoptError for an extension that is not one of a form.
+        """
+        form = ".json" if path == "-" else Path(path).suffix.lower()
+        if form not in FORMS:
+            raise PartoptError(
+                f"{path}: unsupported format {form or 'without an extension'}",
+                "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
+                code="unsupported-format",
+            )
+        return form
+
+
+def _most_actions(save_as: str | None) -> int:
+    """How many actions a simulation may have: a trace holds fewer."""
+    is_trace = save_as is not None and Simulation.form_of(save_as) == ".json"
+    return trace.MOST_ACTIONS if is_trace else executions.ACTION_LIMIT
+
+
+def simulate(
+    plan: Plan,
+    *,
+    schedule: str | None = None,
+    microbatches: int | None = None,
+    warmup: str | Sequence[int] | None = None,
+    bandwidth: Mapping[str, str | float] | None = None,
+    latency: Mapping[str, str | float] | None = None,
+    links: Mapping[str, int] | None = None,
+    memory: str | int | None = None,
+    comm: str | None = None,
+    allreduce: str | None = None,
+    save_as: str | None = None,
+) -> Simulation:
+    """Execute `plan` on the cluster for which it was made, or under other conditions.
+
+    The stages stay as they are. `partopt.simulator.conditions.Conditions` says what the options
+    are; `save_as` is where the simulation will be saved, if it will, whose form may hold less than
+    the 20 million actions that are simulated at most. Raises PartoptError where the conditions
+    contradict each other, the plan cannot run that way, has too many actions, or takes no time;
+    `fields["where"]` is "plan" where the plan is at fault.
+    """
+    conditions = Conditions(
+        schedule=schedule,
+        microbatches=microbatches,
+        warmup=warmup,
+        bandwidth=bandwidth or {},
+        latency=latency or {},
+        links=links or {},
+        memory=memory,
+        comm=comm,
+        allreduce=allreduce,
+    )
+    limit = _most_actions(save_as)
+    own = conditions.own_order
+    if own is None:
+        run = _execute(plan, conditions, limit)
+    else:
+        run = _execute_own(plan, own, conditions, limit)
+    if run.makespan_s == 0:
+        raise PartoptError(
+            "all that the plan does takes 0 s: there is nothing to see",
+            "were its layers measured?",
+            code="no-time",
+            where="plan",
+        )
+    return Simulation(plan, run)
+
+
+def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution:
+    if conditions.schedule is None and plan.schedule not in SCHEDULES:
+        raise PartoptError(
+            f'schedule: unknown schedule "{plan.schedule}"',
+            did_you_mean(plan.schedule, SCHEDULES),
+            code="unknown-schedule",
+            where="plan",
+            schedule=plan.schedule,
+        )
+    changed = apply_conditions(plan, conditions, most_actions)
+    try:
+        return execute(changed, conditions.microbatches)
+    except PartoptError as error:
+        hint = error.hint
+        if conditions.warmup is not None:
+            hint = "let more forwards come first: a deeper `warmup`"
+        raise PartoptError(
+            f"{changed.schedule}: {error.message}",
+            hint,
+            code=error.code,
+            **error.fields,
+            where="plan",
+        ) from None
+
+
+def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
+    """The order in the file `path`, on the plan's stages."""
+    for option in ("warmup", "allreduce"):
+        value = getattr(conditions, option)
+        if value is not None:
+            raise invalid(
+                option, value, f"the order in {path} says what is done when", f"drop `{option}`"
+            )
+    text = documents.read_bytes(str(path)).decode(errors="replace")
+    network = change_network(plan.topology, conditions)
+    changed = replace(plan, topology=network, comm=conditions.comm or plan.comm)
+    try:
+        M = conditions.microbatches or microbatches_in(text, plan)
+        check_size(plan, str(path), M, most_actions)
+        return simulation_of_csv(text, path.name, changed, M)
+    except PartoptError as error:
+        raise error.at(str(path)) from None

@@ -1,0 +1,254 @@
+"""A plan under other conditions: schedule, batch, warm-up, network, as a person states them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from partopt import units
+from partopt.documents.plan import Plan
+from partopt.documents.topology import Level, Topology
+from partopt.errors import PartoptError, did_you_mean
+from partopt.options import check_count, invalid, parse_memory
+from partopt.schedules import SCHEDULES, schedule
+from partopt.schedules.layout import LOOPED, Layout, chunks_of
+from partopt.simulator.restate import with_conditions
+from partopt.simulator.steady import microbatches_to_settle
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is other than the plan says; None, or nothing for a level, where it is not.
+
+    `schedule` is a name, or a file with an order of your own as torch's compute-only CSV;
+    `microbatches` those of an iteration, or of an asynchronous schedule that pass through; `warmup`
+    the forwards of each stage before its first backward, or "+1" for one more than planned.
+    `bandwidth`, `latency` and `links` are by the names of levels: "25 Gb/s" or bytes/s, "50 us" or
+    seconds, a number. `memory` is the limit of a device, bytes or "40 GB".
+    """
+
+    schedule: str | None = None
+    microbatches: int | None = None
+    warmup: str | Sequence[int] | None = None
+    bandwidth: Mapping[str, str | float] = field(default_factory=dict)
+    latency: Mapping[str, str | float] = field(default_factory=dict)
+    links: Mapping[str, int] = field(default_factory=dict)
+    memory: str | int | None = None
+    comm: str | None = None
+    allreduce: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("microbatches", self.microbatches)
+        choices = {"comm": ("overlap", "serial"), "allreduce": ("overlap", "blocking")}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), known))
+
+    @property
+    def own_order(self) -> Path | None:
+        """The file with an order of one's own; None where the schedule is one that has a name."""
+        given = self.schedule
+        if given is None or given in SCHEDULES:
+            return None
+        path = Path(given)
+        return path if given.endswith(".csv") or path.is_file() else None
+
+
+def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> Plan:
+    """The plan under a schedule that has a name, a network, a batch and a warm-up.
+
+    The stages stay as they are. Raises PartoptError where the conditions contradict each other, the
+    plan cannot run that way, or more than `most_actions` actions would be simulated.
+    """
+    name = conditions.schedule or plan.schedule
+    asynchronous = schedule(name).asynchronous
+    if conditions.allreduce and not asynchronous:
+        raise invalid(
+            "allreduce",
+            conditions.allreduce,
+            f"{name} exchanges gradients when its last backward is done",
+            "drop `allreduce`",
+        )
+    M = None if asynchronous else conditions.microbatches or plan.microbatches
+    if M is None and not asynchronous:
+        raise PartoptError(
+            f"`schedule={name}`: needs a number of microbatches",
+            "add `microbatches=64`",
+            code="microbatches-needed",
+            option="schedule",
+            schedule=name,
+        )
+    topology = change_network(plan.topology, conditions)
+    check_layout(plan, name)
+    check_size(plan, name, M or conditions.microbatches, most_actions)
+    return _restate(plan, name, M, topology, conditions)
+
+
+def _restate(
+    plan: Plan, name: str, M: int | None, topology: Topology, conditions: Conditions
+) -> Plan:
+    """The plan under checked conditions; with the fields replaced alone where nothing follows."""
+    warmups = _warmups(plan, name, M, conditions.warmup)
+    waits: dict[str, Any] = {
+        "comm": conditions.comm or plan.comm,
+        "allreduce": "overlap" if M else conditions.allreduce or plan.allreduce,
+    }
+    if (name, M, topology, warmups) == (plan.schedule, plan.microbatches, plan.topology, None):
+        return replace(plan, **waits)
+    same = (name, M) == (plan.schedule, plan.microbatches)
+    if warmups is None and same and schedule(name).takes_warmup:
+        # the plan's own, which may be deeper than the formula's
+        warmups = [stage.warmup for stage in plan.stages]
+    try:
+        return with_conditions(plan, name, M, topology, warmups, **waits)
+    except PartoptError as error:
+        raise error.at(name) from None
+
+
+def change_network(topology: Topology, conditions: Conditions) -> Topology:
+    """The topology with what the conditions say of its levels and of the memory of its devices."""
+    names = [level.name for level in topology.levels]
+    fields: dict[str, dict[str, Any]] = {name: {} for name in names}
+    parsers: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "bandwidth": ("bandwidth_bytes_per_s", _bandwidth),
+        "latency": ("latency_s", _latency),
+        "links": ("links", _links),
+    }
+    for option, (attribute, parse) in parsers.items():
+        for level, given in getattr(conditions, option).items():
+            if level not in names:
+                raise PartoptError(
+                    f"`{option}={level}`: the plan's cluster has no such level",
+                    did_you_mean(level, names),
+                    code="unknown-level",
+                    option=option,
+                    level=level,
+                )
+            try:
+                fields[level][attribute] = parse(given)
+            except PartoptError as error:
+                raise error.at(f"`{option}={level}`") from None
+    memory = conditions.memory
+    limit = topology.device.memory_bytes if memory is None else parse_memory(memory)
+    levels: list[Level] = [replace(level, **fields[level.name]) for level in topology.levels]
+    return replace(topology, device=replace(topology.device, memory_bytes=limit), levels=levels)
+
+
+def _bandwidth(given: str | float) -> float:
+    rate = units.parse_bandwidth(given) if isinstance(given, str) else float(given)
+    if not rate > 0:
+        raise PartoptError(
+            "bandwidth must be positive",
+            "write what a link of that level achieves in one direction",
+            code="invalid-option",
+        )
+    return rate
+
+
+def _latency(given: str | float) -> float:
+    seconds = units.parse_seconds(given) if isinstance(given, str) else float(given)
+    if not 0 <= seconds < float("inf"):
+        raise PartoptError("latency must not be negative", 'write "5 us"', code="invalid-option")
+    return seconds
+
+
+def _links(given: object) -> int:
+    text = str(given)
+    if isinstance(given, bool) or not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise PartoptError(
+            f"invalid link count '{given}'",
+            "write a whole number from 1 to 1024",
+            code="invalid-option",
+        )
+    return int(text)
+
+
+def check_layout(plan: Plan, name: str) -> None:
+    """Raise PartoptError unless the stages lie on the devices as the schedule `name` needs them."""
+    entry, held = schedule(name), len(next(iter(plan.stages_by_rank().values())))
+    layout = Layout([stage.ranks for stage in plan.stages], plan.topology.devices, 1)
+    try:
+        if entry.shape == LOOPED and name != plan.schedule and held == 1:
+            raise PartoptError(
+                "it is for several stages on each device, and the plan has one", code="wrong-layout"
+            )
+        chunks_of(layout, entry.shape, entry.uneven)
+    except PartoptError as error:
+        unequal = not entry.uneven and len({stage.replicas for stage in plan.stages}) > 1
+        chunks = " `chunks=2`" if entry.shape == LOOPED else ""
+        hint = error.hint if unequal else f"plan for it: `solve` `schedule={name}`{chunks}"
+        raise PartoptError(
+            f"`schedule={name}`: {error.message}", hint, code=error.code, option="schedule"
+        ) from None
+
+
+def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: int) -> None:
+    """Raise PartoptError where the simulation would be of more actions than `most_actions`.
+
+    `microbatches` None: as many as it takes to settle.
+    """
+    each = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
+    first, replicas = plan.stages[0], [stage.replicas for stage in plan.stages]
+    to_settle = microbatches_to_settle((first.warmup + 1) * first.replicas, replicas)
+    count = microbatches or to_settle
+    if count * each > most_actions:
+        why = "" if microbatches else " that it takes to settle"
+        raise PartoptError(
+            f"{count:,} microbatches{why} in {len(plan.stages):,} stages are {count * each:,} "
+            f"actions, more than {most_actions:,}",
+            f"`microbatches={max(1, most_actions // each)}` or fewer",
+            code="too-many-actions",
+            microbatches=count,
+        )
+
+
+def _warmups(
+    plan: Plan, name: str, M: int | None, given: str | Sequence[int] | None
+) -> list[int] | None:
+    """The warm-up of each stage: fewer forwards than microbatches that each of its replicas gets."""
+    if given is None:
+        return None
+    if not schedule(name).takes_warmup:
+        first, *others = (other for other, entry in SCHEDULES.items() if entry.takes_warmup)
+        able = f"`schedule={first}`, {', '.join(others)}"
+        raise PartoptError(
+            f"`warmup`: {name} has a warm-up of its own",
+            f"drop `warmup`, or choose {able}",
+            code="conflicting-options",
+            option="warmup",
+        )
+    found = _parse_warmup(plan, given)
+    text = given if isinstance(given, str) else ",".join(map(str, given))
+    if len(found) != len(plan.stages):
+        raise invalid(
+            "warmup",
+            text,
+            f"{len(found)} numbers for {len(plan.stages)} stages",
+            "give one for each stage",
+        )
+    for s, (count, stage) in enumerate(zip(found, plan.stages, strict=True)):
+        most = None if M is None else -(-M // stage.replicas) - 1
+        if count < 0 or (most is not None and count > most):
+            allowed = f": each replica gets {most + 1} microbatches" if most is not None else ""
+            limits = "0 or more" if most is None else f"0 to {most}{allowed}"
+            raise invalid("warmup", text, f"{count} forwards first on stage {s}", f"use {limits}")
+    return found
+
+
+def _parse_warmup(plan: Plan, given: str | Sequence[int]) -> list[int]:
+    """A number for each stage; from "+N", N more than planned."""
+    if isinstance(given, str):
+        if not (given.startswith("+") and given[1:].isdecimal()):
+            hint = 'give a number for each stage, or "+1"'
+            raise invalid("warmup", given, "not a number for each stage", hint)
+        return [stage.warmup + int(given) for stage in plan.stages]
+    if not all(type(count) is int for count in given):
+        raise invalid("warmup", list(given), "must be whole numbers", "give one for each stage")
+    return list(given)

@@ -1,0 +1,36 @@
+"""The code of docs/python.md, run as it stands, one block after the other."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+
+import partopt
+from tests.helpers import ROOT
+
+PAGE = (ROOT / "docs/python.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def model() -> nn.Module:
+    blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)]
+    return nn.Sequential(*blocks)
+
+
+def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"model": model(), "example_inputs": lambda size: torch.randn(size, 64)}
+    for block in BLOCKS:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert len(BLOCKS) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "timeline.svg"}
+    assert "microbatches-needed schedule" in capsys.readouterr().out
+
+
+def test_the_page_describes_every_public_name():
+    undescribed = {"__version__", "IMPORTERS", "Certificate", "Fitting", "Stage", "Simulation"}
+    undescribed |= {"Note", "import_profile", "measure_source"}
+    missing = {name for name in partopt.__all__ if name not in PAGE}
+    assert missing <= undescribed

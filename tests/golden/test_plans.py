@@ -1,0 +1,62 @@
+"""The plans of the shipped profiles, value by value: what they were is what they are.
+
+`plans.jsonl` holds, a line a command, what `partopt plan` gave when it was written: whoever changes
+a value on purpose changes it there, and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLANS = Path(__file__).parent / "plans.jsonl"
+LINES = [json.loads(line) for line in PLANS.read_text().splitlines()]
+MOVED = {".predicted.loads": ".predicted.estimate.loads"}  # by where they stand now
+
+
+def leaves(node: Any, path: str = "") -> dict[str, Any]:
+    """The values in a document by their paths."""
+    if isinstance(node, dict):
+        return {
+            p: v for key, value in node.items() for p, v in leaves(value, f"{path}.{key}").items()
+        }
+    if isinstance(node, list) and node:
+        return {
+            p: v for n, value in enumerate(node) for p, v in leaves(value, f"{path}[{n}]").items()
+        }
+    return {path: node}
+
+
+def folded(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan with the first rank, the last and their number in place of the ranks."""
+    for stage in plan["stages"]:
+        ranks = stage["ranks"]
+        stage["ranks"] = [ranks[0], ranks[-1], len(ranks)]
+    return plan
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-15)
+    return bool(found == expected)
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line["arguments"]))
+def test_a_plan_is_what_it_was(partopt, line):
+    outcome = partopt("plan", *line["arguments"], "--json")
+    assert outcome.code == line["exit"]
+    if "plan" not in line:
+        return
+    found, expected = leaves(folded(outcome.document)), leaves(line["plan"])
+    for before, now in MOVED.items():
+        expected = {path.replace(before, now): value for path, value in expected.items()}
+    differ = {
+        path: (found.get(path), value)
+        for path, value in expected.items()
+        if not same(found.get(path), value)
+    }
+    assert differ == {}

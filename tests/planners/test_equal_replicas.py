@@ -1,0 +1,71 @@
+"""Plans whose stages have equally many replicas, or one each, against exhaustive search."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partopt import planners
+from partopt.cost.problem import Problem
+from partopt.errors import PartoptError
+from tests.planners.exhaustive import best_iteration, priced
+from tests.planners.problems import chain, chains, problem, topologies, topology
+
+SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
+
+
+def check(given: Problem) -> None:
+    """The planner proves the shortest iteration that there is, with a plan that has it."""
+    best = best_iteration(given)
+    if best is None:
+        with pytest.raises(PartoptError, match="no plan fits"):
+            planners.decide("optimal", given)
+        return
+    decision = planners.decide("optimal", given)
+    plan = priced(given, decision.partition)
+    assert plan.predicted.iteration_s == pytest.approx(best.seconds, rel=1e-11)
+    assert decision.certificate.objective_s == pytest.approx(best.seconds, rel=1e-11)
+    assert decision.certificate.status == "optimal"
+    assert plan.fits
+    assert len({stage.replicas for stage in plan.stages}) == 1
+
+
+@pytest.mark.parametrize("replication", ["uniform", "none"])
+@settings(max_examples=150, deadline=None)
+@given(
+    chains(4),
+    topologies(levels=2, devices=4),
+    SYNCHRONOUS,
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from([None, 60, 150]),
+    st.booleans(),
+)
+def test_the_shortest_iteration_of_synchronous_schedules(
+    replication, model, cluster, schedule, M, memory_bytes, serial
+):
+    given = problem(
+        replace(model, optimizer_s=3.0),
+        cluster,
+        schedule=schedule,
+        microbatches=M,
+        memory_bytes=memory_bytes,
+        serial_transfers=serial,
+        replication=replication,
+    )
+    check(given)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("replication", ["uniform", "none"])
+def test_the_slowest_stage_adds_its_time_for_all_microbatches_but_the_first(replication, schedule):
+    """Layers of 1 s, a stage each: a pass of 2 s and 1 s for the second microbatch, against 4 s on
+    one device. What the slowest stage adds is 1 s, not the 2 s of both microbatches. Replicas would
+    exchange 16 bytes at 1 byte/s.
+    """
+    model = chain([1, 0], [0, 1], [0], [8, 8])
+    given = problem(
+        model, topology((2, 1.0)), schedule=schedule, microbatches=2, replication=replication
+    )
+    certificate = planners.decide("optimal", given).certificate
+    assert (certificate.objective_s, certificate.status) == (3.0, "optimal")

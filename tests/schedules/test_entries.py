@@ -1,0 +1,198 @@
+"""The facts of every schedule: all stated, free of contradictions, and those of its orders."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from partopt.cost.kernels import NEVER, layers_of, replicas_to_fit
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES, order, refusal, schedule
+from partopt.schedules.entry import (
+    ALL_IN_FLIGHT,
+    DOWNSTREAM,
+    OWN,
+    DeviceCounts,
+    Kernel,
+    Schedule,
+    StageCounts,
+    downstream,
+)
+from partopt.schedules.in_flight import in_flight
+from partopt.schedules.layout import STRAIGHT, VEE
+from partopt.schedules.order import F, R, W
+from tests.planners.problems import chain, problem, topology
+from tests.schedules.executed import built, chunks, layout_of, straight
+
+ENTRIES = list(SCHEDULES.values())
+STRAIGHTS = [entry for entry in ENTRIES if entry.shape == STRAIGHT]
+CHUNKED = [entry for entry in ENTRIES if entry.shape != STRAIGHT]
+COMPILED = [entry for entry in ENTRIES if entry.kernel is not None]
+FACTS = [field.name for field in dataclasses.fields(Schedule)]
+
+
+def by_name(entry: Schedule) -> str:
+    return entry.name
+
+
+def test_entries_have_the_names_that_they_are_registered_under():
+    assert [entry.name for entry in ENTRIES] == list(SCHEDULES)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_known():
+    with pytest.raises(PartoptError, match='unknown schedule "1f2b"') as raised:
+        schedule("1f2b")
+    assert (raised.value.code, raised.value.fields) == ("unknown-schedule", {"name": "1f2b"})
+    assert raised.value.hint == 'did you mean "1f1b"?'
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_no_fact_may_be_left_out(fact):
+    entry = schedule("1f1b")
+    stated = {name: getattr(entry, name) for name in FACTS if name != fact}
+    with pytest.raises(TypeError, match=f"'{fact}'"):
+        Schedule(**stated)
+
+
+@pytest.mark.parametrize("counts", [StageCounts, Kernel, DeviceCounts])
+def test_no_count_may_be_left_out(counts):
+    with pytest.raises(TypeError, match="missing"):
+        counts()
+
+
+@pytest.mark.parametrize(
+    "name, facts, message",
+    [
+        ("1f1b", {"shape": "ring"}, "unknown shape 'ring'"),
+        ("1f1b", {"shape": VEE}, "counts are StageCounts with one stage on each device"),
+        ("zbv", {"shape": STRAIGHT}, "counts are StageCounts with one stage on each device"),
+        ("zbv", {"auto_chunks": (2, 4)}, "auto_chunks: 2 stages lie on each device"),
+        ("1f1b", {"weight_versions": 3}, "weight_versions is 1, 2 or ALL_IN_FLIGHT"),
+        ("1f1b", {"asynchronous": True}, '`schedule="auto"` does not try it'),
+        ("zbv", {"asynchronous": True, "auto_chunks": ()}, "asynchronous: one stage on each"),
+        ("1f1b", {"one_at_a_time": True}, "one_at_a_time: the optimal planner cannot plan"),
+    ],
+)
+def test_facts_that_contradict_each_other_are_refused(name, facts, message):
+    with pytest.raises(ValueError, match=f"schedule {name}: .*{message}"):
+        dataclasses.replace(schedule(name), **facts)
+
+
+def test_numbers_without_meaning_for_compiled_code_are_refused():
+    with pytest.raises(ValueError, match="factor of DOWNSTREAM must be at least 1, not 0"):
+        Kernel(DOWNSTREAM, 0)
+    with pytest.raises(ValueError, match="depends_on is DOWNSTREAM, OWN or DEPTH, not 3"):
+        Kernel(3, 1)
+    assert Kernel(OWN, 0).depends_on == OWN
+
+
+@pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 40))
+def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
+    """An order of an asynchronous schedule is a finite stretch: no more passes through than M."""
+    if not entry.uneven:
+        replicas = replicas[:1] * len(replicas)
+        assume(M % replicas[0] == 0)
+    layout = straight(entry.name, replicas, M)
+    peaks = in_flight(order(entry.name, layout))
+    for s, ranks in enumerate(layout.ranks):
+        held = entry.counts.in_flight(s, replicas, None if entry.asynchronous else M)
+        assert max(peaks[ranks]) == min(held, -(-M // replicas[s]))
+
+
+@pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 40))
+def test_rows_begin_with_the_warm_up_of_the_entry(entry, replicas, M):
+    if not entry.uneven:
+        replicas = replicas[:1] * len(replicas)
+        assume(M % replicas[0] == 0)
+    layout = straight(entry.name, replicas, M)
+    found = order(entry.name, layout)
+    for s, ranks in enumerate(layout.ranks):
+        row = found.kind[found.rows[ranks[0]] : found.rows[ranks[0] + 1]]
+        first = int(np.argmax(row != F))  # forwards before the first backward
+        warmup = entry.counts.warmup(s, replicas, M)
+        # the forward that is alternated with the first backward comes before it too
+        assert first == min(warmup + 1, -(-M // replicas[s]))
+
+
+@pytest.mark.parametrize("entry", CHUNKED, ids=by_name)
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 6), st.integers(1, 40), st.integers(1, 2))
+def test_devices_hold_exactly_what_the_entry_says(entry, data, P, M, d):
+    v = data.draw(st.sampled_from(chunks(entry.name)))
+    assume(refusal(entry.name, P, v, M) is None)
+    layout = layout_of(entry.name, P, v, M * d, d)
+    peaks = in_flight(order(entry.name, layout))
+    assert peaks.tolist() == [
+        entry.counts.in_flight(p, P, v, M) for p in range(P) for _ in range(d)
+    ]
+
+
+@pytest.mark.parametrize("entry", COMPILED, ids=by_name)
+def test_compiled_code_counts_what_the_entry_says(entry):
+    """The fewest replicas with which the first stage has at most so many in flight: all devices
+    after it in one stage; with equal replicas, in as many stages.
+    """
+
+    def after(r: int, devices: int) -> list[int]:
+        return [devices] * (devices > 0) if entry.uneven else [r] * devices
+
+    M = None if entry.asynchronous else 5
+    small = chain([1, 2], [2, 3], [4], [5, 6])
+    layers = layers_of(problem(small, topology((4, 1.0)), schedule=entry.name, microbatches=M))
+    assert layers.versions == entry.weight_versions
+    for most in [*range(12), NEVER]:
+        for devices in range(12):
+            fitting = [
+                r
+                for r in range(1, 40)
+                if entry.counts.in_flight(0, [r, *after(r, devices)], M) <= most
+            ]
+            deep = layers._replace(depth=devices + 1)
+            assert min(replicas_to_fit(deep, most, devices), NEVER) == min(fitting, default=NEVER)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=by_name)
+def test_only_what_is_an_action_of_its_own_is_written_as_one(entry):
+    v = chunks(entry.name)[-1]
+    M = 12
+    S = len(layout_of(entry.name, 2, v, M).ranks)
+    layout = layout_of(entry.name, 2, v, M, recompute=[True] * S)
+    found = order(entry.name, layout)
+    assert bool((found.kind == R).any()) == entry.recomputes
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=by_name)
+def test_backwards_are_in_two_parts_where_the_entry_says_so(entry):
+    found = built(entry.name, 2, chunks(entry.name)[-1], 12)
+    assert bool((found.kind == W).any()) == entry.split
+
+
+def test_weight_versions():
+    held = {entry.name: entry.versions_of(3) for entry in ENTRIES}
+    assert held == dict.fromkeys(SCHEDULES, 1) | {"pipedream": 3, "pipedream-2bw": 2}
+    assert schedule("pipedream").weight_versions == ALL_IN_FLIGHT
+
+
+def test_plans_state_the_warm_up_where_rows_follow_it():
+    """One forward more than usual, where there is one, comes first."""
+    taking = {entry.name for entry in ENTRIES if entry.takes_warmup}
+    assert taking == {"pipedream", "pipedream-2bw", "1f1b", "1f1b-eager"}
+    for entry in STRAIGHTS:
+        usual = [entry.counts.warmup(s, [1, 1, 1], 12) for s in range(3)]
+        deeper = straight(entry.name, [1, 1, 1], 12, warmup=[count + 1 for count in usual])
+        follows = order(entry.name, deeper).names(0) != built(entry.name, 3, 1, 12).names(0)
+        assert follows == entry.takes_warmup
+
+
+def test_deeper_counts_are_multiples_of_the_devices_downstream():
+    """Stages of 2, 3 and 1 replicas; downstream of the first are 4 devices: ceil(3 * 4 / 2) + 1."""
+    counts = downstream(3)
+    assert [counts.in_flight(s, [2, 3, 1], None) for s in range(3)] == [7, 2, 1]
+    assert [counts.warmup(s, [2, 3, 1], None) for s in range(3)] == [6, 1, 0]
+    assert [counts.in_flight(s, [2, 3, 1], 6) for s in range(3)] == [3, 2, 1]

@@ -1,0 +1,155 @@
+"""How busy ports are, worked by hand: a bus is one port for all, elsewhere every member sends
+through one and receives through another.
+"""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from partopt.documents.topology import Topology
+from partopt.schedules.order import B, F
+from partopt.search.grid import Grid, Stages
+from partopt.simulator.metrics import LevelUse, level_use
+from partopt.simulator.ports import ports_of
+from partopt.simulator.timeline import Collectives, Transfers
+from partopt.simulator.work import Work
+from tests.helpers import flat, two_level
+
+BUS, SWITCH = flat(2, 1.0, bus=True), flat(2, 1.0)
+
+
+def use(
+    topology: Topology,
+    end_s: float,
+    sent: list[tuple[int, int, int, int, float]] = (),
+    exchanged: list[tuple[int, float, float]] = (),
+    start_s: float = 0.0,
+    ranks: tuple[tuple[int, ...], ...] = ((0,), (1,)),
+    gradient_bytes: float = 0.0,
+) -> list[LevelUse]:
+    """Messages of 5 bytes as (kind, stage, source, destination, start), and all-reduces as (stage,
+    start, end).
+    """
+    kind, stage, source, destination, start = np.array(sent or np.empty((0, 5))).T
+    of, begin, end = np.array(exchanged or np.empty((0, 3))).T
+    transfers = Transfers(
+        kind=kind.astype(np.int8),
+        stage=stage.astype(np.int32),
+        microbatch=np.zeros(len(kind), np.int32),
+        source=source.astype(np.int32),
+        destination=destination.astype(np.int32),
+        start=start,
+        end=start + 5.0,
+    )
+    collectives = Collectives(
+        stage=of.astype(np.int32), round=np.zeros(len(of), np.int32), start=begin, end=end
+    )
+    work = Work(
+        ranks=ranks,
+        seconds=np.zeros((7, len(ranks))),
+        cut_bytes=np.array([0.0, *[5.0] * (len(ranks) - 1), 0.0]),
+        gradient_bytes=np.full(len(ranks), gradient_bytes),
+        tied_s=np.zeros(len(ranks)),
+        topology=topology,
+    )
+    timeline = SimpleNamespace(transfers=transfers, collectives=collectives)
+    return level_use(timeline, work, start_s, end_s)
+
+
+@pytest.mark.parametrize(
+    ("topology", "share"),
+    [
+        (BUS, 10 / 20),
+        (SWITCH, 5 / 20),
+        (flat(2, 1.0, bus=True, links=2), 5 / 20),
+        (flat(2, 1.0, links=2), 2.5 / 20),
+    ],
+)
+def test_an_activation_and_a_gradient_share_a_bus_alone(topology, share):
+    """5 s each way, in 20 s; each of them holds a bus once, though both ends sit on it."""
+    there_and_back = [(F, 0, 0, 1, 0.0), (B, 1, 1, 0, 5.0)]
+    assert use(topology, 20.0, there_and_back) == [LevelUse("all", share, 0.0, 10.0)]
+
+
+def test_of_several_buses_the_busiest_counts():
+    """Two servers with a bus each: 5 s on one, 10 s on the other, of 10 s."""
+    sent = [(F, 0, 0, 1, 0.0), (F, 0, 2, 3, 0.0), (B, 1, 3, 2, 5.0)]
+    inner, outer = use(two_level(2, 2, 1.0, 1.0, inner_bus=True), 10.0, sent)
+    assert inner == LevelUse("server", 1.0, 0.0, 15.0)
+    assert outer == LevelUse("cluster", 0.0, 0.0, 0.0)
+
+
+def test_a_message_counts_for_as_long_as_it_lies_inside_and_its_bytes_where_it_ends():
+    """From 0 to 5 s, seen from 2 to 4 s and from 4 to 8 s."""
+    sent = [(F, 0, 0, 1, 0.0)]
+    assert use(SWITCH, 4.0, sent, start_s=2.0) == [LevelUse("all", 1.0, 0.0, 0.0)]
+    assert use(SWITCH, 8.0, sent, start_s=4.0) == [LevelUse("all", 1 / 4, 0.0, 5.0)]
+
+
+@pytest.mark.parametrize(("bus", "seconds"), [(True, 24.0), (False, 8.0)])
+def test_the_members_of_a_ring_share_a_bus(bus, seconds):
+    """Three of them, 2 * 2/3 * 6 bytes each at 1 byte/s: 8 s, and 24 s one after the other."""
+    topology = flat(3, 1.0, bus=bus)
+    [level] = use(topology, 48.0, (), [(0, 0.0, seconds)], ranks=((0, 1, 2),), gradient_bytes=6.0)
+    assert level == LevelUse("all", 0.0, seconds / 48, 0.0)
+
+
+def test_a_rank_has_a_port_out_and_a_port_in_and_a_bus_one_for_all():
+    ranks, level = np.array([0, 1], np.int32), np.array([1, 1])
+    assert [ports_of(BUS).of(rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
+    assert [ports_of(BUS).of_each(ranks, level, side).tolist() for side in (0, 1)] == [[0, 0]] * 2
+    assert [ports_of(SWITCH).of(rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
+    assert ports_of(SWITCH).of_each(ranks, level, 0).tolist() == [0, 2]
+    assert ports_of(SWITCH).of_each(ranks, level, 1).tolist() == [1, 3]
+    assert (ports_of(BUS).count, ports_of(SWITCH).count) == (1, 4)
+
+
+def test_a_ring_holds_a_bus_once_and_on_the_servers_that_it_crosses_one_port_each_way():
+    """Ranks 0, 1 and 2 on two servers of two: a bus in the first, no ring inside the second; then
+    the servers' own ports, numbered after the two buses.
+    """
+    ports = ports_of(two_level(2, 2, inner_bus=True))
+    assert ports.of_ring([0, 1, 2]) == [(0, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
+    assert ports.of_ring([1]) == []
+
+
+def grid_of(topology: Topology, *ranks: tuple[int, ...]) -> tuple[Stages, Grid]:
+    """Stages with 5 bytes between them, on these ranks."""
+    nothing = np.zeros(len(ranks))
+    bounds = range(len(ranks) + 1)
+    stages = Stages(
+        bounds,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        nothing,
+        cut_bytes=np.array([5.0 for _ in pairwise(ranks)]),
+    )
+    return stages, Grid(ranks, ports_of(topology))
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "seconds"),
+    [
+        (SWITCH, ((0,), (1,)), 3 * 5),
+        (BUS, ((0,), (1,)), 3 * 2 * 5),
+        (flat(2, 1.0, links=2), ((0,), (1,)), 3 * 5 / 2),
+        (flat(2, 1.0, bus=True, links=2), ((0,), (1,)), 3 * 2 * 5 / 2),
+        # two of the three microbatches on the first replicas; on a bus all of them
+        (flat(4, 1.0), ((0, 1), (2, 3)), 2 * 5),
+        (flat(4, 1.0, bus=True), ((0, 1), (2, 3)), 3 * 2 * 5),
+        # the one in the middle sends an activation on and a gradient back
+        (flat(3, 1.0), ((0,), (1,), (2,)), 3 * 2 * 5),
+        (flat(3, 1.0, bus=True), ((0,), (1,), (2,)), 3 * 4 * 5),
+        # a device that passes to itself needs no wire
+        (flat(1, 1.0), ((0,), (0,)), 0),
+    ],
+)
+def test_seconds_for_which_the_messages_of_three_microbatches_hold_the_busiest_port(
+    topology, ranks, seconds
+):
+    stages, grid = grid_of(topology, *ranks)
+    assert grid.wires_s(stages, 3) == seconds

@@ -1,0 +1,211 @@
+"""The question: checked once, when it is made, with clear errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partopt.errors import PartoptError
+from partopt.job import Job
+from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
+
+PROFILE, CLUSTER = uniform_profile(6), two_level(2, 2, memory_bytes=10**9)
+
+
+def refusal(**options):
+    with pytest.raises(PartoptError) as raised:
+        Job(PROFILE, CLUSTER, **options)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "option", "message"),
+    [
+        (
+            {"schedule": "1f1b"},
+            "microbatches-needed",
+            "schedule",
+            "`schedule=1f1b`: needs either `microbatches` or `global_batch`",
+        ),
+        (
+            {"schedule": "1f1b", "microbatches": 4, "global_batch": 4},
+            "microbatches-needed",
+            "schedule",
+            "`schedule=1f1b`: needs either `microbatches` or `global_batch`",
+        ),
+        (
+            {"optimizer": "lion"},
+            "invalid-option",
+            "optimizer",
+            "`optimizer=lion`: unknown optimizer",
+        ),
+        (
+            {"schedule": "pipedream", "microbatches": 8},
+            "conflicting-options",
+            "microbatches",
+            "`microbatches`: pipedream is asynchronous and has no iterations",
+        ),
+        (
+            {"microbatch_size": 0},
+            "invalid-option",
+            "microbatch_size",
+            "`microbatch_size=0`: must be a whole number of at least 1",
+        ),
+        (
+            {"stages": True},
+            "invalid-option",
+            "stages",
+            "`stages=True`: must be a whole number of at least 1",
+        ),
+        (
+            {"stages": 2.0},
+            "invalid-option",
+            "stages",
+            "`stages=2.0`: must be a whole number of at least 1",
+        ),
+        ({"memory": 0}, "invalid-option", "memory", "`memory=0`: must be positive"),
+        ({"memory": "0 GB"}, "invalid-option", "memory", "`memory=0 GB`: must be positive"),
+        (
+            {"recompute": "often"},
+            "invalid-option",
+            "recompute",
+            "`recompute=often`: unknown recompute",
+        ),
+        ({"chunks": 2}, "conflicting-options", "chunks", "`chunks`: not for pipedream"),
+        (
+            {"schedule": "1f1b", "microbatches": 4, "allreduce": "blocking"},
+            "conflicting-options",
+            "allreduce",
+            "`allreduce=blocking`: 1f1b exchanges gradients when its last backward is done",
+        ),
+        (
+            {"cuts": [2], "planner": "gpipe"},
+            "conflicting-options",
+            "planner",
+            "`planner=gpipe`: `cuts` and `replicas` go with `planner=manual`",
+        ),
+        (
+            {"cuts": [2], "cut_at": ["layer2"]},
+            "conflicting-options",
+            "cut_at",
+            "`cut_at`: `cuts` already fixes the boundaries",
+        ),
+        ({"cuts": "5,9"}, "invalid-option", "cuts", "`cuts=5,9`: must be a list of whole numbers"),
+        (
+            {"cut_at": "layer2"},
+            "invalid-option",
+            "cut_at",
+            "`cut_at=layer2`: must be a list of names",
+        ),
+        (
+            {"cut_at": ["nobody"]},
+            "no-such-layer",
+            "cut_at",
+            "`cut_at=nobody`: no layer of chain has such a name",
+        ),
+        ({"cost": "time of day"}, "invalid-option", "cost", "`cost=time of day`: unknown cost"),
+        ({"cost": [1.0, 2.0]}, "wrong-length", "cost", "`cost`: 2 costs for 6 layers"),
+        (
+            {"cost": [float("nan")] * 6},
+            "invalid-option",
+            "cost",
+            "`cost`: must be finite and not negative, and not all zero",
+        ),
+        ({"cost": "flops"}, "no-costs", "cost", "`cost=flops`: the profile has none"),
+        (
+            {"schedule": "auto", "microbatches": 4, "stages": 2},
+            "conflicting-options",
+            "stages",
+            "`stages`: `schedule=auto` chooses that itself",
+        ),
+        (
+            {"schedule": "auto"},
+            "microbatches-needed",
+            "schedule",
+            "`schedule=auto`: needs either `microbatches` or `global_batch`",
+        ),
+        (
+            {"microbatch_size": 3},
+            "not-measured",
+            "microbatch_size",
+            "microbatch size 3 was not measured, and times are never extrapolated",
+        ),
+    ],
+)
+def test_refusals(options, code, option, message):
+    error = refusal(**options)
+    assert (error.code, error.fields.get("option"), error.message) == (code, option, message)
+    assert error.hint
+
+
+def test_an_unknown_schedule_is_refused_with_the_nearest():
+    error = refusal(schedule="1f2b")
+    assert (error.code, error.hint) == ("unknown-schedule", 'did you mean "1f1b"?')
+
+
+@pytest.mark.parametrize("wrong", [None, "gpt.json", CLUSTER])
+def test_what_is_no_profile_is_refused(wrong):
+    with pytest.raises(PartoptError, match="must be a Profile"):
+        Job(wrong, CLUSTER)
+
+
+def test_documents_made_in_code_are_checked_like_files():
+    slow = chain_profile([float("nan"), 1.0])
+    with pytest.raises(PartoptError, match=r"profile: measurements\[0\]"):
+        Job(slow, CLUSTER)
+    with pytest.raises(PartoptError, match="topology: levels"):
+        Job(PROFILE, flat(2, bandwidth=-1.0))
+
+
+def test_a_job_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Job(PROFILE, CLUSTER).schedule = "1f1b"
+
+
+@given(st.sampled_from(["never", "always", "auto"]), st.integers(1, 64), st.booleans())
+def test_changing_an_option_is_asking_anew(recompute, microbatches, serial):
+    options = {
+        "schedule": "1f1b",
+        "recompute": recompute,
+        "microbatches": microbatches,
+        "comm": "serial" if serial else "overlap",
+    }
+    changed = Job(PROFILE, CLUSTER).with_(**options)
+    assert changed == Job(PROFILE, CLUSTER, **options)
+    assert changed.problem.microbatches == microbatches
+    assert changed.problem.serial_transfers == serial
+    assert changed.problem.recompute_per_stage == (recompute == "auto")
+
+
+def test_a_changed_job_is_checked_again():
+    job = Job(PROFILE, CLUSTER, schedule="1f1b", microbatches=4)
+    with pytest.raises(PartoptError, match="no option `microbatch`") as raised:
+        job.with_(microbatch=4)
+    assert raised.value.hint == 'did you mean "microbatches"?'
+    with pytest.raises(PartoptError, match="asynchronous"):
+        job.with_(schedule="pipedream")
+
+
+def test_the_batch_is_divided_by_the_microbatch_size_that_is_taken():
+    sizes = [measurement([1e-3] * 4, microbatch_size=size) for size in (1, 2, 4)]
+    job = Job(profile_of(sizes), flat(2), schedule="1f1b", global_batch=8)
+    assert job.problem.chain.microbatch_size == 4
+    assert job.problem.microbatches == 2
+    with pytest.raises(PartoptError, match="`global_batch=10`: not a multiple") as raised:
+        job.with_(global_batch=10)
+    assert raised.value.fields["microbatch_size"] == 4
+
+
+def test_the_limit_is_the_topologys_unless_it_is_given():
+    assert Job(PROFILE, CLUSTER).problem.memory_bytes == 10**9
+    assert Job(PROFILE, CLUSTER, memory="2 GB").problem.memory_bytes == 2 * 10**9
+    assert Job(PROFILE, CLUSTER, memory=5).problem.memory_bytes == 5
+    assert Job(PROFILE, flat(2)).problem.memory_bytes is None
+
+
+def test_costs_of_parameters_are_the_layers_bytes():
+    costs = Job(PROFILE, CLUSTER, cost="parameters").problem.costs
+    assert costs.tolist() == [layer.parameter_bytes for layer in PROFILE.layers]

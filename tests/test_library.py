@@ -1,0 +1,129 @@
+"""The public library: what is in it, what it costs to import, and who uses nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+import partopt
+from tests.helpers import ROOT, flat, uniform_profile
+from tests.test_architecture import imported
+
+CLI = sorted((ROOT / "partopt/cli").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+# Beside the names of `partopt` itself: documents as data, how they are read and rendered.
+PUBLIC = ("partopt.cli", "partopt.documents", "partopt.errors", "partopt.report", "partopt.units")
+
+
+def is_public(name: str) -> bool:
+    return name.startswith(PUBLIC) or name.removeprefix("partopt.") in partopt.__all__
+
+
+@pytest.mark.parametrize("path", [*CLI, *EXAMPLES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_command_line_and_the_examples_use_the_public_library_alone(path):
+    names = {name for name in imported(path) if name.split(".")[0] == "partopt"} - {"partopt"}
+    assert [name for name in sorted(names) if not is_public(name)] == []
+
+
+def test_every_public_name_is_there_and_described():
+    for name in partopt.__all__:
+        assert getattr(partopt, name) is not None
+    assert set(partopt.__all__) <= set(dir(partopt))
+    with pytest.raises(AttributeError, match="no attribute 'plan_it'"):
+        partopt.plan_it  # noqa: B018
+
+
+def test_type_checkers_see_the_names_that_are_imported_late():
+    source = ast.parse((ROOT / "partopt/__init__.py").read_text())
+    checked = next(node for node in source.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in checked.body for alias in node.names}
+    assert seen == partopt._PLACES
+
+
+def test_importing_is_quick_and_imports_nothing_heavy():
+    heavy = ["torch", "numba", "numpy", "matplotlib", "networkx", "rich", "yaml"]
+    script = f"import sys, partopt; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_result_holds_the_plan_the_others_and_what_to_know():
+    job = partopt.Job(uniform_profile(6), flat(4, 10e9, memory_bytes=10**9), planner="optimal")
+    result = partopt.solve(job)
+    assert result.plan.planner == "optimal"
+    assert result.certificate is result.plan.certificate
+    assert {plan.planner for plan in result.alternatives} == {"gpipe", "data_parallel"}
+    assert result.fits
+
+
+def test_what_does_not_fit_is_told_what_would():
+    job = partopt.Job(uniform_profile(6), flat(1), memory="20 MB")
+    result = partopt.solve(job)
+    assert not result.fits
+    fitting = partopt.find_fitting(job, result.plan)
+    changed = partopt.solve(job.with_(**fitting.options))
+    assert changed.fits
+    assert changed.plan.predicted.samples_per_s == pytest.approx(fitting.samples_per_s)
+
+
+def test_progress_is_told_of_long_work():
+    told = []
+    partopt.solve(
+        partopt.Job(uniform_profile(6), flat(4)), lambda what, done, total: told.append(what)
+    )
+    assert "simulating gpipe" in told
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_is_not_there(rank):
+    plan = partopt.solve(partopt.Job(uniform_profile(6), flat(4))).plan
+    with pytest.raises(partopt.PartoptError) as raised:
+        plan.stage_of(rank)
+    assert (raised.value.code, raised.value.fields) == ("unknown-rank", {"rank": rank})
+
+
+def test_stages_of_a_rank_under_a_schedule_with_several():
+    job = partopt.Job(uniform_profile(8), flat(2), schedule="interleaved", microbatches=4)
+    plan = partopt.solve(job.with_(planner="gpipe")).plan
+    held = plan.stages_of(1)
+    assert [plan.stages.index(stage) for stage in held] == [1, 3]
+    assert plan.stage_of(1) == held[0]
+    assert plan.stage_of(1, chunk=1) == held[1]
+    with pytest.raises(partopt.PartoptError, match="rank 1 holds 2 stages, none of number 2"):
+        plan.stage_of(1, chunk=2)
+
+
+def test_a_simulation_is_saved_by_its_extension(tmp_path):
+    simulation = partopt.simulate(partopt.solve(partopt.Job(uniform_profile(6), flat(4))).plan)
+    simulation.save(str(tmp_path / "trace.json"))
+    assert (tmp_path / "trace.json").read_bytes().startswith(b'{"')
+    with pytest.raises(partopt.PartoptError, match="already exists"):
+        simulation.save(str(tmp_path / "trace.json"))
+    with pytest.raises(partopt.PartoptError, match="unsupported format") as raised:
+        simulation.save(str(tmp_path / "trace.txt"))
+    assert raised.value.code == "unsupported-format"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "code", "option"),
+    [
+        ({"bandwidth": {"all": 0}}, "invalid-option", None),
+        ({"bandwidth": {"rack": "1 GB/s"}}, "unknown-level", "bandwidth"),
+        ({"latency": {"all": -1}}, "invalid-option", None),
+        ({"links": {"all": 0}}, "invalid-option", None),
+        ({"microbatches": 0}, "invalid-option", "microbatches"),
+        ({"comm": "sometimes"}, "invalid-option", "comm"),
+        ({"warmup": "3"}, "invalid-option", "warmup"),
+        ({"warmup": [1.5]}, "invalid-option", "warmup"),
+        ({"memory": 0}, "invalid-option", "memory"),
+        ({"schedule": "1f2b"}, "unknown-schedule", None),
+    ],
+)
+def test_conditions_that_cannot_be(conditions, code, option):
+    plan = partopt.solve(partopt.Job(uniform_profile(6), flat(4))).plan
+    with pytest.raises(partopt.PartoptError) as raised:
+        partopt.simulate(plan, **conditions)
+    assert (raised.value.code, raised.value.fields.get("option")) == (code, option)

@@ -1,0 +1,81 @@
+"""The list of mutations is kept up to date with the code; `benchmarks/mutations.py` runs them."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from tests.helpers import ROOT
+
+SPEC = importlib.util.spec_from_file_location("mutations", ROOT / "benchmarks/mutations.py")
+module = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(module)
+MUTATIONS = module.mutations()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_what_a_mutation_changes_is_there_once(mutation):
+    path = module.place_of(mutation, ROOT)
+    compile(path.read_text().replace(mutation.old, mutation.new), path, "exec")
+    assert mutation.old != mutation.new
+    for argument in mutation.tests.split():
+        assert not argument.startswith("tests/") or (ROOT / argument).exists()
+
+
+def test_names_are_unique():
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A package of one function, and its test."""
+    (tmp_path / "partopt").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "partopt/__init__.py").touch()
+    (tmp_path / "partopt/code.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "tests/test_code.py").write_text(
+        "from partopt.code import double\ndef test_double():\n    assert double(2) == 4\n"
+    )
+    return tmp_path
+
+
+def mutation(old: str, new: str):
+    return module.Mutation("m", "code.py", old, new, "tests/test_code.py")
+
+
+def test_a_mutation_is_killed_or_survives_and_is_taken_back(checkout):
+    killed = module.killed_by(mutation("2 * x", "3 * x"), checkout)
+    assert killed == "tests/test_code.py::test_double"
+    assert module.killed_by(mutation("2 * x", "x + 2"), checkout) is None
+    assert (checkout / "partopt/code.py").read_text().count("2 * x") == 1
+
+
+def test_a_text_that_is_not_there_once_is_refused(checkout):
+    with pytest.raises(ValueError, match=r"m: found 0 times in partopt/code.py: 4 \* x"):
+        module.place_of(mutation("4 * x", ""), checkout)
+    with pytest.raises(ValueError, match="found 2 times"):
+        module.place_of(mutation("x", ""), checkout)
+    assert list(module.faults([mutation("4 * x", "")], checkout)) == [
+        "m: found 0 times in partopt/code.py: 4 * x"
+    ]
+
+
+def test_tests_that_fail_without_a_mutation_are_refused(checkout):
+    (checkout / "partopt/code.py").write_text("def double(x):\n    return 2 * x + 1\n")
+    assert list(module.faults([mutation("2 * x", "3 * x")], checkout)) == [
+        "fails without any mutation: tests/test_code.py::test_double"
+    ]
+
+
+@pytest.mark.parametrize(("survivor", "code"), [("2 * x", 0), ("x + 2", 1)])
+def test_the_exit_code_says_whether_one_survives(checkout, capsys, survivor, code):
+    new = "3 * x" if code == 0 else survivor
+    assert module._table([mutation("2 * x", new)], checkout) == code
+    assert ("SURVIVED" in capsys.readouterr().out) == bool(code)
+
+
+def test_the_list_is_printed(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "argv", ["mutations.py", "--list", "--only", "ties-on-memory"])
+    assert module.main() == 0
+    assert capsys.readouterr().out.startswith("ties-on-memory")
