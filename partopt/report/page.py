@@ -44,15 +44,8 @@ class Page:
     @property
     def outlined(self) -> bool:
         """Whether most cells are wide enough for a line between them."""
-        return (
-            float(
-                np.quantile(
-                    np.concatenate([own.end - own.start for own in self.rows.values()]), 0.2
-                )
-            )
-            * self.points_per_second
-            > 2
-        )
+        seconds = np.concatenate([own.end - own.start for own in self.rows.values()])
+        return float(np.quantile(seconds, 0.2)) * self.points_per_second > 2
 
     @property
     def cells(self) -> int:
@@ -81,11 +74,18 @@ def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
     rows = {rank: _within(slots(timeline, rank), begin, end) for rank in ranks}
     cells = sum(len(own.kind) for own in rows.values())
     if not cells or end <= begin:
-        raise PartoptError("there is nothing to draw", "choose a window in which something happens")
+        raise PartoptError(
+            "there is nothing to draw",
+            "choose a window in which something happens",
+            code="nothing-to-draw",
+        )
     if cells > _MOST_DRAWN:
         raise PartoptError(
             f"a figure of {cells:,} actions is more than anyone can see",
-            "simulate fewer: --microbatches",
+            "simulate fewer `microbatches`",
+            code="too-many-actions",
+            actions=cells,
+            limit=_MOST_DRAWN,
         )
     paired = any(bool(own.pair.any()) for own in rows.values())
     row = max(0.065, min(0.26 if paired else 0.17, 2.6 / len(ranks)))

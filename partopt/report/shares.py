@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 class _Group(NamedTuple):
-    """Devices that hold the same stages: the mean `parts` of their time, the most that they hold."""
+    """Devices that hold the same stages: the mean `parts` of their time, and the most of them."""
 
     stages: tuple[int, ...]
     ranks: list[int]

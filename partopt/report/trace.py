@@ -55,7 +55,10 @@ def write(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
     if actions > MOST_ACTIONS:
         raise PartoptError(
             f"a trace of {actions:,} actions is more than a viewer can load; {MOST_ACTIONS:,} are",
-            "simulate fewer: --microbatches",
+            "simulate fewer `microbatches`",
+            code="too-many-actions",
+            actions=actions,
+            limit=MOST_ACTIONS,
         )
     return _pieces(timeline, plan)
 
@@ -100,7 +103,7 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
         for s in stages
     ]
     yield _named(rank, _COMPUTE, "process_name", f"rank {rank}, stage {' and '.join(held)}")
-    yield f'{{"ph":"M","name":"process_sort_index","pid":{rank + 1},"tid":{_COMPUTE},"args":{{"sort_index":{rank}}}}}'
+    yield _metadata(rank, _COMPUTE, "process_sort_index", f'{{"sort_index":{rank}}}')
     yield from _track(rank, _COMPUTE, "compute")
     if own.pair.any():
         yield from _track(rank, _JOINED, "compute, at the same time")
@@ -201,7 +204,10 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
     for s, number, ts, dur, lane in zip(*(column.tolist() for column in columns), strict=True):
         stage = plan.stages[s]
         size = stage.parameter_bytes if stage.replicas > 1 else 0
-        args = f'{{"stage":{s},"round":{number},"bytes":{size},"replicas":{stage.replicas},"tied_bytes":{tied[s]}}}'
+        args = (
+            f'{{"stage":{s},"round":{number},"bytes":{size},"replicas":{stage.replicas},'
+            f'"tied_bytes":{tied[s]}}}'
+        )
         yield _slice(rank, _ALLREDUCES + lane, f"{s}A{number}", WORDS["A"], ts, dur, args)
 
 
@@ -210,7 +216,8 @@ def _counter(rank: int, name: str, unit: str, series: Series) -> Iterator[str]:
     times = np.rint(series.times * 1e9).astype(np.int64)
     last = np.diff(times, append=times[-1] + 1) > 0
     for ts, value in zip(times[last].tolist(), series.values[last].tolist(), strict=True):
-        yield f'{{"ph":"C","name":"{name}","pid":{rank + 1},"tid":{_COMPUTE},"ts":{_us(ts)},"args":{{"{unit}":{value}}}}}'
+        when = f'{_event("C", name, rank, _COMPUTE)},"ts":{_us(ts)}'
+        yield f'{when},"args":{{"{unit}":{value}}}}}'
 
 
 def _clock(start: NDArray[np.float64], end: NDArray[np.float64]) -> tuple[Integers, Integers]:
@@ -239,20 +246,31 @@ def _tracks(rank: int, tid: int, name: str, lanes: Integers) -> Iterator[str]:
 
 def _track(rank: int, tid: int, name: str) -> Iterator[str]:
     yield _named(rank, tid, "thread_name", name)
-    yield f'{{"ph":"M","name":"thread_sort_index","pid":{rank + 1},"tid":{tid},"args":{{"sort_index":{tid}}}}}'
+    yield _metadata(rank, tid, "thread_sort_index", f'{{"sort_index":{tid}}}')
 
 
 def _named(rank: int, tid: int, what: str, name: str) -> str:
-    return f'{{"ph":"M","name":"{what}","pid":{rank + 1},"tid":{tid},"args":{{"name":"{name}"}}}}'
+    return _metadata(rank, tid, what, f'{{"name":"{name}"}}')
+
+
+def _metadata(rank: int, tid: int, what: str, args: str) -> str:
+    return f'{_event("M", what, rank, tid)},"args":{args}}}'
 
 
 def _slice(rank: int, tid: int, name: str, category: str, ts: int, dur: int, args: str) -> str:
-    return f'{{"ph":"X","name":"{name}","cat":"{category}","pid":{rank + 1},"tid":{tid},"ts":{_us(ts)},"dur":{_us(dur)},"args":{args}}}'
+    event = _event("X", name, rank, tid, f',"cat":"{category}"')
+    return f'{event},"ts":{_us(ts)},"dur":{_us(dur)},"args":{args}}}'
 
 
 def _flow(phase: str, number: int, rank: int, tid: int, ts: int, name: str) -> str:
+    event = _event(phase, name, rank, tid, f',"cat":"message","id":{number}')
     end = ',"bp":"e"' if phase == "f" else ""
-    return f'{{"ph":"{phase}","name":"{name}","cat":"message","id":{number},"pid":{rank + 1},"tid":{tid},"ts":{_us(ts)}{end}}}'
+    return f'{event},"ts":{_us(ts)}{end}}}'
+
+
+def _event(phase: str, name: str, rank: int, tid: int, more: str = "") -> str:
+    """The begin of an event, not closed."""
+    return f'{{"ph":"{phase}","name":"{name}"{more},"pid":{rank + 1},"tid":{tid}'
 
 
 def _us(nanoseconds: int) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.links import ring_loads
 from partopt.schedules.order import A, B, F, I, U
-from partopt.simulator.ports import ports_of
+from partopt.simulator.ports import Ports, ports_of
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 
@@ -129,53 +129,48 @@ def longest_span_s(timeline: Timeline) -> float:
     computes = ~np.isin(order.kind, (A, U))
     rows = np.repeat(np.arange(order.ranks), np.diff(order.rows))[computes]
     firsts = np.flatnonzero(np.diff(rows, prepend=-1))
-    return float(
-        (
-            np.maximum.reduceat(timeline.end[computes], firsts) - timeline.start[computes][firsts]
-        ).max()
-    )
+    ends = np.maximum.reduceat(timeline.end[computes], firsts)
+    return float((ends - timeline.start[computes][firsts]).max())
 
 
 def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
     """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
-    ports, topology = ports_of(work.topology), work.topology
-    carried, exchanged = np.zeros(ports.count), np.zeros(ports.count)
-    sent = timeline.transfers
-    crossed = ports.levels_between(sent.source, sent.destination)
-    size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
-    wire = size / ports.bandwidth[crossed - 1]
-    inside = (
-        np.maximum(0.0, np.minimum(sent.start + wire, end_s) - np.maximum(sent.start, start_s))
-        / ports.lanes[crossed - 1]
-    )
-    np.add.at(carried, ports.of_each(sent.source, crossed, 0), inside)
-    np.add.at(
-        carried,
-        ports.of_each(sent.destination, crossed, 1),
-        np.where(ports.bus[crossed - 1], 0.0, inside),
-    )
-    moved = np.bincount(
-        crossed,
-        size * (sent.end > start_s) * (sent.end <= end_s),
-        minlength=len(topology.levels) + 1,
-    )
+    ports, window_s = ports_of(work.topology), end_s - start_s
+    carried, moved = _transfers(timeline, work, ports, start_s, end_s)
+    exchanged = np.zeros(ports.count)
     for s, times in enumerate(_exchanges(timeline, len(work.ranks), start_s, end_s)):
-        loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], topology)
+        loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology)
         for port, k in ports.of_ring(work.ranks[s]) if times else []:
             exchanged[port] += times * loads[k]
+
+    def busiest(seconds: Floats, k: int) -> float:
+        own = seconds[ports.first[k] : ports.first[k + 1]]
+        return float(own.max(initial=0.0) / window_s)
+
     return [
-        LevelUse(
-            level.name,
-            float(
-                carried[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)
-            ),
-            float(
-                exchanged[ports.first[k] : ports.first[k + 1]].max(initial=0.0) / (end_s - start_s)
-            ),
-            float(moved[k + 1]),
-        )
-        for k, level in enumerate(topology.levels)
+        LevelUse(level.name, busiest(carried, k), busiest(exchanged, k), float(moved[k + 1]))
+        for k, level in enumerate(work.topology.levels)
     ]
+
+
+def _transfers(
+    timeline: Timeline, work: Work, ports: Ports, start_s: float, end_s: float
+) -> tuple[Floats, Floats]:
+    """Seconds for which messages hold each port, all of its lanes together, and the bytes that
+    arrive over each level, from 0 for none on; shapes (ports,) and (L + 1,).
+    """
+    sent, carried = timeline.transfers, np.zeros(ports.count)
+    k = ports.levels_between(sent.source, sent.destination)
+    size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
+    end = np.minimum(sent.start + size / ports.bandwidth[k - 1], end_s)
+    inside = np.maximum(0.0, end - np.maximum(sent.start, start_s)) / ports.lanes[k - 1]
+    np.add.at(carried, ports.of_each(sent.source, k, 0), inside)
+    # on a bus the port is one and the same
+    received = np.where(ports.bus[k - 1], 0.0, inside)
+    np.add.at(carried, ports.of_each(sent.destination, k, 1), received)
+    arrived = size * (sent.end > start_s) * (sent.end <= end_s)
+    moved = np.bincount(k, arrived, minlength=len(work.topology.levels) + 1)
+    return carried, moved.astype(np.float64)
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:

@@ -22,8 +22,10 @@ def check_actions(plan: Plan) -> None:
     if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
         raise PartoptError(
             f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
-            "give fewer",
+            "give fewer `microbatches`",
             code="too-many-actions",
+            microbatches=plan.microbatches,
+            limit=ACTION_LIMIT,
         )
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from partopt.cost.links import ring_latency_s, ring_loads
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.deadlock import deadlock_error
-from partopt.simulator.ports import ports_of
+from partopt.simulator.reference_network import Exchanges, Wires
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 
@@ -39,16 +38,15 @@ def simulate(order: Order, work: Work, exact: bool = False) -> Timeline:
             if number < 2 * order.ranks
             else (2, number - 2 * order.ranks)
         )
-        (run.ended, run.advance, run.exchanged)[what](which, time)
+        (run.end_action, run.advance, run.end_exchange)[what](which, time)
     run.check()
     return run.timeline()
 
 
 class _Run:
     def __init__(self, order: Order, work: Work, number: Callable[[Any], Any]) -> None:
-        R, S = order.ranks, len(work.ranks)
+        R = order.ranks
         self.order, self.work, self.number, self.zero = order, work, number, number(0)
-        self.ports = ports_of(work.topology)
         self.events: list[tuple[Any, int]] = []
         # the action that each device comes to
         self.next = [int(place) for place in order.rows[:-1]]
@@ -58,43 +56,10 @@ class _Run:
         self.arrived: dict[tuple[int, int, int], Any] = {}
         self.start: list[Any] = [None] * len(order.kind)
         self.end: list[Any] = [None] * len(order.kind)
-        self.lanes = [
-            [self.zero] * int(self.ports.lanes[k])
-            for k in range(len(work.topology.levels))
-            for _ in range(self._ports_at(k))
-        ]
-        # seconds for which transfers held each port, all of its lanes together
-        self.busy = [self.zero] * self.ports.count
-        self.transfers: list[tuple[Any, ...]] = []
-        self.rings = [
-            self.ports.of_ring(ranks) if size else []
-            for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
-        ]
-        self.loads = [
-            {
-                k: number(seconds)
-                for k, seconds in ring_loads(
-                    float(work.gradient_bytes[s]), work.ranks[s], work.topology
-                ).items()
-            }
-            for s in range(S)
-        ]
-        self.latencies = [
-            number(ring_latency_s(ranks, work.topology) + tied)
-            for ranks, tied in zip(work.ranks, work.tied_s, strict=True)
-        ]
         self.due = set(order.stage[order.kind == A].tolist())  # stages that have all-reduces
-        self.joined = [0] * S  # replicas that have come to the stage's present round
-        self.rounds = [0] * S  # rounds that each stage has exchanged
-        self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
-        # stage -> start of its all-reduce, and what its ports had done by then
-        self.exchanging: dict[int, tuple[Any, list[Any]]] = {}
-        # how much of `busy` has delayed an all-reduce, or passed before one
-        self.counted = [self.zero] * self.ports.count
-        self.collectives: list[tuple[Any, ...]] = []
-
-    def _ports_at(self, k: int) -> int:
-        return int(self.ports.first[k + 1] - self.ports.first[k])
+        self.wires = Wires(work, number)
+        self.exchanges = Exchanges(work, self.wires)
+        self.transfers: list[tuple[Any, ...]] = []
 
     def advance(self, rank: int, now: Any) -> None:
         """Let a device begin its next action, if its inputs are there or on their way."""
@@ -133,12 +98,12 @@ class _Run:
         if (kind == F and stage > 0) or (kind in (B, I) and stage < last):
             return self.arrived.get((F if kind == F else B, stage, microbatch))
         if kind == A:
-            return self.zero if self.rounds[stage] == microbatch else None
+            return self.zero if self.exchanges.rounds[stage] == microbatch else None
         if kind == U:
-            return self.zero if stage not in self.due or self.rounds[stage] == 1 else None
+            return self.zero if stage not in self.due or self.exchanges.rounds[stage] == 1 else None
         return self.zero
 
-    def ended(self, rank: int, now: Any) -> None:
+    def end_action(self, rank: int, now: Any) -> None:
         """A device is done with an action, or with two that were joined: its results are sent, and
         it goes on.
         """
@@ -178,57 +143,22 @@ class _Run:
         if source == destination:
             self.arrived[kind, to, microbatch] = now
             return []
-        self.arrived[kind, to, microbatch] = self._transfer(
-            kind, stage, max(stage, to), microbatch, source, destination, now
-        )
-        return [destination]
-
-    def _transfer(
-        self,
-        kind: int,
-        stage: int,
-        cut: int,
-        microbatch: int,
-        source: int,
-        destination: int,
-        now: Any,
-    ) -> Any:
-        """When what is sent has arrived.
-
-        It takes a lane of the sender's port and one of the receiver's as soon as both are free.
-        """
-        k = self.work.topology.common_level(source, destination)
-        taken = {self.ports.of(source, k)[0], self.ports.of(destination, k)[1]}
-        lanes = [
-            min(range(len(self.lanes[port])), key=lambda lane: self.lanes[port][lane])
-            for port in taken
-        ]
-        begin = max(now, *(self.lanes[port][lane] for port, lane in zip(taken, lanes, strict=True)))
+        earliest = now
         if self.work.serial:
-            begin = max(begin, self.free[source], self.free[destination])
-        seconds = self.number(self.work.cut_bytes[cut]) / self.number(self.ports.bandwidth[k - 1])
-        for port, lane in zip(taken, lanes, strict=True):
-            self.lanes[port][lane] = begin + seconds
-            self.busy[port] += seconds / len(self.lanes[port])
-        arrival = begin + seconds + self.number(self.ports.latency[k - 1])
+            earliest = max(now, self.free[source], self.free[destination])
+        begin, arrival = self.wires.carry(max(stage, to), source, destination, earliest)
         if self.work.serial:
             self.free[source] = self.free[destination] = arrival
         self.transfers.append((kind, stage, microbatch, source, destination, begin, arrival))
-        return arrival
+        self.arrived[kind, to, microbatch] = arrival
+        return [destination]
 
     def _join(self, place: int, rank: int, now: Any) -> None:
-        """A replica has come to the exchange of its stage's gradients; the last one to come asks
-        for the ports.
-        """
-        stage = int(self.order.stage[place])
-        self.joined[stage] += 1
-        last = self.joined[stage] == len(self.work.ranks[stage])
+        """A replica has come to the exchange of its stage's gradients."""
         if not self.work.blocking:
             self._leave(rank, now)
-        if last:
-            self.joined[stage] = 0
-            self.waiting.append(stage)
-            self._exchange_waiting(now)
+        if self.exchanges.join(int(self.order.stage[place])):
+            self._begin_exchanges(now)
         if not self.work.blocking:
             self.advance(rank, now)
 
@@ -238,56 +168,22 @@ class _Run:
         self.running[rank] = False
         self.free[rank] = max(self.free[rank], now)
 
-    def _exchange_waiting(self, now: Any) -> None:
-        """Begin the all-reduces whose ports no other holds or has asked for before."""
-        claimed = {port for stage in self.exchanging for port, _ in self.rings[stage]}
-        for stage in list(self.waiting):
-            ports = {port for port, _ in self.rings[stage]}
-            if not ports & claimed:
-                self.waiting.remove(stage)
-                self.exchanging[stage] = (
-                    now,
-                    [
-                        max(self.counted[port], self.busy[port] - self._booked(port, now))
-                        for port, _ in self.rings[stage]
-                    ],
-                )
-                heapq.heappush(
-                    self.events, (self._exchange_end(stage), 2 * self.order.ranks + stage)
-                )
-            claimed |= ports
+    def _begin_exchanges(self, now: Any) -> None:
+        for stage in self.exchanges.begin(now):
+            self._await_exchange(stage)
 
-    def _booked(self, port: int, now: Any) -> Any:
-        """Seconds for which transfers that are known now will hold a port."""
-        return sum((max(self.zero, free - now) for free in self.lanes[port]), self.zero) / len(
-            self.lanes[port]
-        )
+    def _await_exchange(self, stage: int) -> None:
+        heapq.heappush(self.events, (self.exchanges.end(stage), 2 * self.order.ranks + stage))
 
-    def _exchange_end(self, stage: int) -> Any:
-        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found
-        there and those that came since.
-        """
-        start, before = self.exchanging[stage]
-        carried = [
-            self.loads[stage][k] + (self.busy[port] - seconds)
-            for (port, k), seconds in zip(self.rings[stage], before, strict=True)
-        ]
-        return start + max(carried, default=self.zero) + self.latencies[stage]
-
-    def exchanged(self, stage: int, now: Any) -> None:
+    def end_exchange(self, stage: int, now: Any) -> None:
         """The all-reduce of a stage is done, unless transfers have delayed it: then the next one
         may begin, and its replicas go on.
         """
-        end = self._exchange_end(stage)
-        if end > now:
-            heapq.heappush(self.events, (end, 2 * self.order.ranks + stage))
+        if self.exchanges.end(stage) > now:
+            self._await_exchange(stage)
             return
-        start, _ = self.exchanging.pop(stage)
-        for port, _ in self.rings[stage]:
-            self.counted[port] = self.busy[port]
-        self.collectives.append((stage, self.rounds[stage], start, now))
-        self.rounds[stage] += 1
-        self._exchange_waiting(now)
+        self.exchanges.finish(stage, now)
+        self._begin_exchanges(now)
         reached = []
         for rank in self.work.ranks[stage]:
             if self.work.blocking:
@@ -316,7 +212,7 @@ class _Run:
         """What happened, as arrays."""
         kind = object if self.number is Fraction else float
         sent = sorted(self.transfers)
-        exchanged = sorted(self.collectives)
+        exchanged = sorted(self.exchanges.done)
         times = [np.array([each[field] for each in sent], dtype=kind) for field in (5, 6)]
         integers = [np.array([each[field] for each in sent], dtype=np.int32) for field in range(5)]
         return Timeline(

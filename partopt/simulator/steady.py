@@ -109,10 +109,8 @@ def _candidates(starts: NDArray[np.float64], last: int, D: int, step: int) -> li
     """
     c = np.arange(step, (last - D) // 2 + 1, step)
     for back in range(2, min(D, 16)):
-        apart = (starts[last - 1] - starts[last - 1 - c]) - (
-            starts[last - back] - starts[last - back - c]
-        )
-        c = c[abs(apart) <= _TOLERANCE * starts[last - 1]]
+        ends, others = (starts[place] - starts[place - c] for place in (last - 1, last - back))
+        c = c[abs(ends - others) <= _TOLERANCE * starts[last - 1]]
     return [int(each) for each in c]
 
 
@@ -121,11 +119,6 @@ def _shift(starts: NDArray[np.float64], last: int, c: int, compared: int) -> flo
     before; None where they do not agree.
     """
     shift = float(starts[0, 0, last - 1] - starts[0, 0, last - 1 - c])
-    differences = (
-        starts[:, :, last - compared : last] - starts[:, :, last - compared - c : last - c]
-    )
-    return (
-        shift
-        if np.nanmax(abs(differences - shift)) <= _TOLERANCE * starts[0, 0, last - 1]
-        else None
-    )
+    now, before = (starts[:, :, end - compared : end] for end in (last, last - c))
+    agree = np.nanmax(abs(now - before - shift)) <= _TOLERANCE * starts[0, 0, last - 1]
+    return shift if agree else None

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from partopt.errors import PartoptError
-from partopt.report import figure, page
+from partopt.report import cells, figure, page
 from partopt.report.actions import COLOURS, DARKENED
 from tests.helpers import ROOT, flat
 from tests.report.timelines import example, plan_of, simulated
@@ -43,7 +43,7 @@ def test_the_extension_chooses_the_form_and_nothing_is_overwritten(tmp_path):
     with pytest.raises(PartoptError):
         figure.save(timeline, path)
     figure.save(timeline, path, force=True)
-    with pytest.raises(PartoptError, match=r"'.gif' is no form of a figure"):
+    with pytest.raises(PartoptError, match=r"unsupported format '.gif' of a figure"):
         figure.save(timeline, str(tmp_path / "a.gif"))
 
 
@@ -116,7 +116,7 @@ def test_too_much_is_refused(monkeypatch):
 
 
 def test_many_cells_are_drawn_as_pixels(monkeypatch):
-    monkeypatch.setattr(figure, "_VECTORS", 10)
+    monkeypatch.setattr(cells, "VECTORS", 10)
     assert b"<image" in figure.render(CASES["large"]()[1], "svg")
 
 

@@ -188,4 +188,4 @@ def test_more_than_a_viewer_loads_is_refused_at_once(monkeypatch):
     with pytest.raises(PartoptError) as error:
         trace.write(timeline, plan)
     assert error.value.message == "a trace of 68 actions is more than a viewer can load; 10 are"
-    assert error.value.hint == "simulate fewer: --microbatches"
+    assert error.value.hint == "simulate fewer `microbatches`"

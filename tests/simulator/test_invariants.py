@@ -124,9 +124,7 @@ def test_nothing_begins_before_its_input_has_arrived(case):
 
 
 @everywhere()
-def test_a_transfer_begins_after_what_it_carries_was_made_and_takes_its_bytes_over_the_bandwidth_and_the_latency(
-    case,
-):
+def test_a_transfer_begins_after_its_message_was_made_and_takes_the_time_of_its_bytes(case):
     timeline = ran(case)
     sent = timeline.transfers
     wire, latency, _ = wire_s(case, sent)
@@ -171,9 +169,7 @@ def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
 
 
 @everywhere(count=300, names=("pipedream", "1f1b", "gpipe", "zb-h1", "interleaved"))
-def test_an_all_reduce_begins_after_the_last_replica_has_come_and_takes_what_the_ring_takes_and_what_transfers_take_of_its_ports(
-    case,
-):
+def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_transfers(case):
     timeline = ran(case)
     order, done = case.order, timeline.collectives
     came = {}

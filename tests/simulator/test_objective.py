@@ -5,11 +5,11 @@ Under PipeDream's 1F1B-RR every replica of stage s alternates a forward with the
 w_s before it. What waits for what is then the same for every microbatch, and with messages that
 take the same time each and no ports shared, the period is the largest of
 
-    (sum of C_u over s <= u <= t, and 2 x for each cut between)  /  (r_s (w_s + 1) - r_t w_t)        for all stages s <= t
+    (sum of C_u over s <= u <= t, and 2 x for each cut between)  /  (r_s (w_s + 1) - r_t w_t)
 
-seconds per microbatch: from a forward of stage s down to stage t, and from the backward that
-follows it there back up to the forward that waits for it. With s = t it is C_s / r_s, the load of a
-device.
+seconds per microbatch over all stages s <= t: from a forward of stage s down to stage t, and from
+the backward that follows it there back up to the forward that waits for it. With s = t it is
+C_s / r_s, the load of a device.
 """
 
 import math

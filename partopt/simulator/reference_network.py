@@ -1,0 +1,136 @@
+"""The network of the reference simulator: ports that messages hold, and all-reduces beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from partopt.cost.links import ring_latency_s, ring_loads
+from partopt.simulator.ports import ports_of
+from partopt.simulator.work import Work
+
+Number = Callable[[Any], Any]  # float, or Fraction
+
+
+class Wires:
+    """The ports and their lanes. `busy` is for how long transfers held each port, all of its lanes
+    together.
+    """
+
+    def __init__(self, work: Work, number: Number) -> None:
+        self.work, self.number, self.zero = work, number, number(0)
+        self.ports = ports_of(work.topology)
+        self.lanes = [
+            [self.zero] * int(self.ports.lanes[k])
+            for k in range(len(work.topology.levels))
+            for _ in range(int(self.ports.first[k + 1] - self.ports.first[k]))
+        ]
+        self.busy = [self.zero] * self.ports.count
+
+    def carry(self, cut: int, source: int, destination: int, earliest: Any) -> tuple[Any, Any]:
+        """When the message of a cut is on the wire and when it has arrived.
+
+        It takes a lane of the sender's port and one of the receiver's as soon as both are free.
+        """
+        k = self.work.topology.common_level(source, destination)
+        taken = {self.ports.of(source, k)[0], self.ports.of(destination, k)[1]}
+        lanes = {port: self._free_lane(port) for port in taken}
+        begin = max(earliest, *(self.lanes[port][lane] for port, lane in lanes.items()))
+        seconds = self.number(self.work.cut_bytes[cut]) / self.number(self.ports.bandwidth[k - 1])
+        for port, lane in lanes.items():
+            self.lanes[port][lane] = begin + seconds
+            self.busy[port] += seconds / len(self.lanes[port])
+        return begin, begin + seconds + self.number(self.ports.latency[k - 1])
+
+    def _free_lane(self, port: int) -> int:
+        return min(range(len(self.lanes[port])), key=lambda lane: self.lanes[port][lane])
+
+    def booked(self, port: int, now: Any) -> Any:
+        """Seconds for which transfers that are known now will hold a port."""
+        seconds = sum((max(self.zero, free - now) for free in self.lanes[port]), self.zero)
+        return seconds / len(self.lanes[port])
+
+
+class Exchanges:
+    """All-reduces: whose replicas have come, who holds the ports, and what is `done`.
+
+    `rounds` is how many each stage has exchanged; `done` are stage, round, start and end.
+    """
+
+    def __init__(self, work: Work, wires: Wires) -> None:
+        S, number = len(work.ranks), wires.number
+        self.work, self.wires = work, wires
+        self.rings = [
+            wires.ports.of_ring(ranks) if size else []
+            for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
+        ]
+        self.loads = [self._loads(s) for s in range(S)]
+        self.latencies = [
+            number(ring_latency_s(ranks, work.topology) + tied)
+            for ranks, tied in zip(work.ranks, work.tied_s, strict=True)
+        ]
+        self.joined = [0] * S  # replicas that have come to the stage's present round
+        self.rounds = [0] * S
+        self.waiting: list[int] = []  # stages whose replicas are all there, first come first served
+        # stage -> start of its all-reduce, and what its ports had done by then
+        self.running: dict[int, tuple[Any, list[Any]]] = {}
+        # how much of `busy` has delayed an all-reduce, or passed before one
+        self.counted = [wires.zero] * wires.ports.count
+        self.done: list[tuple[Any, ...]] = []
+
+    def _loads(self, s: int) -> dict[int, Any]:
+        size, ranks = float(self.work.gradient_bytes[s]), self.work.ranks[s]
+        loads = ring_loads(size, ranks, self.work.topology)
+        return {k: self.wires.number(seconds) for k, seconds in loads.items()}
+
+    def join(self, stage: int) -> bool:
+        """A replica has come to the exchange of its stage's gradients; whether it is the last one,
+        with which the stage asks for the ports.
+        """
+        self.joined[stage] += 1
+        last = self.joined[stage] == len(self.work.ranks[stage])
+        if last:
+            self.joined[stage] = 0
+            self.waiting.append(stage)
+        return last
+
+    def begin(self, now: Any) -> list[int]:
+        """Begin the all-reduces whose ports no other holds or has asked for before: their
+        stages.
+        """
+        begun = []
+        claimed = {port for stage in self.running for port, _ in self.rings[stage]}
+        for stage in list(self.waiting):
+            ports = {port for port, _ in self.rings[stage]}
+            if not ports & claimed:
+                self.waiting.remove(stage)
+                self.running[stage] = (
+                    now,
+                    [self._passed(port, now) for port, _ in self.rings[stage]],
+                )
+                begun.append(stage)
+            claimed |= ports
+        return begun
+
+    def _passed(self, port: int, now: Any) -> Any:
+        """Seconds of transfers of a port that an all-reduce which begins now need not yield to."""
+        return max(self.counted[port], self.wires.busy[port] - self.wires.booked(port, now))
+
+    def end(self, stage: int) -> Any:
+        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found
+        there and those that came since.
+        """
+        start, before = self.running[stage]
+        carried = [
+            self.loads[stage][k] + (self.wires.busy[port] - seconds)
+            for (port, k), seconds in zip(self.rings[stage], before, strict=True)
+        ]
+        return start + max(carried, default=self.wires.zero) + self.latencies[stage]
+
+    def finish(self, stage: int, now: Any) -> None:
+        """The all-reduce of a stage is done."""
+        start, _ = self.running.pop(stage)
+        for port, _ in self.rings[stage]:
+            self.counted[port] = self.wires.busy[port]
+        self.done.append((stage, self.rounds[stage], start, now))
+        self.rounds[stage] += 1
