@@ -392,6 +392,12 @@ def test_a_number_that_fills_no_servers_is_answered_with_its_neighbours(devices,
 
 
 def test_more_devices_than_partopt_plans_for():
-    with pytest.raises(PartoptError, match="`devices=1048577`: expected a whole number <= 1048576"):
+    with pytest.raises(PartoptError, match=r"1048577 devices; partopt plans for up to 1048576"):
         flat(4).resize(2**20 + 1)
     assert flat(4).resize(2**20).devices == 2**20
+
+
+@pytest.mark.parametrize("devices", [0, -8, 8.0, "8"])
+def test_a_number_of_devices_is_a_whole_number_from_one(devices):
+    with pytest.raises(PartoptError, match=rf"`devices={devices}`: expected a whole number"):
+        RACKS.resize(devices)

@@ -27,7 +27,6 @@ Quantity = str | int | float
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Links = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 DEVICE_LIMIT = 2**20
-Devices = Annotated[int, msgspec.Meta(ge=1, le=DEVICE_LIMIT)]
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
@@ -131,7 +130,15 @@ class Topology(documents.Part, frozen=True, kw_only=True):
         Raises PartoptError for a number that does not fill the levels evenly.
         """
         sizes = [level.size for level in self.levels[:-1]]
-        documents.check_option("devices", devices, Devices, "choose a number of devices")
+        documents.check_option("devices", devices, Size, "choose a number of devices")
+        if devices > DEVICE_LIMIT:
+            raise PartoptError(
+                f"{devices} devices; partopt plans for up to {DEVICE_LIMIT}",
+                "choose fewer",
+                code="invalid-option",
+                option="devices",
+                value=devices,
+            )
         if not _fills(devices, sizes):
             raise _not_filled(self, devices, sizes)
         left, levels = devices, []
