@@ -71,7 +71,7 @@ def first_failure(tests: str, root: Path) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"no end within {LIMIT_S} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if failed is None and done.returncode:
         return f"pytest: exit code {done.returncode}"
     return None if failed is None else failed[1]
