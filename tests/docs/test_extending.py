@@ -16,7 +16,7 @@ from partopt.schedules.entry import StageCounts
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import Layout
 from partopt.search.schedule import search_schedules
-from partopt.simulator import judged, simulation_of
+from partopt.simulator import execute, simulate_plan
 from partopt.simulator.restate import layout_of
 from tests.docs.documents import blocks, read
 from tests.helpers import flat, uniform_profile
@@ -76,10 +76,10 @@ def test_plans_for_it_hold_what_its_order_holds(patient, planner):
             microbatches=16,
             memory_bytes=memory_bytes,
         )
-        plan = judged(planners.plan(planner, problem))
+        plan = simulate_plan(planners.plan(planner, problem))
         order = schedules.order(patient, layout_of(plan))
         peaks = in_flight(order)
-        assert peaks.tolist() == simulation_of(plan).peak_in_flight.tolist()
+        assert peaks.tolist() == execute(plan).peak_in_flight.tolist()
         for stage in plan.stages:
             assert stage.in_flight == max(peaks[stage.ranks])
 
