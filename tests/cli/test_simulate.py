@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from partopt import documents, simulator
+from partopt import documents, simulation
 from partopt.documents.plan import Plan
 from tests.helpers import changed, flat, run_process
 
@@ -235,7 +235,7 @@ def test_a_plan_that_takes_no_time(partopt, plan_file, tmp_path):
     outcome = partopt("simulate", tmp_path / "x.json")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.errors == [
-        f"{tmp_path / 'x.json'}: all that it does takes 0 s, there is nothing to see"
+        f"{tmp_path / 'x.json'}: all that the plan does takes 0 s: there is nothing to see"
     ]
 
 
@@ -283,7 +283,7 @@ def test_an_interrupt_does_not_wait_for_the_simulation(partopt, synchronous, tmp
         signal.raise_signal(signal.SIGINT)
         released.wait(60)
 
-    monkeypatch.setattr(simulator, "execute", endless)
+    monkeypatch.setattr(simulation, "execute", endless)
     began = time.monotonic()
     outcome = partopt("simulate", synchronous, "-o", tmp_path / "x.csv")
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "interrupted\n")

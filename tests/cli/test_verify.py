@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import chain_profile, changed, uniform_profile
 
-CHECKS = ["profile", "numbers", "memory", "request", "sought", "bound", "status"]
+CHECKS = ["profile", "numbers", "memory", "request", "objective", "bound", "status"]
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_an_altered_plan_fails_with_the_reason(partopt, planned, tmp_path):
         1,
         [f"{tmp_path / 'altered.json'}: not verified: numbers"],
     )
-    assert "numbers  FAILED  1 of" in outcome.out
-    assert f"\n         noam: 7 recorded, {json.loads(content)['noam']} found\n" in outcome.out
+    assert "numbers   FAILED  1 of" in outcome.out
+    assert f"\n          noam: 7 recorded, {json.loads(content)['noam']} found\n" in outcome.out
     assert [line.split()[0] for line in outcome.out.splitlines() if line[0] != " "] == CHECKS
 
 
@@ -135,7 +135,7 @@ def test_another_profile_fails(partopt, profile_file, plan_file):
     )
     outcome = partopt("show", "--verify", plan_file("--planner", "straight"), "--profile", other)
     assert outcome.code == 1
-    assert outcome.errors[0].endswith("not verified: profile, numbers, sought, bound")
+    assert outcome.errors[0].endswith("not verified: profile, numbers, objective, bound")
     assert outcome.hints == ["give the plan's own: --profile FILE"]
 
 

@@ -191,7 +191,7 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
             ["--schedule", "zbv"],
             (
                 "--schedule zbv: the schedule needs stages s and 2P-1-s on the same "
-                "devices; the plan has them otherwise"
+                "devices; the stages of the plan lie otherwise"
             ),
             "plan for it: partopt plan --schedule zbv",
         ),
