@@ -15,7 +15,7 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
-_ACTION = "[0-9]+(?:[FBIWR][0-9]+|U)"
+_ACTION = "[0-9]{1,9}(?:[FBIWR][0-9]{1,9}|U)"
 _SLOTS = re.compile(rf"(?:{_ACTION}(?:&{_ACTION})?(?: |$))*")
 
 

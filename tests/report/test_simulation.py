@@ -238,6 +238,7 @@ def test_a_timeline_that_is_left_out_is_said_to_be():
     "change, error",
     [
         ({"actions": "0F0 0X1"}, "timeline.ranks[0].actions: not actions"),
+        ({"actions": "0F9999999999"}, "timeline.ranks[0].actions: not actions"),
         ({"actions": "9F0"}, "timeline.ranks[0].actions: of other stages than the rank's"),
         ({"start_s": []}, "timeline.ranks[0].start_s: not one for each slot"),
         (
