@@ -196,7 +196,8 @@ from partopt.cost.problem import problem_of
 from tests.helpers import two_level
 loaded = Profile.load(sys.argv[1])
 for name in planners.PLANNERS:
-    sys.stdout.buffer.write(documents.encode(planners.plan(name, problem_of(loaded, two_level(2, 4)))))
+    plan = planners.plan(name, problem_of(loaded, two_level(2, 4)))
+    sys.stdout.buffer.write(documents.encode(plan))
 """
 
 

@@ -157,7 +157,7 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
         """The rank that needs most memory; of equal ones the lowest."""
         return max(self.ranks, key=lambda each: each.peak_memory_bytes)
 
-    def faults(self) -> Iterator[PartoptError]:
+    def inconsistencies(self) -> Iterator[PartoptError]:
         """What types cannot say and is wrong."""
         names = [level.name for level in self.topology.levels]
         if [each.level for each in self.levels] != names:

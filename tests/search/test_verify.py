@@ -264,7 +264,7 @@ def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
         if list(other) != cuts
     )
     replicas = tuple(stage.replicas for stage in plan.stages) if cuts else (2, 2)
-    own = planned("manual", replace(problem, cuts=moved, replicas=replicas))
+    own, _ = plan_alone("manual", replace(problem, cuts=moved, replicas=replicas))
     other = msgspec.structs.replace(
         own, planner=name, certificate=plan.certificate, request=plan.request
     )
