@@ -2,18 +2,15 @@
 total * K), K-1).
 
 `prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one
-stage's share leaves stages empty;
-partopt leaves those out of the plan and says how many there were.
+stage's share leaves stages empty: the plan omits them, and a note says how many there were.
 """
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
 from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, consecutive
-from partopt.errors import PartoptWarning
+from partopt.documents import Note
 from partopt.planners.placing import stage_count
 
 
@@ -24,10 +21,7 @@ def plan(problem: Problem) -> Decision:
     stage = np.minimum((prefix / prefix[-1] * K).astype(int), K - 1)
     begins = np.flatnonzero(np.diff(stage)) + 1
     empty = K - 1 - len(begins)
-    if empty:
-        warnings.warn(
-            f"lingvo: {empty} of {K} stages are empty: their devices stay idle",
-            PartoptWarning,
-            stacklevel=2,
-        )
-    return Decision(Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)])))
+    text = f"lingvo: {empty} of {K} stages are empty: their devices stay idle"
+    notes = [Note(code="empty-stages", text=text, fields={"empty": empty, "stages": K})]
+    partition = Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)]))
+    return Decision(partition, notes=notes if empty else ())

@@ -22,7 +22,7 @@ from partopt.planners.nested import NestedProbe, differs
 from partopt.planners.searching import ENDLESS
 from tests.planners import exhaustive
 from tests.planners.exhaustive import best_nested, priced
-from tests.planners.problems import chain, problem, topology
+from tests.planners.problems import chain, problem, proven, topology
 from tests.planners.test_optimal import clusters, stashed
 
 
@@ -72,9 +72,8 @@ def test_equals_exhaustive_search(
 @given(stashed(5), clusters(levels=3, devices=12), st.booleans())
 def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)
-    published = priced(given, pipedream.plan(given)).predicted.period_s
-    best = optimal.plan(given).objective_s
-    assert best is not None
+    published = priced(given, pipedream.plan(given).partition).predicted.period_s
+    best = proven(optimal.plan(given))[1].objective_s
     assert best <= published * (1 + 1e-12)
 
 
@@ -114,15 +113,16 @@ def test_a_pipeline_in_each_server_is_found_where_it_is_the_best():
     microbatches; the cut between servers takes 12 s.
     """
     given = problem(chain([2, 2], [2, 2], [12], [4, 4]), topology((2, 16.0), (2, 1.0)))
-    best = optimal.plan(given)
-    assert (best.family, best.objective_s, best.status) == (NESTED, 2.0, "optimal")
+    best, certificate = proven(optimal.plan(given))
+    assert (best.family, certificate.objective_s, certificate.status) == (NESTED, 2.0, "optimal")
     assert [list(stage.ranks) for stage in best.stages] == [[0, 2], [1, 3]]
-    assert optimal.plan(replace(given, replication="none")).objective_s == 4.0
+    _, certificate = proven(optimal.plan(replace(given, replication="none")))
+    assert certificate.objective_s == 4.0
 
 
 def test_of_equal_plans_the_contiguous_one_is_taken():
     given = problem(chain([2], [2], [], [0]), topology((2, 16.0), (2, 1.0)))
-    assert optimal.plan(given).family == CONTIGUOUS
+    assert optimal.plan(given).partition.family == CONTIGUOUS
 
 
 def test_a_probe_that_gives_up_says_so(monkeypatch):
@@ -131,10 +131,9 @@ def test_a_probe_that_gives_up_says_so(monkeypatch):
     probe = NestedProbe(given)
     assert probe.find(1e-3, 0.0, (1, 6), None) is None
     assert probe.gave_up
-    partition = optimal.plan(given)
-    assert partition.status.startswith("gap ")
-    assert partition.lower_bound_s is not None
+    _, certificate = proven(optimal.plan(given))
+    assert certificate.status.startswith("gap ")
     best = exhaustive.best_period(given)
     assert best is not None
-    assert partition.lower_bound_s <= best.seconds
-    assert np.isfinite(partition.lower_bound_s)
+    assert certificate.lower_bound_s <= best.seconds
+    assert np.isfinite(certificate.lower_bound_s)
