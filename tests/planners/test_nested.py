@@ -16,10 +16,11 @@ from partopt.cost.kernels import replica_counts
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Problem
 from partopt.cost.relaxed import relaxed
-from partopt.planners import nested, optimal, pipedream
-from partopt.planners.families import families
-from partopt.planners.nested import NestedProbe, differs
-from partopt.planners.searching import ENDLESS
+from partopt.planners import optimal, pipedream
+from partopt.planners.optimal.bounds import Bounds
+from partopt.planners.optimal.families import families
+from partopt.planners.optimal.nested import probe as nested
+from partopt.planners.optimal.nested.probe import NestedProbe, differs
 from tests.planners import exhaustive
 from tests.planners.exhaustive import best_nested, priced
 from tests.planners.problems import chain, problem, proven, topology
@@ -27,15 +28,15 @@ from tests.planners.test_optimal import clusters, stashed
 
 
 def least_nested_s(given: Problem) -> float:
-    """The least period of the family, found by its probe behind the screen; infinite where nothing
-    fits.
+    """The least period of the family, found by its probe behind the relaxed one; infinite where
+    nothing fits.
     """
-    [_, screened] = families(given)
-    value = ENDLESS
+    [_, probe] = families(given)
+    value = math.inf
     for counts in replica_counts(given):
-        _, value, _ = optimal._least_period(screened, counts, value)
-    assert screened.complete and not screened.gave_up
-    return value if value < ENDLESS else math.inf
+        _, value, _ = optimal._least_period(probe, counts, value)
+    assert probe.complete and not probe.gave_up
+    return value
 
 
 @settings(max_examples=300, deadline=None)
@@ -79,7 +80,7 @@ def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model
 
 @settings(max_examples=100, deadline=None)
 @given(stashed(3), clusters(levels=3, devices=8, sizes=3))
-def test_any_ranks_carry_no_more_than_the_screen_says(model, cluster):
+def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
     """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than
     the relaxed ones.
     """
@@ -129,8 +130,8 @@ def test_a_probe_that_gives_up_says_so(monkeypatch):
     monkeypatch.setattr(nested, "WORK", 3)
     given = problem(chain([1] * 6, [1] * 6, [9] * 5, [5] * 6), topology((2, 2.0), (3, 1.0)))
     probe = NestedProbe(given)
-    assert probe.find(1e-3, 0.0, (1, 6), None) is None
-    assert probe.gave_up
+    answer = probe.find(Bounds(1e-3), (1, 6), None)
+    assert answer.plan is None and answer.gave_up
     _, certificate = proven(optimal.plan(given))
     assert certificate.status.startswith("gap ")
     best = exhaustive.best_period(given)

@@ -14,7 +14,7 @@ from partopt.cost.ranges import Group, RangeSum
 from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
-from partopt.planners.searching import Probe
+from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from tests.planners.exhaustive import best_iteration, best_period, priced
 from tests.planners.problems import chain, chains, problem, proven, topology
 
@@ -357,8 +357,9 @@ def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no
     monkeypatch, options, least
 ):
     """4 s of compute on 2 devices, of which one layer takes 3 s."""
+    find = ContiguousProbe.find
     monkeypatch.setattr(
-        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+        ContiguousProbe, "find", lambda *arguments: find(*arguments)._replace(complete=False)
     )
     _, certificate = proven(
         optimal.plan(problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options))
