@@ -92,30 +92,25 @@ def _fill_cut(layers, caps, furthest, source, table, i, floor):  # type: ignore[
     needed = caps.needs[N] - caps.needs[i]
     hint = table.rows[i + 1, 0].end if table.counts[i + 1] else 0
     if hint and source.counts[hint]:
-        _fill_from_block(layers, caps, source, table, i, hint, hint, floor, needed)
+        _fill_from_block(layers, caps, source, table, i, hint, hint, floor)
     if furthest < N:
-        _fill_from_block(layers, caps, source, table, i, N, N, floor, needed)
-    high = furthest
-    while high > i:
-        whole = high % coarse == coarse - 1 and high - coarse >= i
-        if whole and _is_useless_block(
-            caps, table, i, floor, source.coarse[high // coarse], needed
-        ):
-            high -= coarse
+        _fill_from_block(layers, caps, source, table, i, N, N, floor)
+    for large in range(furthest // coarse, (i + 1) // coarse - 1, -1):
+        if _is_useless_block(caps, table, i, floor, source.coarse[large], needed):
             continue
-        low = max(high - high % fine, i + 1)
-        _fill_from_block(layers, caps, source, table, i, low, high, floor, needed)
-        high = low - 1
+        first, last = max(large * coarse, i + 1), min(large * coarse + coarse - 1, furthest)
+        for small in range(last // fine, first // fine - 1, -1):
+            if not _is_useless_block(caps, table, i, floor, source.fine[small], needed):
+                low, high = max(small * fine, first), min(small * fine + fine - 1, last)
+                _fill_from_block(layers, caps, source, table, i, low, high, floor)
 
 
 @compiled()
-def _fill_from_block(layers, caps, source, table, i, low, high, floor, needed):  # type: ignore[no-untyped-def]
+def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type: ignore[no-untyped-def]
     """The entries of cut i whose first stage ends from `low` to `high`, in one block; late ends
     first, which have less behind them.
     """
     block = source.fine[low // source.sizes[0]]
-    if _is_useless_block(caps, table, i, floor, block, needed):
-        return
     r = _min_replicas_to(layers, caps, i, low, block.used)
     if r > caps.max_replicas or _is_useless(
         caps, table, i, floor, block.limit - r, block.used + r, block.extra
