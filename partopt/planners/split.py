@@ -123,7 +123,7 @@ def _stage_floor_s(inner, s, j, members):  # type: ignore[no-untyped-def]
     return stage_s(inner.floor[s, j], inner.weights[s, j], members, inner.B)
 
 
-@compiled()
+@compiled(inline="always")
 def _crossing(floor, inner, members, i, j, start):  # type: ignore[no-untyped-def]
     """The first s, near `start`, at which what lies before it takes no less than the stage."""
     while start > i + 1 and floor[start - 1] >= _stage_floor_s(inner, start - 1, j, members):
@@ -133,7 +133,7 @@ def _crossing(floor, inner, members, i, j, start):  # type: ignore[no-untyped-de
     return start
 
 
-@compiled()
+@compiled(inline="always")
 def _improve(row, m, j, seconds, count, s, members):  # type: ignore[no-untyped-def]
     """Take a split if it is faster; of equal ones that with fewer stages, then the later cut."""
     tie = seconds == row.A[m, j] and (count, -s) < (row.stages[m, j], -row.split[m, j])
