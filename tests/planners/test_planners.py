@@ -143,10 +143,10 @@ def test_a_split_of_ones_own_may_not_part_them_either():
     given = problem_of(tied(20, 4, 7, 11), topology((4, 1e6)), tied="together", cuts=[4, 12])
     assert [stage.start for stage in planners.plan("manual", given).stages] == [0, 4, 12]
     with pytest.raises(
-        PartoptError, match=r"--cuts 4,9: 9 parts layers 4 to 11, which share embedding"
+        PartoptError, match=r"`cuts=\[4, 9\]`: 9 parts layers 4 to 11, which share embedding"
     ) as raised:
         planners.plan("manual", replace(given, cuts=[4, 9]))
-    assert "--tied exchange" in raised.value.hint
+    assert "`tied=exchange`" in raised.value.hint
 
 
 def test_fewer_places_to_cut_are_never_faster():
