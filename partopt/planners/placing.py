@@ -64,7 +64,7 @@ def _check_stages(
         if stages > limit:
             raise PartoptError(
                 f"{stages} stages for {limit} {what}",
-                f"use at most {largest}: `stages={largest}`",
+                f"ask for at most {largest}: `stages={largest}`",
                 code="too-many-stages",
                 stages=stages,
                 limit=limit,
@@ -73,7 +73,7 @@ def _check_stages(
         nearest = min(-(-stages // multiple) * multiple, largest)
         raise PartoptError(
             f"{stages} stages: {name} takes a multiple of {multiple}",
-            f"use `stages={nearest}`",
+            f"`stages={nearest}`",
             code="stages-not-a-multiple",
             stages=stages,
             multiple=multiple,

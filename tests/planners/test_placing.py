@@ -73,10 +73,10 @@ def test_a_hint_about_stages_is_a_number_that_is_taken(name, asked, layers, devi
 @pytest.mark.parametrize(
     ("asked", "layers", "message", "hint"),
     [
-        (7, 24, "7 stages: interleaved takes a multiple of 4", "use `stages=8`"),
-        (7, 7, "7 stages: interleaved takes a multiple of 4", "use `stages=4`"),
-        (9, 7, "9 stages for 7 layers", "use at most 4: `stages=4`"),
-        (33, 40, "33 stages for 32 places", "use at most 32: `stages=32`"),
+        (7, 24, "7 stages: interleaved takes a multiple of 4", "`stages=8`"),
+        (7, 7, "7 stages: interleaved takes a multiple of 4", "`stages=4`"),
+        (9, 7, "9 stages for 7 layers", "ask for at most 4: `stages=4`"),
+        (33, 40, "33 stages for 32 places", "ask for at most 32: `stages=32`"),
     ],
 )
 def test_stages_that_do_not_fill_the_devices(asked, layers, message, hint):
@@ -87,7 +87,8 @@ def test_stages_that_do_not_fill_the_devices(asked, layers, message, hint):
 
 @pytest.mark.parametrize(("name", "layers", "devices", "expected"), [
     ("1f1b", 24, 8, 8), ("1f1b", 5, 8, 5), ("interleaved", 24, 8, 16), ("interleaved", 11, 8, 10),
-    ("zbv", 24, 8, 16), ("zbv", 7, 8, 6), ("dualpipe", 24, 8, 8), ("dualpipe", 24, 7, 6), ("dualpipev", 24, 7, 14),
+    ("zbv", 24, 8, 16), ("zbv", 7, 8, 6), ("dualpipe", 24, 8, 8), ("dualpipe", 24, 7, 6),
+    ("dualpipev", 24, 7, 14),
 ])  # fmt: skip
 def test_as_many_stages_as_the_schedule_puts_on_all_devices(name, layers, devices, expected):
     assert stage_count(problem(name, layers, devices)) == expected
