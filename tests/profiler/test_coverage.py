@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.profiler.helpers import example, (
+from tests.profiler.helpers import (
+    example,
     ProcessorClock,
     layer_seconds,
     needs_torchvision,
