@@ -17,9 +17,9 @@ from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
+from partopt.cost.tolerances import PACE, ROUNDED_BYTES
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH, OWN
-from partopt.cost.tolerances import PACE, ROUNDED_BYTES
 
 # F      microbatches in flight
 # R      devices in use behind a stage

@@ -35,13 +35,13 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
                 cut=cut,
             )
     for cut in cuts:
-        tied = problem.parted(cut)
+        tied = problem.tied_group_across(cut)
         if tied is not None:
             raise PartoptError(
                 f"`cuts={cuts}`: {cut} parts layers {tied.members[0]} to {tied.members[-1]}, which "
                 f"share {', '.join(tied.names)}",
                 "cut elsewhere, or let stages exchange: `tied=exchange`",
-                code="tied-layers-parted",
+                code="tied-layers-tied_group_across",
                 cuts=cuts,
                 cut=cut,
                 layers=list(tied.members),

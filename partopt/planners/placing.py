@@ -80,7 +80,7 @@ def _check_stages(
         )
 
 
-def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
+def place(partition: Partition, problem: Problem, planner: str) -> Partition:
     """The partition with its stages where the schedule has them; as it is where that is one stage a
     device.
 

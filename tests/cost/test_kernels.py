@@ -65,7 +65,7 @@ def test_differences_add_up_to_the_sums(of):
 @given(chains(), topologies(), st.data())
 def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data):
     starts = sorted({0, *data.draw(st.lists(st.integers(0, model.layers - 1)))})
-    coarse = problem(model, cluster, cut_at=starts).coarsened()
+    coarse = problem(model, cluster, cut_at=starts).coarsen()
     bounds, tied = [*starts, model.layers], tied_of(coarse)
     table = exchanged_table(tied)
     for i in range(coarse.chain.layers):

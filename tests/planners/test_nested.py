@@ -15,7 +15,7 @@ from partopt.cost.capacity import shapes_of
 from partopt.cost.kernels import replica_counts
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Problem
-from partopt.cost.relaxed import relaxed
+from partopt.cost.relaxed import relax
 from partopt.planners import optimal, pipedream
 from partopt.planners.optimal.bounds import Bounds
 from partopt.planners.optimal.families import families
@@ -87,7 +87,7 @@ def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
     """
     given = problem(model, cluster)
     assume(differs(given))
-    shapes = relaxed(shapes_of(cluster), cluster)
+    shapes = relax(_of(cluster), cluster)
     for partition in exhaustive.nested(given):
         for stage in partition.stages:
             r = len(stage.ranks)

@@ -12,8 +12,8 @@ from partopt.cost.ranges import RangeSum
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import pipedream
-from tests.planners.problems import chain, chains, problem, proven, topologies, topology
 from tests.examples import examples
+from tests.planners.problems import chain, chains, problem, proven, topologies, topology
 
 
 def recurrence(given: Problem) -> float:

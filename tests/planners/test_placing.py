@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partopt import planners
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.errors import PartoptError
-from partopt.planners.placing import placed, stage_count, stage_multiple, stages_a_device
+from partopt.planners.placing import place, stage_count, stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.layout import Layout
 from partopt.simulator.prediction import simulate_plan
@@ -34,7 +34,7 @@ def test_the_order_of_every_schedule_accepts_what_is_placed_for_it(name, P, d, v
     S = P * stages_a_device(stated)
     if refusal(name, P, stage_multiple(stated), 32 // d) is not None:
         pytest.skip(f"{name} has no pipeline of {P} devices")
-    partition = placed(Partition(CONTIGUOUS, consecutive(range(S + 1), [d] * S)), stated, "test")
+    partition = place(Partition(CONTIGUOUS, consecutive(range(S + 1), [d] * S)), stated, "test")
     layout = Layout([list(stage.ranks) for stage in partition.stages], 8, 32)
     made = order(name, layout)
     assert sum(made.rows[1:] > made.rows[:-1]) == P * d
@@ -50,8 +50,8 @@ def test_unequal_replicas_are_refused_where_they_cannot_run(name):
         PartoptError,
         match=r"cannot run stages that the planner pipedream replicates unequally, 2-1",
     ):
-        placed(Partition(CONTIGUOUS, stages), problem(name), "pipedream")
-    assert placed(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
+        place(Partition(CONTIGUOUS, stages), problem(name), "pipedream")
+    assert place(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

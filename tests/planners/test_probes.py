@@ -121,7 +121,7 @@ def test_a_long_chain_begins_with_the_best_plan_of_a_coarser_one(
     on = problem(model, cluster, memory_bytes=memory_bytes)
     assert optimal.coarse_incumbent(on, model.layers + 1, grain) == (None, math.inf)
     found, value = optimal.coarse_incumbent(on, model.layers, grain)
-    coarse = replace(on, cut_at=range(0, model.layers, grain)).coarsened()
+    coarse = replace(on, cut_at=range(0, model.layers, grain)).coarsen()
     best = exhaustive.best_period(coarse)
     if best is None:
         assert (found, value) == (None, math.inf)

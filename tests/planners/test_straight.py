@@ -8,8 +8,8 @@ from partopt.cost.period import binding
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners import straight
 from partopt.planners.placing import stage_count
-from tests.planners.problems import chains, problem, proven, topologies, topology
 from tests.examples import examples
+from tests.planners.problems import chains, problem, proven, topologies, topology
 
 
 def least_period(given: Problem, counts: range) -> float:

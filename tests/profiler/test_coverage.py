@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.profiler.helpers import (
-    example,
     ProcessorClock,
+    example,
     layer_seconds,
     needs_torchvision,
     structure,

@@ -97,7 +97,7 @@ def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition
         problem.stages is not None and len(bounds) <= problem.stages
     ):
         return None, math.inf
-    coarse = replace(problem, cut_at=bounds[:-1]).coarsened()
+    coarse = replace(problem, cut_at=bounds[:-1]).coarsen()
     found, _, _ = _search(list(families(coarse)), math.inf)
     if found is None:
         return None, math.inf
@@ -134,7 +134,7 @@ def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     """The best plan whose objective is less than `seconds`, `None` where there is none, and what no
     plan goes below.
     """
-    best, _, lower = _search(list(families(drop_useless_recompute(problem.coarsened()))), seconds)
+    best, _, lower = _search(list(families(drop_useless_recompute(problem.coarsen()))), seconds)
     return best, lower
 
 

@@ -16,10 +16,10 @@ from partopt.cost.kernels import (
     between,
     passed_s,
 )
-from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 from partopt.cost.tolerances import FITS_BYTES, RECOMPUTE_UNITS, TINY
 from partopt.planners.optimal.bounds import Bounds, Counts
 from partopt.planners.optimal.probes import Answer
+from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 
 # N   layers; [i, j) is a stage
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.relaxed import relaxed
+from partopt.cost.relaxed import relax
 from partopt.planners.optimal.bounds import Bounds, Counts, Region
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 
@@ -19,7 +19,7 @@ class RelaxedProbe:
 
     def __init__(self, contiguous: ContiguousProbe) -> None:
         problem, shapes = contiguous.problem, contiguous.shapes
-        self.probe = ContiguousProbe(problem, relaxed(shapes, problem.topology), contiguous.blocks)
+        self.probe = ContiguousProbe(problem, relax(, problem.topology), contiguous.blocks)
         self.refuted: dict[Counts, list[Bounds]] = {}
         # where the probe of contiguous plans alone found nothing
         self.open_regions: dict[Counts, list[Region]] = {}

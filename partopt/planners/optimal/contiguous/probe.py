@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes, shapes_of, trees_of
 from partopt.cost.kernels import Layers, layers_of
-from partopt.schedules.entry import DEPTH
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
@@ -28,6 +27,7 @@ from partopt.planners.optimal.needs import (
     recompute_units,
 )
 from partopt.planners.optimal.probes import Answer
+from partopt.schedules.entry import DEPTH
 
 SHAPE_LIMIT = 9_000_000  # shapes times levels; about 1 GB of tables
 BLOCKS = (32, 1024)  # cuts that are passed over at once
@@ -170,7 +170,9 @@ class ContiguousProbe:
         """The plan behind the entries of cut 0; of several the one with the fewest stages, then
         devices.
         """
-        order = ["stages", "used"] if self.layers.depends_on == DEPTH else ["extra", "stages", "used"]
+        order = (
+            ["stages", "used"] if self.layers.depends_on == DEPTH else ["extra", "stages", "used"]
+        )
         first = self.tables[k].rows[0, : self.tables[k].counts[0]]
         position = min(range(len(first)), key=lambda entry: first[order][entry].tolist())
         stages: list[Assignment] = []
