@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
@@ -15,20 +15,10 @@ from numpy.typing import NDArray
 from partopt.cost.microbatch import measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
-from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import (
-    AUTO,
-    MANUAL,
-    AllReduce,
-    Comm,
-    Recompute,
-    check_options,
-    invalid,
-    parse_memory,
-)
+from partopt.options import AUTO, Options, check_options, invalid, parse_memory
 
 # M   microbatches of an iteration
 # G   samples of an iteration
@@ -40,21 +30,8 @@ _COSTS = ("time", "flops", "parameters")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A model on a cluster, and how it is to be trained there.
-
-    `schedule` is a name, or "auto" for the best synchronous one; `planner` a name, or None for the
-    best plan of all (the planner "manual" with `cuts`). `microbatch_size` is b, by default the
-    measured size with the most samples/s; a synchronous schedule needs M `microbatches` or a
-    `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
-    whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
-    and both under `schedule="auto"`). `memory` is the limit of a device, bytes or "76 GB", by
-    default the topology's. `stages` and `chunks` (v, of looped schedules) are how many; `cut_at`
-    are patterns of the layers that a stage may begin with; `tied` says whether stages may part
-    layers that share parameters. `cuts` and `replicas` are a split of your own: the first layer of
-    every stage but the first, and the replicas of each. `comm` and `allreduce` say whether devices
-    wait for their messages and gradients; `cost` is what GPipe's heuristics balance: measured time,
-    flops, parameters, or a number for each layer.
+class Job(Options):
+    """A model on a cluster, and how it is to be trained there: the options of `Options`.
 
     Raises PartoptError, whose `fields["option"]` names the option, for what contradicts itself or
     cannot be.
@@ -62,25 +39,6 @@ class Job:
 
     profile: Profile
     topology: Topology
-    _: KW_ONLY
-    schedule: str = "pipedream"
-    planner: str | None = None
-    microbatch_size: int | None = None
-    microbatches: int | None = None
-    global_batch: int | None = None
-    replication: Replication = "free"
-    recompute: Recompute | None = None
-    optimizer: Optimizer = "adam"
-    memory: str | int | None = None
-    stages: int | None = None
-    chunks: int | None = None
-    cut_at: Sequence[str] = ()
-    tied: Tied = "exchange"
-    cuts: Sequence[int] | None = None
-    replicas: Sequence[int] | None = None
-    comm: Comm = "overlap"
-    allreduce: AllReduce = "overlap"
-    cost: str | Sequence[float] = "time"
 
     def __post_init__(self) -> None:
         self._check_documents()
@@ -144,12 +102,6 @@ class Job:
         size = stated.chain.microbatch_size
         M, costs = self._microbatches_of(size), self._costs(size)
         return dataclasses.replace(stated, microbatches=M, costs=costs)
-
-    @property
-    def planner_name(self) -> str | None:
-        """The planner, which a split of one's own implies; None for the best of all."""
-        own = self.cuts is not None or self.replicas is not None
-        return MANUAL if own else self.planner
 
     @property
     def notes(self) -> list[Note]:

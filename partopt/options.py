@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 from partopt import units
+from partopt.documents import check_option
 from partopt.documents.plan import Optimizer, Replication, Tied
+from partopt.documents.profile import Count
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
-
-if TYPE_CHECKING:
-    from partopt.job import Job
 
 Recompute = Literal["never", "always", "auto"]
 Comm = Literal["overlap", "serial"]
@@ -37,29 +37,66 @@ _LISTS = {
 _CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
 
 
-def check_options(job: Job) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a model is to be trained.
+
+    `schedule` is a name, or "auto" for the best synchronous one; `planner` a name, or None for the
+    best plan of all (the planner "manual" with `cuts`). `microbatch_size` is b, by default the
+    measured size with the most samples/s; a synchronous schedule needs M `microbatches` or a
+    `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
+    whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
+    and both under `schedule="auto"`). `memory` is the limit of a device, bytes or "76 GB", by
+    default the topology's. `stages` and `chunks` (v, of looped schedules) are how many; `cut_at`
+    are patterns of the layers that a stage may begin with; `tied` says whether stages may part
+    layers that share parameters. `cuts` and `replicas` are a split of your own: the first layer of
+    every stage but the first, and the replicas of each. `comm` and `allreduce` say whether devices
+    wait for their messages and gradients; `cost` is what GPipe's heuristics balance: measured time,
+    flops, parameters, or a number for each layer.
+    """
+
+    schedule: str = "pipedream"
+    planner: str | None = None
+    microbatch_size: int | None = None
+    microbatches: int | None = None
+    global_batch: int | None = None
+    replication: Replication = "free"
+    recompute: Recompute | None = None
+    optimizer: Optimizer = "adam"
+    memory: str | int | None = None
+    stages: int | None = None
+    chunks: int | None = None
+    cut_at: Sequence[str] = ()
+    tied: Tied = "exchange"
+    cuts: Sequence[int] | None = None
+    replicas: Sequence[int] | None = None
+    comm: Comm = "overlap"
+    allreduce: AllReduce = "overlap"
+    cost: str | Sequence[float] = "time"
+
+    @property
+    def planner_name(self) -> str | None:
+        """The planner, which a split of one's own implies; None for the best of all."""
+        own = self.cuts is not None or self.replicas is not None
+        return MANUAL if own else self.planner
+
+
+def check_options(options: Options) -> None:
     """Raise PartoptError for the first option that cannot be, or contradicts another."""
     for name in _COUNTS:
-        check_count(name, getattr(job, name))
+        if getattr(options, name) is not None:
+            check_option(name, getattr(options, name), Count, "give 1 or more")
     for name, choices in _CHOICES.items():
-        value = getattr(job, name)
+        value = getattr(options, name)
         if value not in choices and not (name == "recompute" and value is None):
             raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choices))
     for name in _LISTS:
-        _check_list(name, getattr(job, name))
-    _check_split(job)
-    if job.schedule == AUTO:
-        _check_auto(job)
+        _check_list(name, getattr(options, name))
+    _check_split(options)
+    if options.schedule == AUTO:
+        _check_auto(options)
     else:
-        _check_schedule(job)
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise PartoptError unless `value`, of the option `name`, is None or a whole number from 1."""
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise invalid(name, value, "must be a whole number of at least 1", "give 1 or more")
+        _check_schedule(options)
 
 
 def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
@@ -94,16 +131,16 @@ def _check_list(name: str, value: object) -> None:
         raise invalid(name, value, f"must be a list of {words}", "for example [5, 9, 12]")
 
 
-def _check_split(job: Job) -> None:
+def _check_split(options: Options) -> None:
     """A split of one's own goes with the planner `manual` alone, and fixes the boundaries."""
-    own = job.cuts is not None or job.replicas is not None
-    if own and job.planner not in (None, MANUAL):
+    own = options.cuts is not None or options.replicas is not None
+    if own and options.planner not in (None, MANUAL):
         raise _conflict(
             "planner",
-            f"`planner={job.planner}`: `cuts` and `replicas` go with `planner=manual`",
+            f"`planner={options.planner}`: `cuts` and `replicas` go with `planner=manual`",
             "drop one or the other",
         )
-    if job.planner_name == MANUAL and job.cut_at:
+    if options.planner_name == MANUAL and options.cut_at:
         raise _conflict(
             "cut_at",
             "`cut_at`: `cuts` already fixes the boundaries",
@@ -111,49 +148,49 @@ def _check_split(job: Job) -> None:
         )
 
 
-def _check_auto(job: Job) -> None:
+def _check_auto(options: Options) -> None:
     for name in _CHOSEN_BY_AUTO:
-        if getattr(job, name) is not None:
+        if getattr(options, name) is not None:
             raise _conflict(
                 name,
                 f"`{name}`: `schedule=auto` chooses that itself",
                 f"drop `{name}`, or name a schedule",
             )
-    if job.replication != "free":
+    if options.replication != "free":
         raise _conflict(
             "replication",
-            f"`replication={job.replication}`: `schedule=auto` tries all grids",
+            f"`replication={options.replication}`: `schedule=auto` tries all grids",
             "drop `replication`, or name a schedule",
         )
-    _check_exchange(job, "synchronous schedules exchange")
-    _check_iteration(job, "for example `global_batch=512`")
+    _check_exchange(options, "synchronous schedules exchange")
+    _check_iteration(options, "for example `global_batch=512`")
 
 
-def _check_schedule(job: Job) -> None:
-    entry = schedule(job.schedule)
-    if job.chunks is not None and entry.shape != LOOPED:
+def _check_schedule(options: Options) -> None:
+    entry = schedule(options.schedule)
+    if options.chunks is not None and entry.shape != LOOPED:
         able = [f"`schedule={name}`" for name in SCHEDULES if schedule(name).shape == LOOPED]
         raise _conflict(
             "chunks",
-            f"`chunks`: not for {job.schedule}",
+            f"`chunks`: not for {options.schedule}",
             f"choose {' or '.join(able)}",
         )
     if not entry.asynchronous:
-        _check_exchange(job, f"{job.schedule} exchanges")
-        _check_iteration(job, "for example `microbatches=64`")
+        _check_exchange(options, f"{options.schedule} exchanges")
+        _check_iteration(options, "for example `microbatches=64`")
         return
     for name in ("microbatches", "global_batch"):
-        if getattr(job, name) is not None:
+        if getattr(options, name) is not None:
             raise _conflict(
                 name,
-                f"`{name}`: {job.schedule} is asynchronous and has no iterations",
+                f"`{name}`: {options.schedule} is asynchronous and has no iterations",
                 f"drop `{name}`, or choose `schedule=1f1b`",
             )
 
 
-def _check_exchange(job: Job, who: str) -> None:
+def _check_exchange(options: Options, who: str) -> None:
     """A synchronous schedule exchanges gradients once, when nothing else is left to do."""
-    if job.allreduce == "blocking":
+    if options.allreduce == "blocking":
         raise _conflict(
             "allreduce",
             f"`allreduce=blocking`: {who} gradients when its last backward is done",
@@ -161,12 +198,12 @@ def _check_exchange(job: Job, who: str) -> None:
         )
 
 
-def _check_iteration(job: Job, example: str) -> None:
-    if (job.microbatches is None) == (job.global_batch is None):
+def _check_iteration(options: Options, example: str) -> None:
+    if (options.microbatches is None) == (options.global_batch is None):
         raise PartoptError(
-            f"`schedule={job.schedule}`: needs either `microbatches` or `global_batch`",
+            f"`schedule={options.schedule}`: needs either `microbatches` or `global_batch`",
             example,
             code="microbatches-needed",
             option="schedule",
-            schedule=job.schedule,
+            schedule=options.schedule,
         )

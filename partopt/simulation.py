@@ -28,7 +28,7 @@ from partopt.simulator.conditions import (
 from partopt.simulator.document import document_of
 from partopt.simulator.drawing import drawn_window
 from partopt.simulator.execution import Execution, execute
-from partopt.simulator.own_order import microbatches_in, simulation_of_csv
+from partopt.simulator.own_order import microbatches_in, execute_csv
 from partopt.simulator.restate import layout_of
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
@@ -185,6 +185,6 @@ def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: i
     try:
         M = conditions.microbatches or microbatches_in(text, plan)
         check_size(plan, str(path), M, most_actions)
-        return simulation_of_csv(text, path.name, changed, M)
+        return execute_csv(text, path.name, changed, M)
     except PartoptError as error:
         raise error.at(str(path)) from None

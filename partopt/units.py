@@ -70,12 +70,12 @@ def parse_seconds(text: object) -> float:
 
 def format_bytes(size: float) -> str:
     """`28.9 GB`: decimal prefix, three significant digits."""
-    return _scaled(size, "B")
+    return _scale(size, "B")
 
 
 def format_bandwidth(rate: float) -> str:
     """`12.5 GB/s`: bytes per second, decimal prefix, three significant digits."""
-    return _scaled(rate, "B/s")
+    return _scale(rate, "B/s")
 
 
 def format_seconds(seconds: float) -> str:
@@ -126,7 +126,7 @@ def _fault(text: object, what: str, hint: str) -> PartoptError:
     return PartoptError(f"'{text}'{what}", hint, code="malformed-quantity", quantity=str(text))
 
 
-def _scaled(value: float, unit: str) -> str:
+def _scale(value: float, unit: str) -> str:
     prefixes = ["", "k", "M", "G", "T", "P", "E"]
     while abs(value) >= 999.5 and len(prefixes) > 1:
         value /= 1000

@@ -133,7 +133,7 @@ def test_a_request_that_the_plan_contradicts_is_refused(request_, message):
 def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, what):
     document = json.loads(PIPELINE)
     document["request"] |= request_
-    assert list(Plan.parse(json.dumps(document).encode()).disregarded()) == [what]
+    assert list(Plan.parse(json.dumps(document).encode()).find_deviations()) == [what]
     document["planner"] = "optimal"
     assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
 
@@ -141,9 +141,9 @@ def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, w
 def test_fewer_stages_than_requested_are_kept_to_where_that_is_the_most():
     document = json.loads(PIPELINE)
     document["request"]["stages"] = 4
-    assert list(Plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == []
+    assert list(Plan.parse(json.dumps(document).encode()).find_deviations(fewer=True)) == []
     document["request"]["stages"] = 2
-    assert list(Plan.parse(json.dumps(document).encode()).disregarded(fewer=True)) == [
+    assert list(Plan.parse(json.dumps(document).encode()).find_deviations(fewer=True)) == [
         "2 stages requested, 3 planned"
     ]
 
@@ -196,7 +196,8 @@ from partopt.cost.problem import problem_of
 from tests.helpers import two_level
 loaded = Profile.load(sys.argv[1])
 for name in planners.PLANNERS:
-    sys.stdout.buffer.write(documents.encode(planners.plan(name, problem_of(loaded, two_level(2, 4)))))
+    plan = planners.plan(name, problem_of(loaded, two_level(2, 4)))
+    sys.stdout.buffer.write(documents.encode(plan))
 """
 
 

@@ -164,7 +164,7 @@ def test_an_outer_level_faster_than_the_inner_one_is_noted():
     [note] = inverted.notes()
     assert (note.code, note.fields) == ("inverted-levels", {"inner": "server", "outer": "cluster"})
     assert note.text == (
-        "level cluster (1.25 GB/s) is faster than server inside it (1 GB/s): "
+        f"{inverted.name}: level cluster (1.25 GB/s) is faster than server inside it (1 GB/s): "
         "are the levels listed innermost first?"
     )
 

@@ -57,6 +57,8 @@ def command(
         return
     click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    again = f"plan {shlex.quote(profile)} {options.repeated(given)} --planner {best} -o plan.json"
+    again = (
+        f"plan {shlex.quote(profile)} {options.repeat_options(given)} --planner {best} -o plan.json"
+    )
     following = f"show {shlex.quote(best)}" if best in files else again
     click.echo(f"\nnext:    partopt {following}", err=True)

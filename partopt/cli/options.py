@@ -199,7 +199,7 @@ def write_json(document: Struct) -> None:
     documents.write_bytes("-", documents.encode(document))
 
 
-def repeated(given: Iterable[str]) -> str:
+def repeat_options(given: Iterable[str]) -> str:
     """The options among `given` that stand on this command line, as another command takes them."""
     context = click.get_current_context()
     words: list[str] = []

@@ -88,9 +88,9 @@ def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str 
     if output:
         return f"simulate {shlex.quote(output)}"
     if given["schedule"] == "auto" or scaling:
-        return f"plan {shlex.quote(profile)} {options.repeated(given)} -o plan.json"
+        return f"plan {shlex.quote(profile)} {options.repeat_options(given)} -o plan.json"
     own = ("planner", "cuts", "replicas")
-    kept = options.repeated([name for name in given if name not in own])
+    kept = options.repeat_options([name for name in given if name not in own])
     return f"compare {shlex.quote(profile)} {kept}"
 
 

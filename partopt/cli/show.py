@@ -91,7 +91,7 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 def _show(kind: str, content: bytes, file: str) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.simulate import show_simulation
-    from partopt.cli.words import as_flags
+    from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument
     from partopt.documents.topology import Topology
     from partopt.report import comparison, plan, profile, scaling, topology, verification
@@ -105,8 +105,12 @@ def _show(kind: str, content: bytes, file: str) -> None:
         "verification": lambda document: verification.render(document, as_flags),
     }
     if kind == "topology":
-        click.echo(topology.render(Topology.parse(content, file)))
+        loaded = Topology.parse(content, file)
+        print_notes(loaded.notes())
+        click.echo(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     else:
-        click.echo(pages[kind](_load(kind, content, file)))
+        document = _load(kind, content, file)
+        print_notes(getattr(document, "notes", ()))
+        click.echo(pages[kind](document))

@@ -25,7 +25,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     import partopt
     from partopt.report.verification import render
 
-    loaded = _shipped(plan, file) if profile is None else partopt.Profile.load(profile)
+    loaded = _find_shipped(plan, file) if profile is None else partopt.Profile.load(profile)
     with progress.shown() as tell:
         found = partopt.verify(plan, loaded, tell)
     if as_json:
@@ -48,7 +48,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
         click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
 
-def _shipped(plan: Plan, file: str) -> Profile:
+def _find_shipped(plan: Plan, file: str) -> Profile:
     """The shipped profile that the plan was made from."""
     for name in shipped.names("profiles"):
         loaded = Profile.load(name)

@@ -37,7 +37,7 @@ def as_flags(text: str) -> str:
     `` `force=True` `` `--force` and `` `solve` `` `partopt plan`; a name that is neither an option
     nor a function stays as it is, in its backquotes.
     """
-    return _NAMED.sub(_typed, text)
+    return _NAMED.sub(_spell, text)
 
 
 def print_notes(notes: Iterable[Note]) -> None:
@@ -46,7 +46,7 @@ def print_notes(notes: Iterable[Note]) -> None:
         click.echo(f"warning: {as_flags(text)}", err=True)
 
 
-def _typed(match: re.Match[str]) -> str:
+def _spell(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if value is None and name in VERBS:
         return VERBS[name]

@@ -84,7 +84,7 @@ class Chain:
         return float(prefix[j] - prefix[i])
 
 
-def coarsened(chain: Chain, boundaries: Sequence[int]) -> Chain:
+def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
     """The chain whose layers are the ranges between `boundaries`, which begin with 0 and end with
     N.
     """

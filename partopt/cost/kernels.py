@@ -17,6 +17,7 @@ from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
+from partopt.cost.tolerances import PACE, ROUNDED_BYTES
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH, OWN
 
@@ -61,8 +62,21 @@ class Layers(NamedTuple):
     extra: NDArray[np.int64]
     depth: int  # stages of all, at the most, where what is in flight depends on them
     # stages recompute while they wait, so that passing a microbatch on takes no recomputation
-    apart: bool
+    recompute_is_free: bool
     tied: Tied
+
+
+class StageCost(NamedTuple):
+    """What a stage [i, j) costs and holds, whatever its replicas and wherever it stands."""
+
+    weights: float  # bytes
+    stash: float  # bytes of one microbatch, 0 where memory is not limited
+    before: float  # bytes of its cuts
+    after: float
+    mode: int
+    compute_s: float
+    passed_s: float  # seconds in which it passes one microbatch on
+    tied_s: float  # seconds to exchange the gradients of tied parameters
 
 
 def layers_of(problem: Problem) -> Layers:
@@ -88,7 +102,7 @@ def layers_of(problem: Problem) -> Layers:
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         extra=np.zeros(chain.layers + 1, np.int64),
         depth=0,
-        apart=entry.recomputes,
+        recompute_is_free=entry.recomputes,
         tied=tied_of(problem),
     )
 
@@ -152,46 +166,55 @@ def exchanged_table(tied: Tied) -> NDArray[np.float64]:
 @compiled()
 def passed_s(layers, i, j, mode):  # type: ignore[no-untyped-def]
     """Seconds in which a stage [i, j) passes one microbatch on."""
-    prefix = layers.compute[0 if layers.apart else mode]
+    prefix = layers.compute[0 if layers.recompute_is_free else mode]
     return prefix[j] - prefix[i]
 
 
 @compiled()
-def memory_bytes(layers, W, stash, before, after, F, mode):  # type: ignore[no-untyped-def]
-    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`;
-    `before` and `after` are its cuts' bytes.
-    """
+def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
+    """The StageCost of [i, j)."""
+    return StageCost(
+        between(layers.weights, i, j),
+        0.0 if layers.memory == np.inf else between(layers.stash, i, j),
+        layers.cuts[i],
+        layers.cuts[j],
+        mode,
+        layers.compute[mode, j] - layers.compute[mode, i],
+        passed_s(layers, i, j, mode),
+        exchanged_s(layers.tied, i, j),
+    )
+
+
+@compiled()
+def memory_bytes(layers, stage, F):  # type: ignore[no-untyped-def]
+    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`."""
+    W, stash, before = stage.weights, stage.stash, stage.before
     versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
-    kept = F * before + stash if mode else F * stash
+    kept = F * before + stash if stage.mode else F * stash
     return (
         np.rint(versions * W)
         + np.rint(W)
         + np.rint(layers.optimizer * W)
         + np.rint(kept)
-        + np.rint(F * (before + after))
+        + np.rint(F * (before + stage.after))
     )
 
 
 @compiled()
-def most_in_flight(layers, W, stash, before, after, mode):  # type: ignore[no-untyped-def]
+def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
     """The most microbatches in flight for which a stage fits; 0 where not even one does."""
     if layers.memory == np.inf:
         return NEVER
-    none = memory_bytes(layers, W, stash, before, after, 0, mode)
-    each = (
-        before
-        + after
-        + (before if mode else stash)
-        + (W if layers.versions == ALL_IN_FLIGHT else 0.0)
-    )
-    if none > layers.memory or (
-        each == 0.0 and memory_bytes(layers, W, stash, before, after, 1, mode) > layers.memory
-    ):
+    none = memory_bytes(layers, stage, 0)
+    kept = stage.before if stage.mode else stage.stash
+    versions = stage.weights if layers.versions == ALL_IN_FLIGHT else 0.0
+    each = stage.before + stage.after + kept + versions
+    if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1) > layers.memory):
         return 0
     if each == 0.0:
         return NEVER
-    F = np.int64(min((layers.memory - none + 2.0) / each + 1.0, float(NEVER)))
-    while F > 0 and memory_bytes(layers, W, stash, before, after, F, mode) > layers.memory:
+    F = np.int64(min((layers.memory - none + ROUNDED_BYTES) / each + 1.0, float(NEVER)))
+    while F > 0 and memory_bytes(layers, stage, F) > layers.memory:
         F -= 1
     return F
 
@@ -215,21 +238,22 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def replicas_to_keep_pace(layers, C, passed, pace):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which C seconds of compute keep the pace.
+def replicas_to_keep_pace(layers, stage, pace):  # type: ignore[no-untyped-def]
+    """The fewest replicas with which the compute C of a stage keeps the pace.
 
-    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C - `passed` within `pace`,
-    which is by how much the stage takes longer for all of its microbatches than to pass the first
-    on.
+    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C less what it passes on in
+    within `pace`, which is by how much the stage takes longer for all of its microbatches than to
+    pass the first on.
     """
+    C = stage.compute_s
     if C <= 0.0:
         return 1
     if layers.M > 0:
-        turns = np.int64(min((pace + passed) / C * (1 + 1e-12), float(layers.M)))
+        turns = np.int64(min((pace + stage.passed_s) / C * (1 + PACE), float(layers.M)))
         return -(-layers.M // turns) if turns > 0 else NEVER
     if pace * NEVER < C:
         return NEVER
-    r = np.int64(max(1.0, C / pace * (1 - 1e-12)))
+    r = np.int64(max(1.0, C / pace * (1 - PACE)))
     while C / r > pace:
         r += 1
     return r

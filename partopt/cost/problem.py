@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from partopt.cost.chain import Chain, chain_of, coarsened
+from partopt.cost.chain import Chain, chain_of, coarsen
 from partopt.cost.ranges import Group
 from partopt.documents import Note
 from partopt.documents.plan import (
@@ -119,7 +119,7 @@ class Problem:
         """
         return self.chain.f + self.chain.g if self.costs is None else self.costs
 
-    def coarsened(self) -> Problem:
+    def coarsen(self) -> Problem:
         """The problem whose layers are the ranges that no stage may part; itself where every layer
         may begin one.
         """
@@ -127,14 +127,17 @@ class Problem:
         if len(bounds) > self.chain.layers:
             return self
         costs = None if self.costs is None else np.add.reduceat(self.costs, bounds[:-1])
-        return replace(self, chain=coarsened(self.chain, bounds), cut_at=None, costs=costs)
+        return replace(self, chain=coarsen(self.chain, bounds), cut_at=None, costs=costs)
 
     def boundaries(self) -> list[int]:
         """Where stages may begin and end, ascending, from 0 to N."""
         starts = range(self.chain.layers) if self.cut_at is None else self.cut_at
-        return [*(start for start in starts if self.parted(start) is None), self.chain.layers]
+        return [
+            *(start for start in starts if self.tied_group_across(start) is None),
+            self.chain.layers,
+        ]
 
-    def parted(self, start: int) -> Group | None:
+    def tied_group_across(self, start: int) -> Group | None:
         """The tied layers that a stage beginning with layer `start` would part although they are to
         stay together; `None` where none.
         """

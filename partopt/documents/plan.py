@@ -268,7 +268,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages),
         )
 
-    def disregarded(self, fewer: bool = False) -> Iterator[str]:
+    def find_deviations(self, fewer: bool = False) -> Iterator[str]:
         """What of its request the plan does not keep to; `fewer`: the stages requested are the most
         that there may be.
         """

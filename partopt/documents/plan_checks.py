@@ -101,7 +101,7 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
                 "re-run `solve`",
             )
-    for what in plan.disregarded() if plan.planner == "optimal" else []:
+    for what in plan.find_deviations() if plan.planner == "optimal" else []:
         yield _fault(f"request: {what}", "re-run `solve`")
 
 

@@ -170,7 +170,7 @@ class Topology(documents.Part, frozen=True, kw_only=True):
             documents.Note(
                 code="inverted-levels",
                 text=(
-                    f"level {outer.name} ({_rate(outer)}) is faster than {inner.name} "
+                    f"{self.name}: level {outer.name} ({_rate(outer)}) is faster than {inner.name} "
                     f"inside it ({_rate(inner)}): are the levels listed innermost first?"
                 ),
                 fields={"inner": inner.name, "outer": outer.name},

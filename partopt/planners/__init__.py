@@ -14,7 +14,7 @@ from partopt.cost.price import price
 from partopt.cost.problem import FREE, Decision, Problem
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.planners.placing import placed
+from partopt.planners.placing import place
 from partopt.registry import Registry
 from partopt.schedules import schedule
 from partopt.schedules.entry import Schedule
@@ -116,7 +116,7 @@ def decide(name: str, problem: Problem) -> Decision:
     planner = PLANNERS.lookup(name)
     if not planner.plans_for(problem.schedule):
         raise _cannot_plan_for(problem.schedule, name)
-    coarse = problem if "cuts" in planner.uses else problem.coarsened()
+    coarse = problem if "cuts" in planner.uses else problem.coarsen()
     decision: Decision = importlib.import_module(planner.module).plan(coarse)
     partition = decision.partition
     if coarse is not problem:
@@ -126,7 +126,7 @@ def decide(name: str, problem: Problem) -> Decision:
             for stage in partition.stages
         ]
         partition = replace(partition, stages=stages)
-    return replace(decision, partition=placed(partition, problem, name))
+    return replace(decision, partition=place(partition, problem, name))
 
 
 def _cannot_plan_for(name: str, planner: str) -> PartoptError:

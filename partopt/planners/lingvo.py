@@ -2,8 +2,7 @@
 total * K), K-1).
 
 `prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one
-stage's share leaves stages empty;
-partopt leaves those out of the plan and says how many there were.
+stage's share leaves stages empty: the plan omits them, and a note says how many there were.
 """
 
 from __future__ import annotations
@@ -23,6 +22,6 @@ def plan(problem: Problem) -> Decision:
     begins = np.flatnonzero(np.diff(stage)) + 1
     empty = K - 1 - len(begins)
     text = f"lingvo: {empty} of {K} stages are empty: their devices stay idle"
-    notes = [Note(code="empty-stages", text=text)] if empty else []
+    notes = [Note(code="empty-stages", text=text, fields={"empty": empty, "stages": K})]
     partition = Partition(CONTIGUOUS, consecutive([0, *begins.tolist(), len(stage)]))
-    return Decision(partition, notes=notes)
+    return Decision(partition, notes=notes if empty else ())

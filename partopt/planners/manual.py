@@ -12,42 +12,67 @@ def plan(problem: Problem) -> Decision:
 
     Raises PartoptError where they make no partition.
     """
-    layers, places = problem.chain.layers, problem.topology.devices * stages_a_device(problem)
     cuts = list(problem.cuts)
     replicas = list(problem.replicas) or [1] * (len(cuts) + 1)
-    wrong = next(
-        (cut for before, cut in zip([0, *cuts], cuts, strict=False) if not before < cut < layers),
-        None,
-    )
-    if wrong is not None:
-        raise PartoptError(
-            f"--cuts {','.join(map(str, cuts))}: {wrong} is out of place",
-            f"give ascending layer numbers from 1 to {layers - 1}",
-        )
-    for cut in cuts:
-        tied = problem.parted(cut)
-        if tied is not None:
-            what = (
-                f"parts layers {tied.members[0]} to {tied.members[-1]}, which share "
-                f"{', '.join(tied.names)}"
-            )
+    _check_cuts(cuts, problem)
+    _check_replicas(replicas, len(cuts) + 1, problem)
+    boundaries = [0, *cuts, problem.chain.layers]
+    return Decision(Partition(CONTIGUOUS, consecutive(boundaries, replicas)))
+
+
+def _check_cuts(cuts: list[int], problem: Problem) -> None:
+    """PartoptError where the cuts are not ascending layers, or part tied layers that stay
+    together.
+    """
+    layers = problem.chain.layers
+    for before, cut in zip([0, *cuts], cuts, strict=False):
+        if not before < cut < layers:
             raise PartoptError(
-                f"--cuts {','.join(map(str, cuts))}: {cut} {what}",
-                "cut elsewhere, or let stages exchange: --tied exchange",
+                f"`cuts={cuts}`: {cut} is out of place",
+                f"give ascending layer numbers from 1 to {layers - 1}",
+                code="cut-out-of-place",
+                cuts=cuts,
+                cut=cut,
             )
-    if len(replicas) != len(cuts) + 1:
+    for cut in cuts:
+        tied = problem.tied_group_across(cut)
+        if tied is not None:
+            raise PartoptError(
+                f"`cuts={cuts}`: {cut} parts layers {tied.members[0]} to {tied.members[-1]}, which "
+                f"share {', '.join(tied.names)}",
+                "cut elsewhere, or let stages exchange: `tied=exchange`",
+                code="tied-layers-tied_group_across",
+                cuts=cuts,
+                cut=cut,
+                layers=list(tied.members),
+            )
+
+
+def _check_replicas(replicas: list[int], stages: int, problem: Problem) -> None:
+    """PartoptError where there is not one count for each stage, or not a device for each
+    replica.
+    """
+    places = problem.topology.devices * stages_a_device(problem)
+    if len(replicas) != stages:
         raise PartoptError(
-            f"--replicas: {len(replicas)} counts for {len(cuts) + 1} stages",
-            f"{len(cuts)} cuts make {len(cuts) + 1} stages",
+            f"`replicas`: {len(replicas)} counts for {stages} stages",
+            f"{stages - 1} cuts make {stages} stages",
+            code="replicas-per-stage",
+            replicas=replicas,
+            stages=stages,
         )
     if min(replicas) < 1:
         raise PartoptError(
-            f"--replicas: {min(replicas)} is not a number of devices",
+            f"`replicas`: {min(replicas)} is not a number of devices",
             "give each stage at least one",
+            code="replicas-per-stage",
+            replicas=replicas,
         )
     if sum(replicas) > places:
         raise PartoptError(
-            f"--replicas: {sum(replicas)} devices needed, {places} there",
+            f"`replicas`: {sum(replicas)} devices needed, {places} there",
             "give fewer replicas, or a larger topology",
+            code="too-few-devices",
+            replicas=replicas,
+            devices=places,
         )
-    return Decision(Partition(CONTIGUOUS, consecutive([0, *cuts, layers], replicas)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from partopt.cost.problem import Partition, Problem
@@ -28,44 +29,58 @@ def stages_a_device(problem: Problem) -> int:
 
 
 def stage_count(problem: Problem) -> int:
-    """The number of stages asked for, by default as many as the schedule puts on all devices.
+    """The number of stages that `problem` requests, by default as many as the schedule puts on all
+    devices.
 
     PartoptError where it exceeds the layers or what the devices hold, or is none that the schedule
     can lay out.
     """
     multiple, most = stage_multiple(problem), problem.topology.devices * stages_a_device(problem)
-    asked, limits = (
-        problem.stages,
-        (
-            (problem.chain.layers, "layers"),
-            (most, "devices" if most == problem.topology.devices else "places"),
-        ),
+    limits = (
+        (problem.chain.layers, "layers"),
+        (most, "devices" if most == problem.topology.devices else "places"),
     )
     largest = min(problem.chain.layers, most) // multiple * multiple
     if largest == 0:
         limit, what = min(limits)
         raise PartoptError(
-            f"--schedule {problem.schedule}: {limit} {what} make no {multiple} stages",
-            "choose another schedule: 1f1b",
+            f"{problem.schedule}: cannot form a multiple of {multiple} stages on {limit} {what}",
+            "choose another schedule: `schedule=1f1b`",
+            code="stages-impossible",
+            schedule=problem.schedule,
+            multiple=multiple,
         )
-    if asked is None:
+    if problem.stages is None:
         return largest
+    _check_stages(problem.stages, problem.schedule, limits, multiple, largest)
+    return problem.stages
+
+
+def _check_stages(
+    stages: int, name: str, limits: Iterable[tuple[int, str]], multiple: int, largest: int
+) -> None:
+    """PartoptError where so many stages exceed a limit, or are no multiple."""
     for limit, what in limits:
-        if asked > limit:
+        if stages > limit:
             raise PartoptError(
-                f"{asked} stages for {limit} {what}",
-                f"ask for at most {largest}: --stages {largest}",
+                f"{stages} stages for {limit} {what}",
+                f"ask for at most {largest}: `stages={largest}`",
+                code="too-many-stages",
+                stages=stages,
+                limit=limit,
             )
-    if asked % multiple:
-        nearest = min(-(-asked // multiple) * multiple, largest)
+    if stages % multiple:
+        nearest = min(-(-stages // multiple) * multiple, largest)
         raise PartoptError(
-            f"{asked} stages: {problem.schedule} takes a multiple of {multiple}",
-            f"--stages {nearest}",
+            f"{stages} stages: {name} takes a multiple of {multiple}",
+            f"`stages={nearest}`",
+            code="stages-not-a-multiple",
+            stages=stages,
+            multiple=multiple,
         )
-    return asked
 
 
-def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
+def place(partition: Partition, problem: Problem, planner: str) -> Partition:
     """The partition with its stages where the schedule has them; as it is where that is one stage a
     device.
 
@@ -76,25 +91,34 @@ def placed(partition: Partition, problem: Problem, planner: str) -> Partition:
     if not entry.uneven and len(set(replicas)) > 1:
         shape = "-".join(map(str, replicas))
         raise PartoptError(
-            (
-                f"--schedule {problem.schedule}: the planner {planner} replicates stages "
-                f"unequally, {shape}, which it cannot run"
-            ),
-            "give each stage equally many: --planner gpipe, or --schedule 1f1b, which can",
+            f"{problem.schedule} cannot run stages that the planner {planner} replicates "
+            f"unequally, {shape}",
+            "give each stage equally many replicas: `planner=gpipe`; or choose a schedule that "
+            "runs them: `schedule=1f1b`",
+            code="unequal-replicas",
+            schedule=problem.schedule,
+            planner=planner,
+            replicas=replicas,
         )
     if entry.shape == STRAIGHT:
         return partition
     S, d, v = len(replicas), replicas[0], stages_a_device(problem)
     if S % stage_multiple(problem):
-        message = (
+        raise PartoptError(
             f"{S} stages by the planner {planner}: {problem.schedule} takes a multiple of "
-            f"{stage_multiple(problem)}"
+            f"{stage_multiple(problem)}",
+            "cut into as many as that, or choose `planner=gpipe`",
+            code="stages-not-a-multiple",
+            stages=S,
+            multiple=stage_multiple(problem),
         )
-        raise PartoptError(message, "give it as many as that, or choose --planner gpipe")
     if S // v * d > problem.topology.devices:
         raise PartoptError(
             f"{S // v * d} devices needed, {problem.topology.devices} there",
             "give fewer replicas or stages",
+            code="too-few-devices",
+            devices=problem.topology.devices,
+            needed=S // v * d,
         )
     ranks = ranks_of(entry.shape, S // v, v, d)
     stages = [replace(stage, ranks=own) for stage, own in zip(partition.stages, ranks, strict=True)]

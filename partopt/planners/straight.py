@@ -19,11 +19,11 @@ from partopt.cost.links import exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, certify, consecutive
 from partopt.documents.topology import Topology
 from partopt.planners.placing import stage_count
-from partopt.planners.split import jumps, split_off
+from partopt.planners.split import Cuts, Inner, Row, split_off
 
 # N   layers
 # q   stages so far, so that the newest runs on rank q-1
-# A   least bottleneck seconds of the first j layers in q stages, shape (K+1, N+1)
+# A   least bottleneck seconds of the first j layers in q stages
 
 
 def plan(problem: Problem) -> Decision:
@@ -31,20 +31,17 @@ def plan(problem: Problem) -> Decision:
     where that is given.
     """
     K, N = stage_count(problem), problem.chain.layers
-    sides = {k: _at_cuts(side_s, problem, k) for k in range(1, len(problem.topology.levels) + 1)}
-    A = np.full((K + 1, N + 1), np.inf)
-    split = np.zeros((K + 1, N + 1), np.int32)
-    _fill(problem, sides, A, split)
+    row = _fill(problem, K)
     counts = [K] if problem.stages is not None else range(1, K + 1)
-    q = min(counts, key=lambda count: A[count, N])
+    q = min(counts, key=lambda count: row.A[count, N])
     boundaries = [N]
     for count in range(q, 0, -1):
-        boundaries.insert(0, int(split[count, boundaries[0]]))
+        boundaries.insert(0, int(row.split[count, boundaries[0]]))
     status, proof = (
-        "the least steady period without replication",
+        "optimal without replication",
         "the recurrence tries every cut on consecutive ranks",
     )
-    period_s = float(A[q, N])
+    period_s = float(row.A[q, N])
     partition = Partition(CONTIGUOUS, consecutive(boundaries))
     return Decision(partition, certify(period_s, period_s, status, proof))
 
@@ -56,55 +53,33 @@ def _at_cuts(
     return np.array([cost_s(size, range(1), k, problem.topology) for size in problem.chain.a])
 
 
-def _fill(
-    problem: Problem,
-    sides: dict[int, NDArray[np.float64]],
-    A: NDArray[np.float64],
-    split: NDArray[np.int32],
-) -> None:
-    """Fill A and its splits, row by row; a cut is priced at the level at which its two ranks
-    part.
+def _fill(problem: Problem, K: int) -> Row:
+    """A and its splits, for one stage after the other; a cut is priced at the level at which its
+    two ranks part.
     """
-    topology, shape = problem.topology, A.shape
-    ones = np.ones((shape[1], shape[1]), np.int32)
-    none = np.zeros((shape[1], shape[1]))
-    floor, stages, last = np.empty(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    jump = {k: jumps(cuts) for k, cuts in sides.items()}
+    topology, N = problem.topology, problem.chain.layers
+    sides = range(1, len(topology.levels) + 1)
+    cuts = {k: Cuts.of(_at_cuts(side_s, problem, k)) for k in sides}
+    row = Row.empty(K, N)
 
     @cache
-    def tables(before: int, after: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds of a stage between cuts at these levels, and their minimum over all earlier
-        starts.
-        """
-        inner = _stage_table(problem, before, after)
-        return inner, np.minimum.accumulate(inner, axis=0)
+    def inner_of(before: int, after: int) -> Inner:
+        """What stages between cuts at these levels take."""
+        shape = (N + 1, N + 1)
+        seconds = _stage_table(problem, before, after)
+        return Inner.of(seconds, np.ones(shape, np.int32), np.zeros(shape), 1.0)
 
-    for q in range(1, shape[0]):
+    for q in range(1, K + 1):
         before = topology.common_level(q - 2, q - 1) if q > 1 else 1
         after = topology.common_level(q - 1, q) if q < topology.devices else 1
-        inner, inner_floor = tables(before, after) if problem.serial_transfers else tables(1, 1)
+        inner = inner_of(before, after) if problem.serial_transfers else inner_of(1, 1)
         if q == 1:
-            A[1, 1:], stages[1] = inner[0, 1:], 1
+            row.A[1, 1:], row.stages[1] = inner.seconds[0, 1:], 1
         else:
-            split_off(
-                1,
-                0,
-                q,
-                inner,
-                inner_floor,
-                ones,
-                none,
-                sides[before],
-                jump[before],
-                1.0,
-                A,
-                floor,
-                stages,
-                split,
-                last,
-            )
-        floor[q] = np.minimum.accumulate(A[q, ::-1])[::-1]
-        problem.progress("straight", q, shape[0] - 1)
+            split_off(1, 0, q, inner, cuts[before], row)
+        row.floor[q] = np.minimum.accumulate(row.A[q, ::-1])[::-1]
+        problem.progress("straight", q, K)
+    return row
 
 
 def _stage_table(problem: Problem, before: int, after: int) -> NDArray[np.float64]:

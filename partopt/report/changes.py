@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from partopt.documents.simulation import SimulationDocument
-from partopt.report.table import labelled, table
+from partopt.report.table import label_lines, table
 from partopt.units import format_bytes, format_rate, format_seconds
 
 
@@ -18,7 +18,7 @@ def compare(document: SimulationDocument) -> list[str]:
     lines = [
         ("changed" if place == 0 else "", change) for place, change in enumerate(document.changed)
     ]
-    return [labelled(lines), table(["", "PLANNED", "CHANGED", "BY"], _rows(document))]
+    return [label_lines(lines), table(["", "PLANNED", "CHANGED", "BY"], _rows(document))]
 
 
 def _rows(document: SimulationDocument) -> list[list[str]]:

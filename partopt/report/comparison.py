@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
-from partopt.report.table import labelled, shorten, table
+from partopt.report.table import label_lines, shorten, table
 from partopt.report.topology import describe
 from partopt.units import format_bytes, format_seconds
 
@@ -23,7 +23,7 @@ def render(comparison: Comparison) -> str:
         ),
         ("cluster", describe(comparison.topology)),
     ]
-    return "\n\n".join([labelled(head), _table(comparison), _LEGEND])
+    return "\n\n".join([label_lines(head), _table(comparison), _LEGEND])
 
 
 def _table(comparison: Comparison) -> str:

@@ -93,7 +93,7 @@ def render(
 
 
 def _painted_line(line: _Line, label: int, colour: bool) -> str:
-    return f"{line.rank:>{label}}  {_painted(line, colour)} {line.busy:>4.0%}"
+    return f"{line.rank:>{label}}  {_paint(line, colour)} {line.busy:>4.0%}"
 
 
 def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
@@ -127,9 +127,9 @@ def _line(rank: RankTimeline, row: Slots, view: _View, ascii_only: bool, colour:
     shares = _shares(own, starts, ends, view)
     working = float(shares.sum() - shares[A].sum())
     if view.names:
-        looks, texts = _named(own, shares, view, "-" if ascii_only else "─", colour)
+        looks, texts = _name(own, shares, view, "-" if ascii_only else "─", colour)
     else:
-        looks = _diffused(shares)
+        looks = _diffuse(shares)
         texts = [_letter(look) for look in looks]
     idle = "." if ascii_only else "·"
     shown = [idle if look == IDLE else text for look, text in zip(looks, texts, strict=True)]
@@ -155,14 +155,14 @@ def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
     shares = np.zeros((2 * len(KINDS), view.columns))
     for look in np.unique(looks):
         chosen = looks == look
-        shares[look] = _covered(own.start[chosen], own.end[chosen], edges) / view.cell
+        shares[look] = _cover(own.start[chosen], own.end[chosen], edges) / view.cell
     if len(starts):
         idle = np.maximum(0.0, 1 - shares.sum(axis=0))
-        shares[A] += np.minimum(idle, _covered(starts, ends, edges) / view.cell)
+        shares[A] += np.minimum(idle, _cover(starts, ends, edges) / view.cell)
     return shares
 
 
-def _covered(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
+def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
     """Seconds between each two `edges` that the intervals cover, shape (edges - 1,); they are in
     order and do not overlap.
     """
@@ -172,7 +172,7 @@ def _covered(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
     return np.diff(np.interp(edges, times, sums))
 
 
-def _diffused(shares: NDArray[np.float64]) -> Looks:
+def _diffuse(shares: NDArray[np.float64]) -> Looks:
     """A look for each column, in the long run in proportion to the shares: each column takes the
     one that is owed most of those in it.
     """
@@ -186,7 +186,7 @@ def _diffused(shares: NDArray[np.float64]) -> Looks:
     return np.where(looks == len(shares), IDLE, looks)
 
 
-def _named(
+def _name(
     own: Slots, shares: NDArray[np.float64], view: _View, fill: str, colour: bool
 ) -> tuple[Looks, list[str]]:
     """Each action in the columns that it takes, with its letter and its microbatch."""
@@ -220,7 +220,7 @@ def _letter(look: int) -> str:
     return "" if look == IDLE else KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
 
 
-def _painted(line: _Line, colour: bool) -> str:
+def _paint(line: _Line, colour: bool) -> str:
     """The characters of a line, runs of one look on its colour."""
     if not colour:
         return "".join(line.texts)
@@ -265,10 +265,10 @@ def _legend(
         parts.append("small letters: a rank's second chunk")
     if any(line.pairs for line in lines):
         parts.append("two at once: side by side")
-    return _flowed(parts, width)
+    return _flow_lines(parts, width)
 
 
-def _flowed(parts: list[str], width: int) -> list[str]:
+def _flow_lines(parts: list[str], width: int) -> list[str]:
     """The parts, as many on a line as there is room for."""
     flowed = [parts[0]]
     for part in parts[1:]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology import Topology
-from partopt.report.table import labelled, shorten
+from partopt.report.table import label_lines, shorten
 from partopt.report.topology import describe
 from partopt.units import format_bytes
 
@@ -33,7 +33,7 @@ class Head(NamedTuple):
             format_bytes(self.parameter_bytes),
             "stage" if self.stages == 1 else "stages",
         )
-        return labelled(
+        return label_lines(
             [
                 (
                     "model",

@@ -10,7 +10,7 @@ from partopt.documents.plan import Certificate, Load, Plan, Predicted, Stage, st
 from partopt.report.head import head_of_plan
 from partopt.report.limit import against_limit
 from partopt.report.ranks import format_ranks, ranks_text
-from partopt.report.table import bar, labelled, shorten, table
+from partopt.report.table import bar, label_lines, shorten, table
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _LAYERS_WIDTH = 20
@@ -26,7 +26,7 @@ def render(plan: Plan, ascii_only: bool = False, spell: Callable[[str], str] = s
     rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
     outcome = [(label, spell(text)) for label, text in _outcome(plan)]
     return "\n\n".join(
-        [str(head_of_plan(plan)), table(_HEADINGS, rows, left=(1, 2, 7)), labelled(outcome)]
+        [str(head_of_plan(plan)), table(_HEADINGS, rows, left=(1, 2, 7)), label_lines(outcome)]
     )
 
 
@@ -129,13 +129,13 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
-            binds = _named(load, plan) + (
+            binds = _name(load, plan) + (
                 f", busy {_percent(share)} of the time" if share < _ALL else ""
             )
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {_percent(share)}"
         else:
-            free.append(f"{_named(load, plan)} {_percent(max(0.0, 1 - share))}")
+            free.append(f"{_name(load, plan)} {_percent(max(0.0, 1 - share))}")
     if limit is not None and peak <= limit:
         free.append(
             f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
@@ -144,7 +144,7 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 
 
-def _named(load: Load, plan: Plan) -> str:
+def _name(load: Load, plan: Plan) -> str:
     """The load, a cut with the layer that it comes after."""
     return (
         f"{load} (after layer {plan.stages[load.place].start - 1})"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from partopt.documents.profile import Measurement, Profile
-from partopt.report.table import bar, labelled, shorten, table
+from partopt.report.table import bar, label_lines, shorten, table
 from partopt.units import format_bytes, format_seconds
 
 Number = TypeVar("Number", int, float)
@@ -47,7 +47,7 @@ def render_sizes(profile: Profile) -> str:
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
     ]
     sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
-    return f"{labelled(head)}\n\n{sizes}"
+    return f"{label_lines(head)}\n\n{sizes}"
 
 
 def _versions(profile: Profile) -> list[tuple[str, str]]:

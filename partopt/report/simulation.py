@@ -10,7 +10,7 @@ from partopt.report.changes import compare
 from partopt.report.head import head_of_simulation
 from partopt.report.limit import against_limit
 from partopt.report.shares import level_table, share_table
-from partopt.report.table import labelled
+from partopt.report.table import label_lines
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the plan
@@ -32,7 +32,7 @@ def render(
         share_table(document, ascii_only),
         level_table(document),
         *compare(document),
-        labelled(_outcome(document)),
+        label_lines(_outcome(document)),
         advice.render(document.advice, spell),
     ]
     return "\n\n".join(parts)

@@ -56,7 +56,7 @@ def shorten(text: str, width: int) -> str:
     return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
 
 
-def labelled(lines: Iterable[tuple[str, str]]) -> str:
+def label_lines(lines: Iterable[tuple[str, str]]) -> str:
     """A label and a text a line; the texts stand one under the other, and so do the lines of one
     that is wider than the page.
     """

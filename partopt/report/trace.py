@@ -102,7 +102,7 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
         else f"{s} (replica {plan.stages[s].ranks.index(rank)})"
         for s in stages
     ]
-    yield _named(rank, _COMPUTE, "process_name", f"rank {rank}, stage {' and '.join(held)}")
+    yield _name(rank, _COMPUTE, "process_name", f"rank {rank}, stage {' and '.join(held)}")
     yield _metadata(rank, _COMPUTE, "process_sort_index", f'{{"sort_index":{rank}}}')
     yield from _track(rank, _COMPUTE, "compute")
     if own.pair.any():
@@ -245,11 +245,11 @@ def _tracks(rank: int, tid: int, name: str, lanes: Integers) -> Iterator[str]:
 
 
 def _track(rank: int, tid: int, name: str) -> Iterator[str]:
-    yield _named(rank, tid, "thread_name", name)
+    yield _name(rank, tid, "thread_name", name)
     yield _metadata(rank, tid, "thread_sort_index", f'{{"sort_index":{tid}}}')
 
 
-def _named(rank: int, tid: int, what: str, name: str) -> str:
+def _name(rank: int, tid: int, what: str, name: str) -> str:
     return _metadata(rank, tid, what, f'{{"name":"{name}"}}')
 
 

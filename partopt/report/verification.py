@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 
 from partopt.documents.verification import Verification
-from partopt.report.table import WIDTH, labelled
+from partopt.report.table import WIDTH, label_lines
 from partopt.units import format_seconds
 
 _NOTED_S = 1e-3
@@ -23,8 +23,8 @@ def render(verification: Verification, spell: Callable[[str], str] = str) -> str
         lines.append((row.check, f"{verdict:8}{spell(row.text)}{took}"))
         lines += [("", difference) for difference in row.differences]
     if not verification.verified:
-        return labelled(lines)
-    return f"{labelled(lines)}\n{_claim(spell(verification.claim))}"
+        return label_lines(lines)
+    return f"{label_lines(lines)}\n{_claim(spell(verification.claim))}"
 
 
 def _claim(text: str) -> str:

@@ -82,10 +82,10 @@ class _Laid:
                 self.grids[shape].append(Grid([_run(own) for own in nested], ports))
         return self.grids[shape]
 
-    def balanced(self, S: int, problem: Problem) -> Stages:
+    def balance(self, S: int, problem: Problem) -> Stages:
         """S stages of least variance."""
         if S not in self.stages:
-            found = gpipe.plan(replace(problem.coarsened(), stages=S))
+            found = gpipe.plan(replace(problem.coarsen(), stages=S))
             bounds = problem.boundaries()
             self.stages[S] = stages_between(
                 [*(bounds[stage.start] for stage in found.partition.stages), bounds[-1]], problem
@@ -117,7 +117,7 @@ def _on_grids(problem: Problem, laid: _Laid) -> Iterator[Candidate]:
             continue  # pipelines of one device: data parallelism, whatever it is called
         if len(problem.boundaries()) <= S or S % v or refusal(problem.schedule, P // d, v, M // d):
             continue
-        stages = laid.balanced(S, problem)
+        stages = laid.balance(S, problem)
         for number, grid in enumerate(laid.grids_of((entry.shape, v, d), problem.topology)):
             family = entry.shape if entry.shape != STRAIGHT else NESTED if number else CONTIGUOUS
             yield _candidate(problem, family, stages, grid)

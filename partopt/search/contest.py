@@ -138,7 +138,7 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     """
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
     plans = {"optimal": own} | {
-        name: plan for name, plan in asked.items() if not list(plan.disregarded())
+        name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
     if _uniform_may_win(own, problem):
         with suppress(PartoptError):

@@ -110,7 +110,9 @@ def _memory(again: Recomputation) -> _Found:
 def _request(again: Recomputation) -> _Found:
     plan, request = again.plan, again.plan.request
     broken = list(
-        plan.disregarded(fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses)
+        plan.find_deviations(
+            fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses
+        )
     )
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
     cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"

@@ -66,11 +66,11 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     if not schedule(plan.schedule).asynchronous:
         return simulate_plan(plan)
     allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
-    usual = _tried(plan, None)
+    usual = _try(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
     if usual is not None and (usual.predicted.period_s <= allowed_s or too_long or not usual.fits):
         return usual
-    best = _deepened(plan, usual, allowed_s)
+    best = _deepen(plan, usual, allowed_s)
     if best is None:
         return simulate_plan(plan)  # which says why
     if best is usual:
@@ -84,7 +84,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     )
 
 
-def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Plan | None:
+def _try(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Plan | None:
     """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
     for all-reduces, it can.
     """
@@ -98,19 +98,19 @@ def _tried(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> 
     return None if must_fit and not found.fits else found
 
 
-def _deepened(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
+def _deepen(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
     """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the
     loads of the plan allow.
 
     Where the formula's deadlocks, the first tried is one that cannot, whether it fits or not.
     """
     replicas = [stage.replicas for stage in plan.stages]
-    best = usual or _tried(plan, blocking_warmups(replicas))
+    best = usual or _try(plan, blocking_warmups(replicas))
     in_vain = 0  # depths tried since the last gain
     for depth in dict.fromkeys(tuple(warmups(replicas, factor, more)) for factor, more in _DEEPER):
         if in_vain == _PATIENCE or (best is not None and best.predicted.period_s <= allowed_s):
             break
-        found = _tried(plan, depth, must_fit=True)
+        found = _try(plan, depth, must_fit=True)
         in_vain += 1
         if found is not None and (
             best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)
@@ -131,7 +131,7 @@ def _leaner(plan: Plan, best: Plan) -> Plan:
     enough, short = steps, 0
     while enough - short > 1:
         middle = (enough + short) // 2
-        found = _tried(
+        found = _try(
             plan, [a + -(-max(0, b - a) * middle // steps) for a, b in zip(low, high, strict=True)]
         )
         if found is not None and found.predicted.period_s <= allowed_s:

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from partopt import units
+from partopt.documents import check_option
 from partopt.documents.plan import Plan
+from partopt.documents.profile import Count
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import check_count, invalid, parse_memory
+from partopt.options import invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
 from partopt.simulator.restate import with_conditions
@@ -44,7 +46,8 @@ class Conditions:
     allreduce: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("microbatches", self.microbatches)
+        if self.microbatches is not None:
+            check_option("microbatches", self.microbatches, Count, "give 1 or more")
         choices = {"comm": ("overlap", "serial"), "allreduce": ("overlap", "blocking")}
         for name, known in choices.items():
             value = getattr(self, name)

@@ -49,7 +49,7 @@ def document_of(
         peak_memory_bytes=peak,
         fits=limit is None or peak <= limit,
         changed=changes(before, plan),
-        planned=_planned(before),
+        planned=_promises(before),
         levels=_level_times(execution),
         advice=list(findings),
         ranks=[
@@ -61,7 +61,7 @@ def document_of(
     )
 
 
-def _planned(plan: Plan) -> Planned:
+def _promises(plan: Plan) -> Planned:
     return Planned(
         period_s=plan.predicted.period_s,
         iteration_s=plan.predicted.iteration_s,
@@ -118,7 +118,7 @@ def _pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
     if (before.schedule, before.microbatches) == (after.schedule, after.microbatches):
         old, new = ([stage.warmup for stage in plan.stages] for plan in (before, after))
         if old != new:
-            yield "warm-up", _listed(old), _listed(new)
+            yield "warm-up", _list_numbers(old), _list_numbers(new)
     yield from _level_pairs(before, after)
     yield "memory of a device", _limit(before), _limit(after)
     yield "transfers", before.comm, after.comm
@@ -147,6 +147,6 @@ def _limit(plan: Plan) -> str:
     return "unknown" if limit is None else format_bytes(limit)
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _list_numbers(numbers: Sequence[int]) -> str:
     text = ",".join(map(str, numbers))
     return text if len(text) <= 2 * _LISTED + 2 else f"{text[:_LISTED]}..{text[-_LISTED:]}"

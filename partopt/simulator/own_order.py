@@ -34,7 +34,7 @@ def microbatches_in(text: str, plan: Plan) -> int:
     return (max(numbers) + 1) * plan.stages[0].replicas
 
 
-def simulation_of_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
+def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
     """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a
     synchronous schedule.
 

@@ -35,7 +35,10 @@ def planned(partopt, tmp_path):
                 "    docs/how-it-works.md"
             ),
         ),
-        (("--planner", "pipedream"), "the least of the published recurrence, every link a bus"),
+        (
+            ("--planner", "pipedream"),
+            "optimal for PipeDream's recurrence (links modelled as buses)",
+        ),
         (
             ("--planner", "gpipe", "--cost", "parameters"),
             "the plan is as it says; gpipe proves no bound",

@@ -1,6 +1,6 @@
 import pytest
 
-from partopt.cost.chain import chain_of, coarsened
+from partopt.cost.chain import chain_of, coarsen
 from partopt.cost.microbatch import measurement_at
 from partopt.errors import PartoptError
 from tests.helpers import measurement, out_of_memory, profile_of
@@ -129,7 +129,7 @@ def test_a_coarsened_chain_sums_what_it_merges():
     fine = chain_of(
         profile_of([sizes], parameter_bytes=[1, 12, 17, 2], shared=[("tied", [1, 2], 7)])
     )
-    coarse = coarsened(fine, [0, 2, 4])
+    coarse = coarsen(fine, [0, 2, 4])
     assert (coarse.f.tolist(), coarse.g.tolist(), coarse.a.tolist()) == ([3, 12], [2, 2], [0, 6, 0])
     for i, j in [(0, 1), (1, 2), (0, 2)]:
         assert (

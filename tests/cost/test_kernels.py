@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from partopt.cost.flight import in_flight, weight_versions
 from partopt.cost.kernels import (
     NEVER,
+    StageCost,
     between,
     exchanged_s,
     exchanged_table,
@@ -18,6 +19,7 @@ from partopt.cost.kernels import (
     most_in_flight,
     replicas_to_fit,
     replicas_to_keep_pace,
+    stage_cost,
     tied_of,
 )
 from partopt.cost.memory import MOMENTS, stage_memory
@@ -63,7 +65,7 @@ def test_differences_add_up_to_the_sums(of):
 @given(chains(), topologies(), st.data())
 def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data):
     starts = sorted({0, *data.draw(st.lists(st.integers(0, model.layers - 1)))})
-    coarse = problem(model, cluster, cut_at=starts).coarsened()
+    coarse = problem(model, cluster, cut_at=starts).coarsen()
     bounds, tied = [*starts, model.layers], tied_of(coarse)
     table = exchanged_table(tied)
     for i in range(coarse.chain.layers):
@@ -96,9 +98,7 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             for mode in range(2):
-                found = most_in_flight(
-                    layers, model.parameter_bytes(i, j), stash(i, j), model.a[i], model.a[j], mode
-                )
+                found = most_in_flight(layers, stage_cost(layers, i, j, mode))
                 counts = range(1, 2 * LIMIT)  # what they take rises: those that fit come first
 
                 def taken_bytes(F, i=i, j=j, mode=mode):
@@ -122,14 +122,18 @@ def test_the_fewest_replicas_that_fit(schedule, M):
 def test_the_fewest_replicas_that_keep_pace():
     asynchronous = layers_of(problem(*_small()))
     synchronous = layers_of(problem(*_small(), schedule="gpipe", microbatches=6))
+
+    def stage(C: float, passed: float) -> StageCost:
+        return stage_cost(asynchronous, 0, 1, 0)._replace(compute_s=C, passed_s=passed)
+
     for C in np.arange(0, 4, 0.25):
         for pace in np.arange(0.25, 12, 0.25):
-            assert replicas_to_keep_pace(asynchronous, C, C, pace) == next(
+            assert replicas_to_keep_pace(asynchronous, stage(C, C), pace) == next(
                 r for r in range(1, 99) if C / r <= pace
             )
             for passed in (C, C / 2):
                 keeping = [r for r in range(1, 99) if -(-6 // r) * C - passed <= pace]
-                assert replicas_to_keep_pace(synchronous, C, passed, pace) == min(
+                assert replicas_to_keep_pace(synchronous, stage(C, passed), pace) == min(
                     keeping, default=NEVER
                 )
 

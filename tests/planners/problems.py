@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
-from partopt.cost.problem import Problem
+from partopt.cost.problem import Decision, Partition, Problem
 from partopt.cost.ranges import Group, RangeSum
+from partopt.documents.plan import Certificate
 from partopt.documents.topology import Device, Level, Topology
 
 numbers = st.integers(0, 12)
@@ -59,6 +60,12 @@ def chain(
 def problem(of: Chain, on: Topology, **options: object) -> Problem:
     """A problem without a profile: enough for a planner's decision."""
     return Problem(profile=None, topology=on, chain=of, **options)  # type: ignore[arg-type]
+
+
+def proven(decision: Decision) -> tuple[Partition, Certificate]:
+    """The partition and the certificate of a planner that gives one."""
+    assert decision.certificate is not None
+    return decision.partition, decision.certificate
 
 
 @st.composite

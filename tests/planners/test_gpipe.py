@@ -20,7 +20,7 @@ def squares(costs: list[int], bounds: tuple[int, ...]) -> int:
 def test_equals_exhaustive_search(costs, data):
     K = data.draw(st.integers(1, len(costs)))
     model = chain(costs, [0] * len(costs), [0] * (len(costs) - 1), [0] * len(costs))
-    stages = gpipe.plan(problem(model, topology((16, 1.0)), stages=K)).stages
+    stages = gpipe.plan(problem(model, topology((16, 1.0)), stages=K)).partition.stages
     bounds = tuple(stage.start for stage in stages[1:])
     assert len(stages) == K
     assert squares(costs, bounds) == min(
@@ -34,10 +34,10 @@ def test_least_variance_is_not_least_bottleneck():
     """
     costs = [2, 9, 4, 3, 2]
     model = chain(costs, [0] * 5, [0] * 4, [0] * 5)
-    stages = gpipe.plan(problem(model, topology((3, 1.0)))).stages
+    stages = gpipe.plan(problem(model, topology((3, 1.0)))).partition.stages
     assert [sum(costs[stage.start : stage.stop]) for stage in stages] == [11, 4, 5]
 
 
 def test_a_stage_a_device_by_default_and_no_more_than_there_are_layers():
     model = chain([1, 1, 1], [0] * 3, [0, 0], [0] * 3)
-    assert len(gpipe.plan(problem(model, topology((8, 1.0)))).stages) == 3
+    assert len(gpipe.plan(problem(model, topology((8, 1.0)))).partition.stages) == 3

@@ -15,28 +15,29 @@ from partopt.cost.capacity import shapes_of
 from partopt.cost.kernels import replica_counts
 from partopt.cost.links import allreduce_s, exchange_s, side_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Problem
-from partopt.cost.relaxed import relaxed
-from partopt.planners import nested, optimal, pipedream
-from partopt.planners.families import families
-from partopt.planners.nested import NestedProbe, differs
-from partopt.planners.searching import ENDLESS
+from partopt.cost.relaxed import relax
+from partopt.planners import optimal, pipedream
+from partopt.planners.optimal.bounds import Bounds
+from partopt.planners.optimal.families import families
+from partopt.planners.optimal.nested import probe as nested
+from partopt.planners.optimal.nested.probe import NestedProbe, differs
 from tests.examples import examples
 from tests.planners import exhaustive
 from tests.planners.exhaustive import best_nested, priced
-from tests.planners.problems import chain, problem, topology
+from tests.planners.problems import chain, problem, proven, topology
 from tests.planners.test_optimal import clusters, stashed
 
 
 def least_nested_s(given: Problem) -> float:
-    """The least period of the family, found by its probe behind the screen; infinite where nothing
-    fits.
+    """The least period of the family, found by its probe behind the relaxed one; infinite where
+    nothing fits.
     """
-    [_, screened] = families(given)
-    value = ENDLESS
+    [_, probe] = families(given)
+    value = math.inf
     for counts in replica_counts(given):
-        _, value, _ = optimal._least_period(screened, counts, value)
-    assert screened.complete and not screened.gave_up
-    return value if value < ENDLESS else math.inf
+        _, value, _ = optimal._least_period(probe, counts, value)
+    assert probe.complete and not probe.gave_up
+    return value
 
 
 @examples(300)
@@ -73,21 +74,20 @@ def test_equals_exhaustive_search(
 @given(stashed(5), clusters(levels=3, devices=12), st.booleans())
 def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)
-    published = priced(given, pipedream.plan(given)).predicted.period_s
-    best = optimal.plan(given).objective_s
-    assert best is not None
+    published = priced(given, pipedream.plan(given).partition).predicted.period_s
+    best = proven(optimal.plan(given))[1].objective_s
     assert best <= published * (1 + 1e-12)
 
 
 @examples(100)
 @given(stashed(3), clusters(levels=3, devices=8, sizes=3))
-def test_any_ranks_carry_no_more_than_the_screen_says(model, cluster):
+def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
     """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than
     the relaxed ones.
     """
     given = problem(model, cluster)
     assume(differs(given))
-    shapes = relaxed(shapes_of(cluster), cluster)
+    shapes = relax(_of(cluster), cluster)
     for partition in exhaustive.nested(given):
         for stage in partition.stages:
             r = len(stage.ranks)
@@ -115,27 +115,27 @@ def test_a_pipeline_in_each_server_is_found_where_it_is_the_best():
     microbatches; the cut between servers takes 12 s.
     """
     given = problem(chain([2, 2], [2, 2], [12], [4, 4]), topology((2, 16.0), (2, 1.0)))
-    best = optimal.plan(given)
-    assert (best.family, best.objective_s, best.status) == (NESTED, 2.0, "optimal")
+    best, certificate = proven(optimal.plan(given))
+    assert (best.family, certificate.objective_s, certificate.status) == (NESTED, 2.0, "optimal")
     assert [list(stage.ranks) for stage in best.stages] == [[0, 2], [1, 3]]
-    assert optimal.plan(replace(given, replication="none")).objective_s == 4.0
+    _, certificate = proven(optimal.plan(replace(given, replication="none")))
+    assert certificate.objective_s == 4.0
 
 
 def test_of_equal_plans_the_contiguous_one_is_taken():
     given = problem(chain([2], [2], [], [0]), topology((2, 16.0), (2, 1.0)))
-    assert optimal.plan(given).family == CONTIGUOUS
+    assert optimal.plan(given).partition.family == CONTIGUOUS
 
 
 def test_a_probe_that_gives_up_says_so(monkeypatch):
     monkeypatch.setattr(nested, "WORK", 3)
     given = problem(chain([1] * 6, [1] * 6, [9] * 5, [5] * 6), topology((2, 2.0), (3, 1.0)))
     probe = NestedProbe(given)
-    assert probe.find(1e-3, 0.0, (1, 6), None) is None
-    assert probe.gave_up
-    partition = optimal.plan(given)
-    assert partition.status.startswith("gap ")
-    assert partition.lower_bound_s is not None
+    answer = probe.find(Bounds(1e-3), (1, 6), None)
+    assert answer.plan is None and answer.gave_up
+    _, certificate = proven(optimal.plan(given))
+    assert certificate.status.startswith("gap ")
     best = exhaustive.best_period(given)
     assert best is not None
-    assert partition.lower_bound_s <= best.seconds
-    assert np.isfinite(partition.lower_bound_s)
+    assert certificate.lower_bound_s <= best.seconds
+    assert np.isfinite(certificate.lower_bound_s)

@@ -14,10 +14,10 @@ from partopt.cost.ranges import Group, RangeSum
 from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
-from partopt.planners.searching import Probe
+from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from tests.examples import examples
 from tests.planners.exhaustive import best_iteration, best_period, priced
-from tests.planners.problems import chain, chains, problem, topology
+from tests.planners.problems import chain, chains, problem, proven, topology
 
 
 @st.composite
@@ -74,17 +74,17 @@ def check(given: Problem) -> None:
     if best is None:
         refused(given)
         return
-    partition = optimal.plan(given)
+    partition, certificate = proven(optimal.plan(given))
     plan = priced(given, partition)
     assert plan.predicted.period_s == pytest.approx(best.seconds, rel=1e-12)
-    assert partition.objective_s == plan.predicted.period_s
+    assert certificate.objective_s == plan.predicted.period_s
     assert (
         len(partition.stages),
         plan.peak_memory_bytes,
         sum(len(stage.ranks) for stage in partition.stages),
     ) == best[1:4]
     assert plan.fits
-    assert partition.status == "optimal"
+    assert certificate.status == "optimal"
 
 
 @examples(300)
@@ -161,11 +161,11 @@ def check_iteration(given: Problem) -> None:
     if best is None:
         refused(given)
         return
-    partition = optimal.plan(given)
+    partition, certificate = proven(optimal.plan(given))
     plan = priced(given, partition)
-    assert partition.status == "optimal"
+    assert certificate.status == "optimal"
     assert plan.predicted.iteration_s == pytest.approx(best.seconds, rel=1e-11)
-    assert partition.objective_s == pytest.approx(best.seconds, rel=1e-11)
+    assert certificate.objective_s == pytest.approx(best.seconds, rel=1e-11)
     assert plan.fits
 
 
@@ -246,9 +246,9 @@ def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
         cut_at=sorted({0, *(start for start in starts if start < model.layers)}),
         tied=tied,
     )
-    partition = planners.decide("optimal", given).partition
+    partition, certificate = proven(planners.decide("optimal", given))
     assert {stage.start for stage in partition.stages} <= set(given.boundaries())
-    assert priced(given, partition).predicted.period_s == partition.objective_s
+    assert priced(given, partition).predicted.period_s == certificate.objective_s
     if tied == "together":
         assert all(tied_exchange_s(partition, s, given) == 0 for s in range(len(partition.stages)))
 
@@ -256,11 +256,9 @@ def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
 def objective(given: Problem) -> float:
     """The least period, infinite where no plan fits."""
     try:
-        seconds = optimal.plan(given).objective_s
+        return proven(optimal.plan(given))[1].objective_s
     except PartoptError:
         return math.inf
-    assert seconds is not None
-    return seconds
 
 
 @examples(100)
@@ -320,7 +318,7 @@ def test_never_worse_than_the_other_contiguous_planners(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)
     best = objective(given)
     for planner in (gpipe, straight, data_parallel):
-        assert best <= binding(planner.plan(given), given).seconds * (1 + 1e-12)
+        assert best <= binding(planner.plan(given).partition, given).seconds * (1 + 1e-12)
 
 
 def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
@@ -336,8 +334,8 @@ def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
             Level(name="cluster", size=2, bandwidth_bytes_per_s=1.0, latency_s=100.0),
         ],
     )
-    partition = optimal.plan(problem(model, cluster))
-    assert partition.objective_s == 1.0
+    partition, certificate = proven(optimal.plan(problem(model, cluster)))
+    assert certificate.objective_s == 1.0
     assert [list(stage.ranks) for stage in partition.stages] == [[1, 2], [4, 5]]
 
 
@@ -360,14 +358,15 @@ def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no
     monkeypatch, options, least
 ):
     """4 s of compute on 2 devices, of which one layer takes 3 s."""
+    find = ContiguousProbe.find
     monkeypatch.setattr(
-        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+        ContiguousProbe, "find", lambda *arguments: find(*arguments)._replace(complete=False)
     )
-    partition = optimal.plan(
-        problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options)
+    _, certificate = proven(
+        optimal.plan(problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options))
     )
-    assert partition.lower_bound_s == pytest.approx(least)
-    assert partition.status.startswith("gap ")
+    assert certificate.lower_bound_s == pytest.approx(least)
+    assert certificate.status.startswith("gap ")
 
 
 def test_a_larger_rest_with_a_shorter_pass_is_found():
@@ -382,5 +381,5 @@ def test_a_larger_rest_with_a_shorter_pass_is_found():
         microbatches=2,
         recompute_per_stage=True,
     )
-    partition = optimal.plan(given)
-    assert (partition.objective_s, partition.status) == (18.0, "optimal")
+    _, certificate = proven(optimal.plan(given))
+    assert (certificate.objective_s, certificate.status) == (18.0, "optimal")

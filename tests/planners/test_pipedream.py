@@ -13,7 +13,7 @@ from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import pipedream
 from tests.examples import examples
-from tests.planners.problems import chain, chains, problem, topologies, topology
+from tests.planners.problems import chain, chains, problem, proven, topologies, topology
 
 
 def recurrence(given: Problem) -> float:
@@ -87,9 +87,9 @@ def objective_of(partition: Partition, given: Problem) -> float:
 @given(chains(), topologies(), st.booleans())
 def test_equals_the_recurrence_evaluated_directly(model, cluster, recompute):
     given = problem(model, cluster, recompute=recompute)
-    partition = pipedream.plan(given)
-    assert partition.objective_s == recurrence(given)
-    assert objective_of(partition, given) == pytest.approx(partition.objective_s, rel=1e-12)
+    partition, certificate = proven(pipedream.plan(given))
+    assert certificate.objective_s == recurrence(given)
+    assert objective_of(partition, given) == pytest.approx(certificate.objective_s, rel=1e-12)
     assert sorted(rank for stage in partition.stages for rank in stage.ranks) == list(
         range(cluster.devices)
     )
@@ -101,10 +101,10 @@ def test_more_bandwidth_is_never_slower(model, cluster, factor):
     faster = topology(
         *[(level.size, level.bandwidth_bytes_per_s * factor) for level in cluster.levels]
     )
-    assert (
-        pipedream.plan(problem(model, faster)).objective_s
-        <= pipedream.plan(problem(model, cluster)).objective_s
-    )
+    [wide, narrow] = [
+        proven(pipedream.plan(problem(model, on)))[1].objective_s for on in (faster, cluster)
+    ]
+    assert wide <= narrow
 
 
 def scaled(model: Chain, times: int, sizes: int) -> Chain:
@@ -121,9 +121,9 @@ def scaled(model: Chain, times: int, sizes: int) -> Chain:
 @given(chains(), topologies(levels=2))
 def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(model, cluster):
     model = scaled(model, 1, 1)
-    before = pipedream.plan(problem(model, cluster))
-    larger = pipedream.plan(problem(scaled(model, 4, 4), cluster))
-    assert (larger.objective_s, larger.stages) == (4 * before.objective_s, before.stages)
+    before, value = proven(pipedream.plan(problem(model, cluster)))
+    larger, slower = proven(pipedream.plan(problem(scaled(model, 4, 4), cluster)))
+    assert (slower.objective_s, larger.stages) == (4 * value.objective_s, before.stages)
     wider = [
         Level(
             name=level.name,
@@ -133,10 +133,9 @@ def test_times_and_bytes_scale_the_answer_and_bytes_with_bandwidths_leave_it(mod
         )
         for level in cluster.levels
     ]
-    same = pipedream.plan(
-        problem(scaled(model, 1, 4), Topology(name="wider", device=cluster.device, levels=wider))
-    )
-    assert (same.objective_s, same.stages) == (before.objective_s, before.stages)
+    on = Topology(name="wider", device=cluster.device, levels=wider)
+    same, equal = proven(pipedream.plan(problem(scaled(model, 1, 4), on)))
+    assert (equal.objective_s, same.stages) == (value.objective_s, before.stages)
 
 
 @examples(50)
@@ -149,7 +148,7 @@ def test_an_outer_level_of_one_changes_nothing(model, devices, bandwidth):
 
 def test_equal_layers_without_weights_are_replicated_whole():
     model = chain([1] * 4, [2] * 4, [0] * 3, [0] * 4)
-    partition = pipedream.plan(problem(model, topology((4, 1.0))))
+    partition = pipedream.plan(problem(model, topology((4, 1.0)))).partition
     assert [(stage.start, stage.stop, list(stage.ranks)) for stage in partition.stages] == [
         (0, 4, [0, 1, 2, 3])
     ]
@@ -157,8 +156,8 @@ def test_equal_layers_without_weights_are_replicated_whole():
 
 def test_of_equal_plans_the_one_with_fewer_stages_and_then_the_later_cut_is_chosen():
     model = chain([4, 1, 4], [0] * 3, [0, 0], [100] * 3)
-    partition = pipedream.plan(problem(model, topology((2, 1.0))))
-    assert partition.objective_s == 5.0
+    partition, certificate = proven(pipedream.plan(problem(model, topology((2, 1.0)))))
+    assert certificate.objective_s == 5.0
     assert [(stage.start, stage.stop) for stage in partition.stages] == [(0, 2), (2, 3)]
 
 
@@ -167,7 +166,7 @@ def test_copies_of_an_inner_pipeline_take_turns_by_server():
     replicated over the servers.
     """
     model = chain([2, 2], [4, 4], [1], [50, 50])
-    partition = pipedream.plan(problem(model, topology((2, 10.0), (2, 100.0))))
+    partition = pipedream.plan(problem(model, topology((2, 10.0), (2, 100.0)))).partition
     assert [list(stage.ranks) for stage in partition.stages] == [[0, 2], [1, 3]]
     assert partition.family == "nested"
 

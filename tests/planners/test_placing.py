@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partopt import planners
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.errors import PartoptError
-from partopt.planners.placing import placed, stage_count, stage_multiple, stages_a_device
+from partopt.planners.placing import place, stage_count, stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.layout import Layout
 from partopt.simulator.prediction import simulate_plan
@@ -34,7 +34,7 @@ def test_the_order_of_every_schedule_accepts_what_is_placed_for_it(name, P, d, v
     S = P * stages_a_device(stated)
     if refusal(name, P, stage_multiple(stated), 32 // d) is not None:
         pytest.skip(f"{name} has no pipeline of {P} devices")
-    partition = placed(Partition(CONTIGUOUS, consecutive(range(S + 1), [d] * S)), stated, "test")
+    partition = place(Partition(CONTIGUOUS, consecutive(range(S + 1), [d] * S)), stated, "test")
     layout = Layout([list(stage.ranks) for stage in partition.stages], 8, 32)
     made = order(name, layout)
     assert sum(made.rows[1:] > made.rows[:-1]) == P * d
@@ -47,10 +47,11 @@ def test_the_order_of_every_schedule_accepts_what_is_placed_for_it(name, P, d, v
 def test_unequal_replicas_are_refused_where_they_cannot_run(name):
     stages = consecutive([0, 1, 2], [2, 1])
     with pytest.raises(
-        PartoptError, match=r"replicates stages unequally, 2-1, which it cannot run"
+        PartoptError,
+        match=r"cannot run stages that the planner pipedream replicates unequally, 2-1",
     ):
-        placed(Partition(CONTIGUOUS, stages), problem(name), "pipedream")
-    assert placed(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
+        place(Partition(CONTIGUOUS, stages), problem(name), "pipedream")
+    assert place(Partition(CONTIGUOUS, stages), problem("1f1b"), "pipedream").stages == stages
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -61,9 +62,9 @@ def test_a_hint_about_stages_is_a_number_that_is_taken(name, asked, layers, devi
         assert stage_count(stated) == asked
         assert asked % stage_multiple(stated) == 0
     except PartoptError as error:
-        named = re.search(r"--stages (\d+)", error.hint)
+        named = re.search(r"`stages=(\d+)`", error.hint)
         if named is None:
-            assert error.hint == "choose another schedule: 1f1b"
+            assert error.hint == "choose another schedule: `schedule=1f1b`"
             assert min(layers, devices * stages_a_device(stated)) < stage_multiple(stated)
             return
         assert stage_count(replace(stated, stages=int(named[1]))) == int(named[1])
@@ -72,10 +73,10 @@ def test_a_hint_about_stages_is_a_number_that_is_taken(name, asked, layers, devi
 @pytest.mark.parametrize(
     ("asked", "layers", "message", "hint"),
     [
-        (7, 24, "7 stages: interleaved takes a multiple of 4", "--stages 8"),
-        (7, 7, "7 stages: interleaved takes a multiple of 4", "--stages 4"),
-        (9, 7, "9 stages for 7 layers", "ask for at most 4: --stages 4"),
-        (33, 40, "33 stages for 32 places", "ask for at most 32: --stages 32"),
+        (7, 24, "7 stages: interleaved takes a multiple of 4", "`stages=8`"),
+        (7, 7, "7 stages: interleaved takes a multiple of 4", "`stages=4`"),
+        (9, 7, "9 stages for 7 layers", "ask for at most 4: `stages=4`"),
+        (33, 40, "33 stages for 32 places", "ask for at most 32: `stages=32`"),
     ],
 )
 def test_stages_that_do_not_fill_the_devices(asked, layers, message, hint):
@@ -94,7 +95,9 @@ def test_as_many_stages_as_the_schedule_puts_on_all_devices(name, layers, device
 
 
 def test_one_device_has_no_two_copies():
-    with pytest.raises(PartoptError, match="--schedule dualpipe: 1 devices make no 2 stages"):
+    with pytest.raises(
+        PartoptError, match="dualpipe: cannot form a multiple of 2 stages on 1 devices"
+    ):
         stage_count(problem("dualpipe", devices=1))
 
 
@@ -152,13 +155,10 @@ def test_a_split_of_ones_own_lies_where_the_schedule_has_it(name, replicas, rank
             "zbv",
             [5],
             [2, 1],
-            (
-                "--schedule zbv: the planner manual replicates stages unequally, 2-1, "
-                "which it cannot run"
-            ),
+            "zbv cannot run stages that the planner manual replicates unequally, 2-1",
         ),
-        ("zbv", [5], [5, 5], "--replicas: 10 devices needed, 8 there"),
-        ("dualpipe", [5], [3, 3], "--replicas: 6 devices needed, 4 there"),
+        ("zbv", [5], [5, 5], "`replicas`: 10 devices needed, 8 there"),
+        ("dualpipe", [5], [3, 3], "`replicas`: 6 devices needed, 4 there"),
     ],
 )
 def test_a_split_of_ones_own_that_cannot_lie_so(name, cuts, replicas, message):

@@ -9,7 +9,7 @@ from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners import straight
 from partopt.planners.placing import stage_count
 from tests.examples import examples
-from tests.planners.problems import chains, problem, topologies, topology
+from tests.planners.problems import chains, problem, proven, topologies, topology
 
 
 def least_period(given: Problem, counts: range) -> float:
@@ -32,11 +32,11 @@ def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recomput
         *[(level.size, level.bandwidth_bytes_per_s) for level in cluster.levels], bus=bus
     )
     given = problem(model, cluster, recompute=recompute, serial_transfers=serial)
-    partition = straight.plan(given)
-    assert partition.objective_s == pytest.approx(
+    partition, certificate = proven(straight.plan(given))
+    assert certificate.objective_s == pytest.approx(
         least_period(given, range(1, stage_count(given) + 1)), rel=1e-12
     )
-    assert binding(partition, given).seconds == pytest.approx(partition.objective_s, rel=1e-12)
+    assert binding(partition, given).seconds == pytest.approx(certificate.objective_s, rel=1e-12)
 
 
 @examples(50)
@@ -44,6 +44,6 @@ def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recomput
 def test_takes_exactly_the_stages_asked_for(model, data):
     K = data.draw(st.integers(1, model.layers))
     given = problem(model, topology((8, 2.0)), stages=K)
-    partition = straight.plan(given)
+    partition, certificate = proven(straight.plan(given))
     assert len(partition.stages) == K
-    assert partition.objective_s == pytest.approx(least_period(given, range(K, K + 1)), rel=1e-12)
+    assert certificate.objective_s == pytest.approx(least_period(given, range(K, K + 1)), rel=1e-12)

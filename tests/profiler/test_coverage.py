@@ -12,6 +12,7 @@ import torch
 
 from tests.profiler.helpers import (
     ProcessorClock,
+    example,
     layer_seconds,
     needs_torchvision,
     structure,

@@ -1,6 +1,6 @@
 import pytest
 
-from partopt.report.table import bar, labelled, shorten, table
+from partopt.report.table import bar, label_lines, shorten, table
 
 
 def test_numbers_stand_right_and_words_left_without_trailing_blanks():
@@ -34,4 +34,4 @@ def test_long_names_lose_their_middle():
 
 
 def test_labels_stand_in_a_column():
-    assert labelled([("model", "gpt"), ("cluster", "two")]) == "model    gpt\ncluster  two"
+    assert label_lines([("model", "gpt"), ("cluster", "two")]) == "model    gpt\ncluster  two"

@@ -18,7 +18,7 @@ from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal
-from partopt.planners.searching import Probe
+from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from partopt.search.contest import plan_alone
 from partopt.search.schedule import best_by_schedule
 from partopt.search.verify import claim, verify
@@ -264,7 +264,7 @@ def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
         if list(other) != cuts
     )
     replicas = tuple(stage.replicas for stage in plan.stages) if cuts else (2, 2)
-    own = planned("manual", replace(problem, cuts=moved, replicas=replicas))
+    own, _ = plan_alone("manual", replace(problem, cuts=moved, replicas=replicas))
     other = msgspec.structs.replace(
         own, planner=name, certificate=plan.certificate, request=plan.request
     )
@@ -300,10 +300,16 @@ def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():
     )
 
 
-def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
+def leave_out_entries(monkeypatch):
+    """The probe says of every answer that entries were left out for want of room."""
+    find = ContiguousProbe.find
     monkeypatch.setattr(
-        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
+        ContiguousProbe, "find", lambda *arguments: find(*arguments)._replace(complete=False)
     )
+
+
+def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
+    leave_out_entries(monkeypatch)
     plan, problem = plan_of("optimal", replication="none")
     assert plan.certificate.status.startswith("gap ")
     assert failed(plan, problem) == []
@@ -311,9 +317,7 @@ def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
 
 def test_a_search_that_was_not_complete_proves_nothing(monkeypatch):
     plan, problem = plan_of("optimal", replication="none")
-    monkeypatch.setattr(
-        Probe, "complete", property(lambda self: False, lambda self, value: None), raising=False
-    )
+    leave_out_entries(monkeypatch)
     assert failed(plan, problem) == ["bound"]
 
 

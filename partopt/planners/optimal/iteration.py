@@ -10,19 +10,21 @@ neither of which holds that plan.
 from __future__ import annotations
 
 import heapq
+import math
 
 from partopt.cost.kernels import passed_s
 from partopt.cost.period import parts_of_iteration
 from partopt.cost.problem import Partition, Problem
-from partopt.planners.families import Region, Screened
-from partopt.planners.searching import ENDLESS, TOLERANCE, Counts
+from partopt.cost.tolerances import SUM
+from partopt.planners.optimal.bounds import Bounds, Counts, Region
+from partopt.planners.optimal.families import FamilyProbe
 
 _EAGER = 5  # tries after which a region is asked for anything better than the best
 _LAYERS_PROBED = 100_000  # layers times probes, where those count the recomputation
 
 
 def least_iteration(
-    probe: Screened, counts: Counts, value: float
+    probe: FamilyProbe, counts: Counts, value: float
 ) -> tuple[Partition | None, float, float]:
     """The plan with the least iteration below `value`, that iteration, and a lower bound.
 
@@ -31,33 +33,37 @@ def least_iteration(
     take long: after `_most_probes` of a family the search ends, with the lower bound that it has.
     """
     problem, (one_pass, x, u) = probe.problem, _floors(probe, counts)
-    best, goal, slack = None, value - one_pass, TOLERANCE * (value if value < ENDLESS else one_pass)
-    whole = Region(x + u, u, ENDLESS, x, ENDLESS)
-    regions = probe.regions(counts, whole._replace(tries=_EAGER if value < ENDLESS else 0))
+    best_known = value < math.inf
+    best, goal, slack = None, value - one_pass, SUM * (value if best_known else one_pass)
+    whole = Region(x + u, u, math.inf, x, math.inf, tries=_EAGER if best_known else 0)
+    regions = probe.regions(counts, whole)
     heapq.heapify(regions)
-    while probe.asked < _most_probes(problem):
+    while probe.probes < _most_probes(problem):
         if not regions or regions[0].bound >= goal - 2 * slack:
             break
         region = heapq.heappop(regions)
         target = _target(region, goal - 2 * slack)
-        caps = min(region.most_x, target - region.u), min(region.most_u, target - region.x)
-        extra_s = target - region.u - region.x - 3 * slack
-        found = probe.find(*caps, counts, problem.stages, extra_s)
+        bounds = Bounds(
+            pace_s=min(region.most_x, target - region.u),
+            update_s=min(region.most_u, target - region.x),
+            recompute_s=target - region.u - region.x - 3 * slack,
+        )
+        found = probe.find(bounds, counts, problem.stages)
         if found is None and probe.gave_up:
             heapq.heappush(regions, region)
             break
         if found is None:
-            probe.leave_open(region, caps, counts, extra_s)
+            probe.leave_open(region, bounds, counts)
             if target < goal - 2 * slack:
                 heapq.heappush(regions, region._replace(bound=target, tries=region.tries + 1))
             continue
         passing, rest, update = parts_of_iteration(found, problem)
-        extra = passing - one_pass if probe.bounds_extra else 0.0
+        extra = passing - one_pass if probe.bounds_recompute else 0.0
         taken = extra + rest + update
         if passing + rest + update < value:
             best, value = found, passing + rest + update
         if taken < goal:
-            goal, slack = taken, TOLERANCE * (one_pass + taken)
+            goal, slack = taken, SUM * (one_pass + taken)
         if taken < target:
             heapq.heappush(regions, region._replace(tries=0))
             continue
@@ -67,14 +73,14 @@ def least_iteration(
     return best, value, min(one_pass + lower, value)
 
 
-def _floors(probe: Screened, counts: Counts) -> tuple[float, float, float]:
+def _floors(probe: FamilyProbe, counts: Counts) -> tuple[float, float, float]:
     """Seconds of one pass of a microbatch at the least, and what X and U do not go below."""
     problem, layers = probe.problem, probe.layers
     compute = float(layers.compute[layers.first_mode, -1])
     one_pass = float(passed_s(layers, 0, problem.chain.layers, layers.first_mode))
     x, u = probe.floors_s(counts)
     shared = compute * layers.M / problem.topology.devices - one_pass
-    return one_pass, max(x, shared) * (1 - TOLERANCE) - TOLERANCE * one_pass, u * (1 - TOLERANCE)
+    return one_pass, max(x, shared) * (1 - SUM) - SUM * one_pass, u * (1 - SUM)
 
 
 def _most_probes(problem: Problem) -> int:
@@ -90,7 +96,7 @@ def _target(region: Region, most: float) -> float:
     """What is asked of a region: half way between its bound and the best; after some tries, or
     close to it, the best.
     """
-    if most > 1e100:
+    if most == math.inf:
         return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
     return (
         most

@@ -1,0 +1,1 @@
+"""Plans whose stages have consecutive ranks."""

@@ -1,0 +1,202 @@
+"""Whether the layers can be placed so that no stage exceeds its budget: the feasibility probe of a
+parametric search.
+
+From the last layer to the first, for each cut i the entries
+(`partopt.planners.optimal.contiguous.entries`) of the ways to place layers [i, N): over every end j
+of the first stage and every entry of j, the fewest replicas that keep the pace, fit the memory and
+carry the weights and the cuts, as late as possible. Ends j are passed over in blocks: each of the
+layers between takes a share of a device, at the least, so a block whose latest start, less these,
+is no later than one that is there has nothing to add.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partopt.cost.capacity import first_at_least
+from partopt.cost.compiled import compiled
+from partopt.cost.kernels import (
+    NEVER,
+    StageCost,
+    between,
+    most_in_flight,
+    passed_s,
+    replicas_to_fit,
+    replicas_to_keep_pace,
+    stage_cost,
+)
+from partopt.cost.tolerances import DEVICE
+from partopt.planners.optimal.contiguous.entries import Entry, all_dominated, append
+from partopt.planners.optimal.contiguous.placement import Link, place
+
+# N        layers; [i, j) is a stage
+# R        devices in use behind a stage
+# floor    the earliest start that leaves the layers before i enough devices
+# needed   devices that the layers from i on take by their compute, at the least
+
+
+@compiled()
+def begin(table, devices):  # type: ignore[no-untyped-def]
+    """Empty the table but for cut N, behind which all `devices` are left; wholly where there are
+    none.
+    """
+    N = len(table.counts) - 1
+    table.counts[:], table.dropped[0] = 0, 0
+    table.limit[:], table.used[:], table.extra[:] = -np.inf, np.inf, np.inf
+    for blocks in (table.fine, table.coarse):
+        for number in range(len(blocks)):
+            block = blocks[number]
+            block.limit_and_needed, block.limit = -np.inf, -np.inf
+            block.used_less_needed, block.used, block.extra = np.inf, np.inf, np.inf
+    if devices > 0:
+        table.counts[N], _ = append(table.rows[N], 0, Entry(devices, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+    _summarise(table, N, 0.0)
+
+
+@compiled()
+def sweep(layers, caps, furthest, source, table):  # type: ignore[no-untyped-def]
+    """Fill the table from the ends in `source`: itself, or that of a stage less.
+
+    `furthest` is the last end of a stage that begins at each cut, shape (N+1,).
+    """
+    N = len(layers.cuts) - 1
+    for i in range(N - 1, -1, -1):
+        if caps.min_devices_after[i] == np.inf:
+            continue
+        floor = max(np.int64(np.ceil(caps.min_devices_before[i] - DEVICE)), 1 if i else 0)
+        _fill_cut(layers, caps, furthest[i], source, table, i, floor)
+        _summarise(table, i, caps.needs[N] - caps.needs[i])
+
+
+@compiled()
+def _summarise(table, i, needed):  # type: ignore[no-untyped-def]
+    """Set the bounds of cut i from its entries, and widen those of its blocks."""
+    limit, used, extra = -np.inf, np.inf, np.inf
+    for position in range(table.counts[i]):
+        row = table.rows[i, position]
+        limit, used, extra = max(limit, row.limit), min(used, row.used), min(extra, row.extra)
+    table.limit[i], table.used[i], table.extra[i] = limit, used, extra
+    for block in (table.fine[i // table.sizes[0]], table.coarse[i // table.sizes[1]]):
+        block.limit_and_needed = max(block.limit_and_needed, limit + needed)
+        block.used_less_needed = min(block.used_less_needed, used - needed)
+        block.limit, block.used = max(block.limit, limit), min(block.used, used)
+        block.extra = min(block.extra, extra)
+
+
+@compiled()
+def _fill_cut(layers, caps, furthest, source, table, i, floor):  # type: ignore[no-untyped-def]
+    """The entries of cut i: first with the end that the first entry of the next cut has, then with
+    every block of ends.
+    """
+    N, (fine, coarse) = len(layers.cuts) - 1, source.sizes
+    needed = caps.needs[N] - caps.needs[i]
+    hint = table.rows[i + 1, 0].end if table.counts[i + 1] else 0
+    if hint and source.counts[hint]:
+        _fill_from_block(layers, caps, source, table, i, hint, hint, floor)
+    if furthest < N:
+        _fill_from_block(layers, caps, source, table, i, N, N, floor)
+    for large in range(furthest // coarse, (i + 1) // coarse - 1, -1):
+        if _is_useless_block(caps, table, i, floor, source.coarse[large], needed):
+            continue
+        first, last = max(large * coarse, i + 1), min(large * coarse + coarse - 1, furthest)
+        for small in range(last // fine, first // fine - 1, -1):
+            if not _is_useless_block(caps, table, i, floor, source.fine[small], needed):
+                low, high = max(small * fine, first), min(small * fine + fine - 1, last)
+                _fill_from_block(layers, caps, source, table, i, low, high, floor)
+
+
+@compiled()
+def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type: ignore[no-untyped-def]
+    """The entries of cut i whose first stage ends from `low` to `high`, in one block; late ends
+    first, which have less behind them.
+    """
+    block = source.fine[low // source.sizes[0]]
+    r = _min_replicas_to(layers, caps, i, low, block.used)
+    if r > caps.max_replicas or _is_useless(
+        caps, table, i, floor, block.limit - r, block.used + r, block.extra
+    ):
+        return
+    for j in range(high, low - 1, -1):
+        if source.counts[j] == 0:
+            continue
+        takes = max(
+            caps.needs[j] - caps.needs[i],
+            caps.min_devices_after[i] - caps.min_devices_after[j],
+            float(caps.min_replicas),
+        )
+        if not _is_useless(
+            caps, table, i, floor, source.limit[j] - takes, source.used[j] + takes, source.extra[j]
+        ):
+            _join(layers, caps, source, table, i, j, floor)
+
+
+@compiled()
+def _min_replicas_to(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
+    """A lower bound on the replicas of every stage from i to j or further, R devices or more behind
+    it: what is counted rises with the end.
+
+    The exchange of tied gradients does not, which ends where a stage holds all of the layers, nor
+    does the cut at the end: both are left out.
+    """
+    W, mode = between(layers.weights, i, j), layers.first_mode
+    C, passed = layers.compute[mode, j] - layers.compute[mode, i], passed_s(layers, i, j, mode)
+    stash = between(layers.stash, i, j) if caps.limited else 0.0
+    stage = StageCost(W, stash, layers.cuts[i], 0.0, mode, C, passed, 0.0)
+    r = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
+    if caps.limited:
+        F = most_in_flight(layers, stage)
+        if layers.last_mode > mode:
+            recomputed = StageCost(W, stash, layers.cuts[i], 0.0, layers.last_mode, C, passed, 0.0)
+            F = max(F, most_in_flight(layers, recomputed))
+        r = max(r, replicas_to_fit(layers, F, np.int64(R)))
+    return first_at_least(caps.any_weights, r, W)
+
+
+@compiled()
+def _is_useless_block(caps, table, i, floor, block, needed):  # type: ignore[no-untyped-def]
+    """Whether no stage that begins at cut i and ends in the block adds anything, by what the layers
+    between take at the least.
+    """
+    limit, used = block.limit_and_needed - needed, block.used_less_needed + needed
+    return _is_useless(caps, table, i, floor, limit, used, block.extra)
+
+
+@compiled()
+def _is_useless(caps, table, i, floor, latest, used, extra):  # type: ignore[no-untyped-def]
+    """Whether a start by `latest` with `used` devices, neither rounded yet, and `extra` recomputed,
+    or more, adds nothing to cut i.
+    """
+    after = caps.min_devices_after[i]
+    latest, used = min(latest, caps.group[-1] - after), max(used, after)
+    if latest < floor - 1 or extra > caps.max_extra:
+        return True
+    return all_dominated(
+        table.rows[i, : table.counts[i]],
+        caps.group,
+        caps.free[i],
+        np.int64(np.floor(latest + DEVICE)),
+        np.int64(np.ceil(used - DEVICE)) if caps.limited else NEVER,
+        extra,
+        floor,
+    )
+
+
+@compiled()
+def _join(layers, caps, source, table, i, j, floor):  # type: ignore[no-untyped-def]
+    """The entries of cut i whose first stage is [i, j)."""
+    for mode in range(layers.first_mode, layers.last_mode + 1):
+        stage = stage_cost(layers, i, j, mode)
+        pace = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
+        F = most_in_flight(layers, stage)
+        own = layers.extra[j] - layers.extra[i] if mode else 0
+        for position in range(source.counts[j] if F > 0 else 0):
+            row = source.rows[j, position]
+            r = max(
+                pace, replicas_to_fit(layers, F, row.used), caps.min_replicas_for_cut[row.gap, j]
+            )
+            extra = row.extra + own
+            if r <= caps.max_replicas and not _is_useless(
+                caps, table, i, floor, row.limit - r, row.used + r, float(extra)
+            ):
+                link = Link(j, position, extra, r)
+                place(layers, caps, table, i, floor, row, link, stage)

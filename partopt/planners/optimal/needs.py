@@ -1,0 +1,126 @@
+"""What the layers of a chain take in every plan within given bounds, however it is placed: bounds
+that the probes of all families share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+from partopt.cost.kernels import (
+    NEVER,
+    Layers,
+    between,
+    passed_s,
+)
+from partopt.cost.tolerances import FITS_BYTES, RECOMPUTE_UNITS, TINY
+from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.planners.optimal.probes import Answer
+from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
+
+# N   layers; [i, j) is a stage
+
+
+@compiled()
+def furthest_ends(layers):  # type: ignore[no-untyped-def]
+    """For each i the last j at which a stage [i, j) may end by its weights and its stash alone, N
+    apart; shape (N+1,).
+    """
+    N = len(layers.cuts) - 1
+    furthest = np.full(N + 1, N)
+    j = N
+    for i in range(N - 1, -1, -1):
+        j = max(j, i + 1)
+        while j > i + 1 and not _may_fit(layers, i, j, 2 if layers.M == 0 else 1):
+            j -= 1
+        furthest[i] = j
+    return furthest
+
+
+@compiled()
+def longest_passes_s(layers, furthest):  # type: ignore[no-untyped-def]
+    """Seconds in which the largest stage with each layer passes a microbatch on; shape (N,)."""
+    N = len(furthest) - 1
+    longest = np.zeros(N)
+    for i in range(N):
+        passed = passed_s(layers, i, furthest[i], layers.first_mode)
+        for layer in range(i, furthest[i]):
+            longest[layer] = max(longest[layer], passed)
+    return longest
+
+
+@compiled()
+def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
+    """Whether [i, j) fits with F in flight, its cuts not counted."""
+    if layers.memory == np.inf:
+        return True
+    versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
+    kept = 1 if layers.last_mode else F
+    weights, stash = between(layers.weights, i, j), between(layers.stash, i, j)
+    held = (versions + 1 + layers.optimizer) * weights + kept * stash
+    return held <= layers.memory + FITS_BYTES
+
+
+def devices_needed(
+    layers: Layers, longest: NDArray[np.float64], bounds: Bounds, counts: Counts
+) -> NDArray[np.float64]:
+    """Devices that the layers before each cut take by their compute, at the least; shape (N+1,).
+
+    A synchronous stage takes the fewest replicas or M C / (X + passed) if that is more, where what
+    it passes on in is at most `longest`: each of its layers accounts for its own share of that.
+    """
+    M, T, (fewest, most) = layers.M, bounds.pace_s, counts
+    compute = layers.compute[layers.first_mode]
+    if M == 0:
+        return np.asarray(compute / T)
+    turns = -(-M // most)
+    longest = longest if turns == 1 else np.minimum(longest, T / (turns - 1))
+    passed = np.diff(layers.compute[0 if layers.recompute_is_free else layers.first_mode])
+    counted = fewest * passed / np.maximum(longest, TINY)
+    paced = M * np.diff(compute) / np.maximum(T + longest, TINY)
+    return np.concatenate([[0.0], np.cumsum(np.minimum(np.maximum(counted, paced), NEVER))])
+
+
+def devices_around(
+    needs: NDArray[np.float64], after: NDArray[np.float64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Devices that the layers behind each cut take at the least, and those that the layers before
+    it take; of shape (N+1,) each.
+
+    `needs` is what the compute before each cut takes, and `after` what is known of the layers
+    behind: with more devices behind a cut than need be, the layers before it take no fewer.
+    """
+    if after is None:
+        return needs[-1] - needs, needs
+    possible = np.where(np.isinf(after), 0.0, after)
+    return np.maximum(after, needs[-1] - needs), np.maximum(needs, after[0] - possible)
+
+
+def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
+    """What recomputation adds to the pass of the layers before each cut, shape (N+1,), in whole
+    units of so many seconds.
+    """
+    forward = layers.compute[1] - layers.compute[0]
+    unit_s = max(float(forward[-1]), TINY) / RECOMPUTE_UNITS
+    return unit_s, np.rint(forward / unit_s).astype(np.int64)
+
+
+def find_at_depth(layers: Layers, stages: int | None, find: Callable[[Layers], Answer]) -> Answer:
+    """What `find` answers; where what is in flight depends on the number of all stages, for the
+    fewest stages with which there is a plan.
+
+    More stages hold more, so that no plan has fewer of them than the fewest that hold as little as
+    those of fewer stages.
+    """
+    if layers.depends_on != DEPTH or layers.memory == np.inf:
+        return find(layers)
+    depth, complete = stages or 1, True
+    while True:
+        answer = find(layers._replace(depth=depth))
+        complete = complete and answer.complete
+        if answer.plan is None or len(answer.plan.stages) <= depth:
+            return answer._replace(complete=complete)
+        depth = len(answer.plan.stages)

@@ -1,0 +1,1 @@
+"""Plans of pipelines inside the members of a level, replicated over the members."""

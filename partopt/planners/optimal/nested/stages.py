@@ -1,0 +1,195 @@
+"""The innermost pipelines of a nested plan, which are made of stages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partopt.cost.compiled import compiled
+from partopt.cost.kernels import (
+    most_in_flight,
+    passed_s,
+    replicas_to_fit,
+    replicas_to_keep_pace,
+    stage_cost,
+)
+from partopt.cost.tolerances import DEVICE, EPSILON
+from partopt.planners.optimal.nested.entries import Entry, insert_undominated
+
+# [i, c)    a stage; [i, end) a pipeline inside one component
+# Q         copies of the pipeline, of all levels above it
+# kind      level of the cut before a pipeline; 0 where there is none
+
+
+@compiled()
+def fill_innermost(layers, caps, levels, nest):  # type: ignore[no-untyped-def]
+    """The entries of the innermost pipeline, which is made of stages: for each start first the end
+    that the start after it has.
+    """
+    frame, size = nest.frames[0], levels.size[0]
+    last, needs = frame.last, caps.needs / frame.outside
+    bearable = np.zeros(nest.rows.shape[2], np.bool_)
+    hint, high = last, last
+    for i in range(last - 1, frame.earliest_start - 1, -1):
+        begins = i <= frame.latest_start
+        floor, room = _members_between(caps, nest, needs, size, i)
+        if floor > room or not _set_bearable(layers, caps, levels, nest, i, begins, bearable):
+            continue
+        while high > i + 1 and needs[high] - needs[i] > size + DEVICE:
+            high -= 1
+        nest.work[0].left -= 1 + (high - i) // 16
+        if nest.work[0].left <= 0:
+            return
+        if i < hint <= high:
+            _join(layers, caps, levels, nest, i, hint, room, bearable)
+        most = _most_members(nest, i, bearable, size)
+        for c in range(high, i, -1):
+            if most < floor + 1 and not caps.stages:
+                break
+            if nest.counts[0, c, 1] == 0:
+                continue
+            least = nest.rows[0, c, 1, 0].members + max(1.0, needs[c] - needs[i] - DEVICE)
+            if caps.stages or least < most - DEVICE:
+                _join(layers, caps, levels, nest, i, c, room, bearable)
+                now = _most_members(nest, i, bearable, size)
+                if now < most:
+                    most, hint = now, c
+
+
+@compiled()
+def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def]
+    """The members that the layers from cut i to the end of the pipeline take at the least, and
+    those that the layers before i leave for them.
+    """
+    frame = nest.frames[0]
+    last, start, Q = frame.last, frame.latest_start, frame.outside
+    behind = nest.rows[0, last, 1, 0].used
+    after = caps.min_devices_after[i]
+    floor = max(needs[last] - needs[i], (after - behind) / Q, 1.0) - DEVICE
+    room = float(size)
+    if i > start:
+        takes = max(needs[i] - needs[start] - DEVICE, (caps.floor[start] - after) / Q - DEVICE)
+        room -= max(0.0, takes)
+    return floor, room
+
+
+@compiled()
+def _set_bearable(layers, caps, levels, nest, i, begins, bearable):  # type: ignore[no-untyped-def]
+    """Set which kinds of entry cut i may have: those whose stage behind it, with most replicas,
+    bears the cut. Whether there are any.
+    """
+    frames, x = nest.frames, layers.cuts[i]
+    bearable[:] = False
+    bearable[0] = i == 0
+    within = _side_s(layers, caps, passed_s(layers, 0, len(layers.cuts) - 1, layers.first_mode))
+    for kind in range(1, len(bearable) if i > 0 else 1):
+        if kind == 1 or begins:
+            spread = (
+                frames[kind - 1].outside
+                if levels.bus[kind - 1]
+                else _components(nest, kind - 1, levels.size[0])
+            )
+            bearable[kind] = x <= within * levels.side[kind - 1] * spread
+    return bearable.any()
+
+
+@compiled()
+def _components(nest, k, r):  # type: ignore[no-untyped-def]
+    """Level-k components that a stage with r replicas in its innermost component is on."""
+    return nest.frames[k - 1].outside if k > 0 else nest.frames[0].outside * r
+
+
+@compiled()
+def _side_s(layers, caps, passed):  # type: ignore[no-untyped-def]
+    """Seconds that a stage's side of a cut may take for each microbatch."""
+    return caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M * (1 + EPSILON)
+
+
+@compiled()
+def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
+    """Of the kinds of entry that cut i may have, the members of the worst; more than there are
+    where one is missing.
+    """
+    most = 0
+    for kind in range(len(bearable)):
+        if bearable[kind]:
+            members = nest.rows[0, i, kind, 0].members if nest.counts[0, i, kind] else size + 1
+            most = max(most, members)
+    return most
+
+
+@compiled()
+def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-untyped-def]
+    """Add the stages [i, c) before every entry of c; with those in front they have `room`
+    members.
+    """
+    Q = nest.frames[0].outside
+    nest.work[0].left -= 1 + nest.counts[0, c, 1] // 4
+    for mode in range(layers.first_mode, layers.last_mode + 1):
+        stage = stage_cost(layers, i, c, mode)
+        pace = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
+        F = most_in_flight(layers, stage)
+        for position in range(nest.counts[0, c, 1] if F > 0 else 0):
+            row = nest.rows[0, c, 1, position]
+            need = max(pace, replicas_to_fit(layers, F, row.used))
+            if need > caps.max_replicas or (caps.stages and row.stages >= caps.stages):
+                continue
+            r = -(-need // Q)
+            for kind in range(len(bearable)):
+                if bearable[kind]:
+                    _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage)
+
+
+@compiled()
+def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  # type: ignore[no-untyped-def]
+    """Add the stage [i, c) before an entry of c with the fewest replicas, r or more inside its
+    component, that carry it.
+    """
+    Q, row = nest.frames[0].outside, nest.rows[0, c, 1, position]
+    last_kind = nest.frames[0].last_kind if c == nest.frames[0].last else 1
+    while row.members + r <= room and Q * r <= caps.max_replicas:
+        if _carries(layers, caps, levels, nest, stage, r, kind, last_kind):
+            members, used = row.members + r, row.used + Q * r
+            entry = Entry(members, used, row.stages + 1, c, position, r, stage.mode, 0)
+            if kind != 1 or members < levels.size[0]:
+                insert_undominated(caps, nest, 1, i, kind, entry)
+            return
+        r += 1
+
+
+@compiled()
+def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ignore[no-untyped-def]
+    """Whether a stage with r replicas inside its component carries its weights and both of its
+    cuts, before it one of level `kind` and behind it one of `last_kind`.
+    """
+    replicas = nest.frames[0].outside * r
+    if not _updates(layers, caps, levels, nest, stage, r):
+        return False
+    within, waiting = _side_s(layers, caps, stage.passed_s), stage.compute_s / replicas
+    for level, x in ((kind, stage.before), (last_kind, stage.after)):
+        if level > 0:
+            spread = _components(nest, level if levels.bus[level - 1] else level - 1, r)
+            if x > within * levels.side[level - 1] * spread:
+                return False
+            waiting += x / (levels.exchange[level - 1] * spread)
+    if not layers.serial:
+        return True
+    if layers.M == 0:
+        return waiting <= caps.pace
+    turns = -(-layers.M // replicas) * replicas
+    return turns * waiting <= (caps.pace + stage.passed_s) * (1 + EPSILON)
+
+
+@compiled()
+def _updates(layers, caps, levels, nest, stage, r):  # type: ignore[no-untyped-def]
+    """Whether a stage with r replicas inside its component has time to exchange its gradients, and
+    to update.
+    """
+    frame, W = nest.frames[0], stage.weights
+    replicas, slope, latency = frame.outside * r, frame.ring, frame.latency
+    if r > 1:
+        slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))
+        latency = max(latency, levels.latency[0])
+    seconds = 2 * (replicas - 1) * (slope * W / replicas + latency) + stage.tied_s
+    if layers.M == 0:
+        return seconds <= caps.pace * replicas
+    return seconds + layers.optimizer_rate * W <= caps.update

@@ -1,0 +1,54 @@
+"""What a probe is, and what it answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.kernels import Layers
+from partopt.cost.problem import Partition, Problem
+from partopt.planners.optimal.bounds import Bounds, Counts
+
+
+class Answer(NamedTuple):
+    """Whether there is a plan within the bounds that were asked for, and which.
+
+    Where there is none, that is a proof if the probe is `complete` (no entry was left out for want
+    of room) and did not give up. `devices_after` are the fewest devices that the layers behind each
+    cut take in what it found, shape (N+1,).
+    """
+
+    plan: Partition | None
+    complete: bool = True
+    gave_up: bool = False
+    devices_after: NDArray[np.float64] | None = None
+
+
+class Probe(Protocol):
+    """Tells whether a family has a plan within given bounds, and which."""
+
+    family: str
+    problem: Problem
+    layers: Layers
+    bounds_recompute: bool  # what recomputing adds to a pass varies, and the probe bounds it
+
+    def find(
+        self,
+        bounds: Bounds,
+        counts: Counts,
+        stages: int | None,
+        min_devices_after: NDArray[np.float64] | None = None,
+    ) -> Answer:
+        """A plan within the bounds whose stages have as many replicas as `counts` says, from and
+        to; exactly so many stages, `None` for any number.
+
+        `min_devices_after` are devices that the layers behind each cut take at the least, shape
+        (N+1,).
+        """
+        ...
+
+    def within_memory(self, memory_bytes: int) -> Probe:
+        """The probe of the same problem within so much memory a device."""
+        ...
