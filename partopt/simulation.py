@@ -28,7 +28,7 @@ from partopt.simulator.conditions import (
 from partopt.simulator.document import document_of
 from partopt.simulator.drawing import drawn_window
 from partopt.simulator.execution import Execution, execute
-from partopt.simulator.own_order import microbatches_in, execute_csv
+from partopt.simulator.own_order import execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as

@@ -18,7 +18,7 @@ from partopt.documents.topology import Level, Topology
 #       replicas
 
 
-def relax(: Shapes, topology: Topology) -> Shapes:
+def relax(shapes: Shapes, topology: Topology) -> Shapes:
     """The tables of one level of P devices on which r ranks carry what the best r ranks of the
     topology do, of `shapes` or nested.
     """

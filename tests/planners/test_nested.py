@@ -87,7 +87,7 @@ def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
     """
     given = problem(model, cluster)
     assume(differs(given))
-    shapes = relax(_of(cluster), cluster)
+    shapes = relax(shapes_of(cluster), cluster)
     for partition in exhaustive.nested(given):
         for stage in partition.stages:
             r = len(stage.ranks)

@@ -19,7 +19,7 @@ class RelaxedProbe:
 
     def __init__(self, contiguous: ContiguousProbe) -> None:
         problem, shapes = contiguous.problem, contiguous.shapes
-        self.probe = ContiguousProbe(problem, relax(, problem.topology), contiguous.blocks)
+        self.probe = ContiguousProbe(problem, relax(shapes, problem.topology), contiguous.blocks)
         self.refuted: dict[Counts, list[Bounds]] = {}
         # where the probe of contiguous plans alone found nothing
         self.open_regions: dict[Counts, list[Region]] = {}
