@@ -93,7 +93,7 @@ def render(
 
 
 def _painted_line(line: _Line, label: int, colour: bool) -> str:
-    return f"{line.rank:>{label}}  {_paint(line, colour)} {line.busy:>4.0%}"
+    return f"{line.rank:>{label}}  {_paint_line(line, colour)} {line.busy:>4.0%}"
 
 
 def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
@@ -220,7 +220,7 @@ def _letter(look: int) -> str:
     return "" if look == IDLE else KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
 
 
-def _paint(line: _Line, colour: bool) -> str:
+def _paint_line(line: _Line, colour: bool) -> str:
     """The characters of a line, runs of one look on its colour."""
     if not colour:
         return "".join(line.texts)

@@ -33,7 +33,7 @@ def failed(plan: Plan, problem: Problem) -> list[str]:
     """The checks that do not hold of a plan that was written and read again."""
     return [
         check.check
-        for check in verify(Plan.parse(documents.encode(plan)), problem.profile)
+        for check in verify(Plan.parse(documents.encode(plan)), problem.profile).checks
         if not check.passed
     ]
 
@@ -246,7 +246,7 @@ def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
     )
     plan = msgspec.structs.replace(worse, planner="optimal", certificate=boast)
     assert failed(plan, problem) == ["bound"]
-    [check] = [check for check in verify(plan, problem.profile) if not check.passed]
+    [check] = [check for check in verify(plan, problem.profile).checks if not check.passed]
     assert check.text == "there is a plan below 6.00 ms: 4"
 
 
@@ -270,7 +270,7 @@ def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
     )
     assert failed(plan, problem) == []
     assert failed(other, problem) == ["bound"]
-    bound = next(check for check in verify(other, problem.profile) if check.check == "bound")
+    bound = next(check for check in verify(other, problem.profile).checks if check.check == "bound")
     assert bound.differences
 
 
@@ -326,7 +326,7 @@ def test_another_profile_is_named_and_every_check_is_made_all_the_same(case):
     plan, problem = CASES[case]()
     slower = msgspec.structs.replace(problem.profile, dtype="bfloat16")
     assert failed(plan, replace(problem, profile=slower))[:2] == ["profile", "numbers"]
-    checks = verify(plan, uniform_profile(3, name="three"))
+    checks = verify(plan, uniform_profile(3, name="three")).checks
     assert [check.check for check in checks] == [
         "profile",
         "numbers",
@@ -346,7 +346,7 @@ def test_every_field_that_differs_is_named_with_both_values():
     plan, problem = plan_of("optimal")
     stage = msgspec.structs.replace(plan.stages[0], warmup=plan.stages[0].warmup + 3)
     changed = msgspec.structs.replace(plan, noam=plan.noam + 1, stages=[stage, *plan.stages[1:]])
-    numbers = verify(changed, problem.profile)[1]
+    numbers = verify(changed, problem.profile).checks[1]
     assert numbers.differences == [
         f"noam: {plan.noam + 1} recorded, {plan.noam} found",
         f"stages[0].warmup: {stage.warmup} recorded, {plan.stages[0].warmup} found",
