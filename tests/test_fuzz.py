@@ -6,7 +6,6 @@ import contextlib
 import json
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -27,7 +26,6 @@ from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
 
 quick = examples(150, suppress_health_check=[HealthCheck.too_slow])
-pytestmark = pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 
 PROFILE = json.loads(
     documents.encode(

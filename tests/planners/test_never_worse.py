@@ -66,7 +66,6 @@ def test_on_what_is_shipped(name, schedule, microbatches):
         )
 
 
-@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 @pytest.mark.parametrize("schedule, microbatches", SCHEDULES)
 @pytest.mark.parametrize("name, microbatch_size", GRAPHS)
 def test_on_the_published_graphs(name, microbatch_size, schedule, microbatches):
@@ -102,7 +101,6 @@ def test_it_is_no_slower_than_each_on_what_is_shipped(partopt, name, cluster):
     check_the_best(partopt, name, "--topology", cluster, "--schedule", "1f1b", "--microbatches", 16)
 
 
-@pytest.mark.filterwarnings("ignore::partopt.errors.PartoptWarning")
 @pytest.mark.parametrize("name, microbatch_size", GRAPHS)
 def test_it_is_no_slower_than_each_on_the_published_graphs(
     partopt, tmp_path, name, microbatch_size
