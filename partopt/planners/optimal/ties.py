@@ -1,5 +1,5 @@
 """Of the plans that are equally fast one with fewest stages; of those one with least memory, or
-nearly; of those one with fewest devices, which is the plan that a probe answers with.
+nearly; of those one with fewest devices.
 
 The plans that are compared keep the bounds that the best one keeps: its period, or what paces its
 iteration and its largest update.
@@ -45,7 +45,9 @@ def break_ties(best: Partition, probes: Sequence[FamilyProbe]) -> Partition:
         peak,
         max(LEAST_BYTES, LESS_MEMORY * peak),
     )
-    return leaner or found
+    found = leaner or found
+    smaller = equals.plans(K, memory_of(found))
+    return min([*smaller, found], key=lambda plan: sum(len(stage.ranks) for stage in plan.stages))
 
 
 def _bounds_of(best: Partition, problem: Problem, bounds_recompute: bool) -> Bounds:
