@@ -40,6 +40,7 @@ def command(
     import partopt
     from partopt import documents
 
+    partopt.IMPORTERS.lookup(form)
     if output is None:
         raise PartoptError(
             "partopt import: no output file",

@@ -143,7 +143,7 @@ class TestMistakes:
             (["--memory", "16 GB/s"], "--memory: '16 GB/s' is a rate, not a size"),
             (["--memory", "-1 GB"], "--memory: '-1 GB' is not a quantity"),
             (["--memory", ""], "--memory: '' is not a quantity"),
-            (["--memory", "0 GB"], "--memory 0 GB: must be positive"),
+            (["--memory", "0 GB"], '--memory "0 GB": must be positive'),
             (
                 ["--schedule", "1f1b"],
                 "--schedule 1f1b: needs either --microbatches or --global-batch",

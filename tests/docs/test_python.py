@@ -31,6 +31,6 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_page_describes_every_public_name():
     undescribed = {"__version__", "IMPORTERS", "Certificate", "Fitting", "Stage", "Simulation"}
-    undescribed |= {"Note", "import_profile", "measure_source"}
+    undescribed |= {"Note", "ProfilingStopped", "import_profile", "measure_source"}
     missing = {name for name in partopt.__all__ if name not in PAGE}
     assert missing <= undescribed
