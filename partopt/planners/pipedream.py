@@ -99,16 +99,10 @@ def _fill_table(level: _Level, problem: Problem) -> tuple[NDArray[np.float64], N
     layers = problem.chain.layers
     row = Row.empty(level.n, layers)
     for i in range(layers):
-        _fill(level, row, i)
+        _fill_row(i, level.n, level.inner, level.cuts, row)
         table[i, i + 1 :], count[i, i + 1 :] = row.A[-1, i + 1 :], row.stages[-1, i + 1 :]
         problem.progress(f"pipedream: inside a {level.name}", i + 1, layers)
     return table, count
-
-
-def _fill(level: _Level, row: Row, i: int) -> None:
-    """Fill the row of i, for every m."""
-    for m in range(1, level.n + 1):
-        _fill_members(i, m, level.inner, level.cuts, row)
 
 
 def _backtrack(levels: list[_Level], row: Row, k: int, i: int, j: int) -> list[Block]:
@@ -133,7 +127,7 @@ def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
         return []
     level = levels[k - 1]
     row = Row.empty(level.n, len(level.cuts.seconds) - 1)
-    _fill(level, row, i)
+    _fill_row(i, level.n, level.inner, level.cuts, row)
     return _backtrack(levels, row, k, i, j)
 
 
@@ -151,3 +145,10 @@ def _fill_members(i, m, inner, cuts, row):  # type: ignore[no-untyped-def]
     row.floor[m, layers] = row.A[m, layers]
     for j in range(layers - 1, i, -1):
         row.floor[m, j] = min(row.A[m, j], row.floor[m, j + 1])
+
+
+@compiled()
+def _fill_row(i, n, inner, cuts, row):  # type: ignore[no-untyped-def]
+    """Fill the row of i, for every m up to n."""
+    for m in range(1, n + 1):
+        _fill_members(i, m, inner, cuts, row)
