@@ -116,13 +116,21 @@ def nested(problem: Problem) -> Iterator[Partition]:
                 )
 
 
+def _rounded(seconds: float) -> float:
+    """Thirteen digits: periods that differ by their last bit alone are equal, as they are for the
+    planner.
+    """
+    return float(f"{seconds:.13g}")
+
+
 def best_nested(problem: Problem) -> Found | None:
     """The best nested plan of an asynchronous schedule that fits; `None` where none does."""
     best: Found | None = None
     for partition in nested(problem):
         memory = peak_memory_bytes(partition, problem)
         devices = sum(len(stage.ranks) for stage in partition.stages)
-        key = (binding(partition, problem).seconds, len(partition.stages), memory, devices)
+        seconds = _rounded(binding(partition, problem).seconds)
+        key = (seconds, len(partition.stages), memory, devices)
         if (problem.memory_bytes is None or memory <= problem.memory_bytes) and (
             best is None or key < best[:4]
         ):
@@ -183,7 +191,7 @@ def best_contiguous(problem: Problem) -> Found | None:
             )
         for chosen in product(*best_of_modes):
             key = (
-                max(way[0] for way in chosen),
+                _rounded(max(way[0] for way in chosen)),
                 len(stages),
                 max(way[1] for way in chosen),
                 sum(replicas),

@@ -55,7 +55,7 @@ def fill_innermost(layers, caps, levels, nest):  # type: ignore[no-untyped-def]
                     most, hint = now, c
 
 
-@compiled()
+@compiled(inline="always")
 def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def]
     """The members that the layers from cut i to the end of the pipeline take at the least, and
     those that the layers before i leave for them.
@@ -139,7 +139,7 @@ def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-
                     _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage)
 
 
-@compiled()
+@compiled(inline="always")
 def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  # type: ignore[no-untyped-def]
     """Add the stage [i, c) before an entry of c with the fewest replicas, r or more inside its
     component, that carry it.
@@ -165,7 +165,8 @@ def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ig
     if not _updates(layers, caps, levels, nest, stage, r):
         return False
     within, waiting = _side_s(layers, caps, stage.passed_s), stage.compute_s / replicas
-    for level, x in ((kind, stage.before), (last_kind, stage.after)):
+    for cut in range(2):
+        level, x = (last_kind, stage.after) if cut else (kind, stage.before)
         if level > 0:
             spread = _components(nest, level if levels.bus[level - 1] else level - 1, r)
             if x > within * levels.side[level - 1] * spread:
@@ -179,7 +180,7 @@ def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ig
     return turns * waiting <= (caps.pace + stage.passed_s) * (1 + EPSILON)
 
 
-@compiled()
+@compiled(inline="always")
 def _updates(layers, caps, levels, nest, stage, r):  # type: ignore[no-untyped-def]
     """Whether a stage with r replicas inside its component has time to exchange its gradients, and
     to update.
