@@ -1,9 +1,8 @@
-"""What a run of consecutive ranks can carry: the costs of `partopt.cost.links`, tabulated for every
-run that a planner may choose.
+"""Rates of runs of consecutive ranks, tabulated for every run that a planner may choose.
 
-Runs whose first ranks differ by whole level-(L-1) components cross the same levels and span as many
-members, so a run is described by its shape: the place of its first rank inside such a component,
-and its length.
+The costs are those of `partopt.cost.links`. Runs whose first ranks differ by whole level-(L-1)
+components cross the same levels and span as many members, so a run is described by its shape: the
+position of its first rank inside such a component, and its length.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 from partopt.cost.compiled import compiled
 from partopt.documents.topology import Topology
 
-# L      levels; group[k] is the number of ranks of a level-k component, group[0] = 1 and group[L] =
-#        P
+# L      levels
+# P      devices; group[k] is the number of ranks of a level-k component: group[0] = 1, group[L] = P
 # G      ranks of a level-(L-1) component: shapes repeat with it
 # rho    first rank of a run, modulo G
 # r      ranks of a run
@@ -57,8 +56,10 @@ def shapes_of(topology: Topology) -> Shapes:
 
 @compiled()
 def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
-    """Fill slope and latency (`ring`), side and exchange (`ports`) from the levels' bandwidth,
-    links, latency and bus (`rates`).
+    """Fill the tables of `Shapes` from the rates of the levels.
+
+    `ring` holds slope and latency, `ports` side and exchange; `rates` holds the bandwidth, links,
+    latency and bus of each level.
     """
     L, G, P = len(rates), ring.shape[1], ring.shape[2] - 1
     for rho in range(G):
@@ -86,8 +87,9 @@ def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _crosses(first, last, inner, outer):  # type: ignore[no-untyped-def]
-    """Whether a border between two members of one component, of `inner` and `outer` ranks, lies
-    between two ranks.
+    """Whether a border between two members of one component lies between two ranks.
+
+    A member has `inner` ranks, the component `outer`.
     """
     border = (first // inner + 1) * inner
     return border <= last and (border % outer > 0 or (inner < outer and border + inner <= last))
@@ -95,9 +97,7 @@ def _crosses(first, last, inner, outer):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _fullest(first, last, size):  # type: ignore[no-untyped-def]
-    """Of the consecutive members `first` to `last`, how many lie in one component of `size`
-    members, at most.
-    """
+    """The most of the consecutive members `first` to `last` in one component of `size` members."""
     if first // size == last // size:
         return last - first + 1
     if last // size - first // size > 1:
@@ -107,8 +107,9 @@ def _fullest(first, last, size):  # type: ignore[no-untyped-def]
 
 @compiled()
 def trees_of(leaves):  # type: ignore[no-untyped-def]
-    """Maxima over subtrees for `first_at_least`, of every row of `leaves`; shape (rows, 2 * size),
-    the leaves in the second half.
+    """Maxima over subtrees for `first_at_least`, of every row of `leaves`.
+
+    Shape (rows, 2 * size); the leaves are in the second half.
     """
     rows, count = leaves.shape
     size = 1
@@ -124,9 +125,7 @@ def trees_of(leaves):  # type: ignore[no-untyped-def]
 
 @compiled()
 def first_at_least(tree, start, least):  # type: ignore[no-untyped-def]
-    """The first leaf from `start` on that is `least` or more; the number of leaves where there is
-    none.
-    """
+    """The first leaf from `start` on that is `least` or more; the number of leaves if none is."""
     size = len(tree) // 2
     if start >= size:
         return size

@@ -1,5 +1,6 @@
-"""The model as a chain of N layers at one microbatch size: what a range of layers computes, holds
-and keeps, and what crosses each cut.
+"""The model as a chain of N layers at one microbatch size.
+
+It gives what a range of layers computes, holds and keeps, and what crosses each cut.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from partopt.documents.profile import LayerMeasurement, Measurement, Profile, St
 # N        layers
 # b        samples in a microbatch
 # f, g     forward and backward seconds of a layer, for one microbatch
-# gw       the part of g that the gradients of the weights take; half of it where the profile does
-#          not tell
+# gw       the part of g that the gradients of the weights take; half of g if not measured
 # w        parameter bytes of a layer
-# a        bytes that cross a cut; cut c lies between layers c-1 and c, so a has N+1 entries and
+# a        bytes that cross a cut, N+1 entries: cut c lies between layers c-1 and c, and
 #          a[0] = a[N] = 0
 
 _SIXTEEN_BIT = {"bfloat16", "float16"}
@@ -47,8 +47,9 @@ class Chain:
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
-        """Seconds of the layers before each cut, shape (N+1,); `compute_s` is a difference of
-        two.
+        """Seconds of the layers before each cut, shape (N+1,).
+
+        `compute_s` is the difference of two entries.
         """
         return np.concatenate([[0.0], np.cumsum(self.f + self.g)])
 
@@ -67,9 +68,7 @@ class Chain:
         return self.parameter_bytes.groups
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
-        """`compute_prefix`, with every forward twice where activations are recomputed; shape
-        (N+1,).
-        """
+        """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
         return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
 
     def forward_s(self, i: int, j: int) -> float:
@@ -77,17 +76,16 @@ class Chain:
         return float(self._forward_prefix[j] - self._forward_prefix[i])
 
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
-        """C(i, j): forward and backward seconds of layers [i, j), and the forward once more where
-        it is recomputed.
+        """C(i, j): forward and backward seconds of layers [i, j).
+
+        With `recompute` the forward counts twice.
         """
         prefix = self.busy_prefix(recompute)
         return float(prefix[j] - prefix[i])
 
 
 def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
-    """The chain whose layers are the ranges between `boundaries`, which begin with 0 and end with
-    N.
-    """
+    """The chain whose layers are the ranges between `boundaries`, which run from 0 to N."""
     starts = list(boundaries[:-1])
     return replace(
         chain,
@@ -102,8 +100,9 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
 
 
 def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
-    """The chain of `profile` at `microbatch_size`; left out, the measured size with the most
-    samples/s on one device.
+    """The chain of `profile` at `microbatch_size`.
+
+    The default is the measured size with the most samples/s on one device.
 
     Raises PartoptError for a size that was not measured and does not lie between two that were, or
     that ran out of memory.
@@ -150,9 +149,7 @@ def _tied(profile: Profile) -> list[Group]:
 
 
 def _weight_gradient_s(layer: LayerMeasurement) -> float:
-    """The part of a layer's backward that its weights' gradients take; half of it where the parts
-    were not measured.
-    """
+    """Backward seconds that the gradients of a layer's weights take; half if not measured."""
     return (
         layer.backward_s / 2
         if layer.backward_input_s is None
@@ -169,8 +166,9 @@ def _chain_tensors(measurement: Measurement) -> list[Tensor]:
 
 
 def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
-    """Where no stash was measured, every tensor that crosses layers is taken to be kept by its
-    producer and its consumers.
+    """The stash where none was measured.
+
+    Every tensor that crosses layers is assumed to be kept by its producer and its consumers.
     """
     return [
         StashGroup(layers=[tensor.producer, *tensor.consumers], bytes=tensor.bytes)
@@ -179,7 +177,7 @@ def _output_stash(tensors: list[Tensor]) -> list[StashGroup]:
 
 
 def _cut_bytes(tensors: list[Tensor], layers: int) -> NDArray[np.float64]:
-    """a_c: every tensor produced before cut c and consumed at or after it, once. Shape (N+1,)."""
+    """a_c: every tensor produced before cut c and consumed at or after it, once; shape (N+1,)."""
     steps = np.zeros(layers + 2)
     for tensor in tensors:
         steps[tensor.producer + 1] += tensor.bytes

@@ -37,8 +37,10 @@ _IMPORT = re.compile(rb"^from (partopt[\w.]*) import (\([^)]*\)|.*)", re.MULTILI
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's njit with its cache on disk; without the cache where no folder can be written, and
-    for functions outside this package, whose sources the digest does not know.
+    """numba's njit with its cache on disk.
+
+    There is no cache where no folder can be written, nor for functions outside this package, whose
+    sources the digest does not cover.
     """
 
     def compile_(function: Callable[..., Any]) -> Any:
@@ -54,8 +56,10 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 @functools.cache
 def cache_folder() -> Path | None:
-    """The folder of the machine code of these sources: under `NUMBA_CACHE_DIR`, else beside the
-    package, else in the user's cache; None where neither can be written.
+    """The folder for the machine code of these sources; None where none can be written.
+
+    It lies under `NUMBA_CACHE_DIR`, else beside the package, else in the user's cache. None also
+    where the package has no sources.
     """
     digest = digest_of(compiled_sources(PACKAGE))
     settings: Any = numba.config
@@ -72,8 +76,9 @@ def cache_folder() -> Path | None:
 
 @functools.cache
 def compiled_sources(package: Path) -> tuple[Path, ...]:
-    """The files with compiled functions, and those that they import, whose constants are compiled
-    in; none where the package has no sources, as in an archive.
+    """The files with compiled functions, and those they import, whose constants are compiled in.
+
+    Empty where the package has no sources, as in an archive.
     """
     contents = {path: path.read_bytes() for path in package.rglob("*.py")}
     own = {path: content for path, content in contents.items() if b"compiled(" in content}
@@ -125,7 +130,10 @@ def _remove_old(root: Path) -> None:
 
 
 class _Cache(FunctionCache):
-    """numba's cache of a function, in a given folder. What cannot be saved is compiled again."""
+    """numba's cache of a function, in a given folder.
+
+    What cannot be saved is compiled again.
+    """
 
     def __init__(self, function: Callable[..., Any], folder: Path) -> None:
         self._name = repr(function)

@@ -1,5 +1,7 @@
-"""Microbatches that a stage holds at once, versions of its weights, and forwards before its first
-backward: read from the schedule's entry (`partopt.schedules.entry.Schedule`).
+"""Microbatches in flight, weight versions and warm-up of a stage.
+
+In flight are the microbatches that a stage holds at once; the warm-up is its forwards before its
+first backward. All are read from the schedule's entry (`partopt.schedules.entry.Schedule`).
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from partopt.schedules.entry import DeviceCounts, StageCounts, downstream
 
 
 def noam(devices: int, input_replicas: int) -> int:
-    """Minibatches in flight per input-stage replica: ceil(P / r_0) (PipeDream, SOSP 2019, section
-    3.2).
+    """Minibatches in flight per input-stage replica: ceil(P / r_0).
+
+    PipeDream, SOSP 2019, section 3.2.
     """
     return -(-devices // input_replicas)
 
 
 def in_flight(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """The most microbatches that one replica of stage s holds between their forward and the end of
-    their backward, under the schedule `name`, which has one stage on each device.
+    """The most microbatches that one replica of stage s holds at once.
+
+    A microbatch is held from its forward to the end of its backward. The schedule `name` has one
+    stage on each device.
     """
     counts = schedule(name).counts
     assert isinstance(counts, StageCounts), "chunks_in_flight counts those of a device"
@@ -33,8 +38,9 @@ def in_flight(name: str, s: int, replicas: Sequence[int], microbatches: int | No
 
 
 def warmup(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """Forwards that one replica of stage s does before its first backward, under the schedule
-    `name`, which has one stage on each device.
+    """Forwards that one replica of stage s does before its first backward.
+
+    The schedule `name` has one stage on each device.
     """
     counts = schedule(name).counts
     assert isinstance(counts, StageCounts), "with several stages on a device, rows know their own"
@@ -42,8 +48,9 @@ def warmup(name: str, s: int, replicas: Sequence[int], microbatches: int | None)
 
 
 def chunks_in_flight(name: str, p: int, P: int, v: int, microbatches: int) -> int:
-    """The most microbatches in flight on device p, in all of its v chunks together, under the
-    schedule `name`, which has several stages on each device.
+    """The most microbatches in flight on device p, in all of its v chunks together.
+
+    The schedule `name` has several stages on each device.
     """
     counts = schedule(name).counts
     assert isinstance(counts, DeviceCounts), "in_flight counts those of a stage"

@@ -1,8 +1,7 @@
-"""Formulas of a stage for compiled code: what a range of layers sums up to, its memory, and the
-fewest replicas that it takes.
+"""Formulas of a stage for compiled code: sums over layers, memory, and the fewest replicas.
 
 The formulas are those of `partopt.cost.memory`, `partopt.cost.flight` and `partopt.cost.period`;
-tests hold them together.
+tests compare them.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH, OWN
 # F      microbatches in flight
 # R      devices in use behind a stage
 # M      microbatches of an iteration, 0 for an asynchronous schedule
-# NEVER  more replicas than there are anywhere
+# NEVER  more replicas than any topology has
 
 NEVER = 2**40
 
 
 class Tied(NamedTuple):
-    """The tied layers, for compiled code: `exchanged_s` adds up what the stages that hold some of
-    them exchange.
+    """The tied layers, for compiled code.
+
+    `exchanged_s` sums from them the seconds that a stage takes to exchange tied gradients.
     """
 
     before: NDArray[np.int64]  # members of each group before each cut, shape (groups, N+1)
@@ -47,7 +47,7 @@ class Layers(NamedTuple):
     cuts: NDArray[np.float64]  # bytes, shape (N+1,)
     weights: Differences
     stash: Differences
-    # versions of its weights that a stage keeps, ALL_IN_FLIGHT: as many as it has in flight
+    # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
     versions: int
     depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
     factor: int  # of DOWNSTREAM: microbatches in flight for each of the devices downstream
@@ -55,12 +55,12 @@ class Layers(NamedTuple):
     optimizer: float  # bytes of state for a byte of parameters
     memory: float  # limit in bytes of a device, infinite where there is none
     serial: bool  # devices wait for their transfers
-    first_mode: int  # stages may run from this mode to that: 0 activations kept, 1 recomputed
-    last_mode: int
+    first_mode: int  # stages may run from `first_mode` to `last_mode`: 0 keeps activations,
+    last_mode: int  # 1 recomputes them
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
     # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
     extra: NDArray[np.int64]
-    depth: int  # stages of all, at the most, where what is in flight depends on them
+    depth: int  # the most stages of a plan, where what is in flight depends on them
     # stages recompute while they wait, so that passing a microbatch on takes no recomputation
     recompute_is_free: bool
     tied: Tied
@@ -123,8 +123,9 @@ def tied_of(problem: Problem) -> Tied:
 
 
 def replica_counts(problem: Problem) -> list[tuple[int, int]]:
-    """The least and the most replicas that every stage may have, one pair for each count of
-    `uniform`.
+    """Pairs of the fewest and the most replicas that every stage may have.
+
+    One pair, or one for each count where all stages have equally many.
     """
     P = problem.topology.devices
     if problem.replication == FREE and schedule(problem.schedule).uneven:
@@ -145,8 +146,9 @@ def between(sums, i, j):  # type: ignore[no-untyped-def]
 
 @compiled()
 def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
-    """Seconds for a stage [i, j) to exchange the gradients of tied parameters:
-    `partopt.cost.period.tied_exchange_s`.
+    """Seconds for a stage [i, j) to exchange the gradients of tied parameters.
+
+    The compiled form of `partopt.cost.period.tied_exchange_s`.
     """
     seconds = 0.0
     for group in range(len(tied.before)):
@@ -155,7 +157,7 @@ def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
 
 
 def exchanged_table(tied: Tied) -> NDArray[np.float64]:
-    """`exchanged_s` of every i and j, shape (N+1, N+1); where j < i without meaning."""
+    """`exchanged_s` of every i and j, shape (N+1, N+1); meaningless where j < i."""
     held = tied.before[:, None, :] - tied.before[:, :, None]
     seconds: NDArray[np.float64] = np.take_along_axis(
         tied.seconds[:, None, :], np.maximum(held, 0), axis=2
@@ -221,8 +223,9 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which a stage has at most F in flight, R devices behind it:
-    `partopt.cost.flight.in_flight`.
+    """The fewest replicas with which a stage has at most F in flight, R devices behind it.
+
+    Microbatches in flight are those of `partopt.cost.flight.in_flight`.
     """
     if F < 1:
         return NEVER
@@ -241,9 +244,9 @@ def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
 def replicas_to_keep_pace(layers, stage, pace):  # type: ignore[no-untyped-def]
     """The fewest replicas with which the compute C of a stage keeps the pace.
 
-    Asynchronous: C / r within `pace` seconds. Synchronous: ceil(M / r) C less what it passes on in
-    within `pace`, which is by how much the stage takes longer for all of its microbatches than to
-    pass the first on.
+    Asynchronous: C / r is at most `pace` seconds. Synchronous: ceil(M / r) C minus the seconds in
+    which the stage passes one microbatch on is at most `pace`; the difference is how much longer
+    the stage takes for all of its microbatches than to pass the first on.
     """
     C = stage.compute_s
     if C <= 0.0:

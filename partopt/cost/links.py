@@ -1,5 +1,6 @@
-"""Seconds that data takes on the links of a topology: transfers between two devices, sides of a
-cut, all-reduces.
+"""Seconds that data takes on the links of a topology.
+
+For transfers between two devices, sides of a cut, and all-reduces.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from partopt.documents.topology import Level, Topology
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
-    """Seconds for `size_bytes` from one device to another whose lowest common level is `k`:
-    lambda_k + x / beta_k, on one link.
+    """Seconds for `size_bytes` between two devices whose lowest common level is `k`.
+
+    On one link: lambda_k + x / beta_k.
     """
     level = topology.levels[k - 1]
     return level.latency_s + size_bytes / level.bandwidth_bytes_per_s
@@ -33,8 +35,10 @@ def levels_crossed(ranks: Sequence[int], topology: Topology) -> list[int]:
 
 
 def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
-    """Consecutive ranks part at level k where a multiple of the size of its members, and not of its
-    own size, lies inside the run.
+    """The levels k at which consecutive ranks part, ascending.
+
+    They part at level k where a multiple of the size of its members, and not of its own size, lies
+    inside the run.
     """
     crossed = []
     for k in range(1, len(topology.levels) + 1):
@@ -51,12 +55,11 @@ def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
 
 
 def ring_loads(size_bytes: float, ranks: Sequence[int], topology: Topology) -> dict[int, float]:
-    """Seconds for which a ring all-reduce of `size_bytes` over `ranks` keeps its members' ports
-    busy, at each level k that it crosses.
+    """Seconds for which a ring all-reduce keeps its members' ports busy, at each level k crossed.
 
-    Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each member moves 2(r-1)/r of the data, on
-    all of the level's links; those of the group that sit on one bus share it, all r on a single
-    level.
+    It reduces `size_bytes` over `ranks`. Bandwidth-optimal ring (Patarasuk and Yuan, 2009): each
+    member moves 2(r-1)/r of the data, on all of the level's links; those of the group that sit on
+    one bus share it, all r on a single level.
     """
     r = len(ranks)
     loads = {}
@@ -69,15 +72,14 @@ def ring_loads(size_bytes: float, ranks: Sequence[int], topology: Topology) -> d
 
 
 def _ring_load_s(size_bytes: float, r: int, sharers: int, level: Level) -> float:
-    """Seconds for which a ring of r keeps the ports of a level busy, a port for each `sharers` of
-    them.
-    """
+    """Seconds for which a ring of r keeps the ports of a level busy, `sharers` members on each."""
     return 2 * (r - 1) / r * size_bytes * sharers / (level.bandwidth_bytes_per_s * level.links)
 
 
 def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds that the steps of a ring over `ranks` wait: 2(r-1) steps, each for the largest
-    latency crossed; 0 for one rank.
+    """Seconds of latency of a ring over `ranks`; 0 for one rank.
+
+    2(r-1) steps, each of which waits for the largest latency crossed.
     """
     crossed = levels_crossed(ranks, topology) if len(ranks) > 1 else []
     return (
@@ -86,8 +88,9 @@ def ring_latency_s(ranks: Sequence[int], topology: Topology) -> float:
 
 
 def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
-    """Seconds for a ring all-reduce of `size_bytes` over `ranks`: the load of the narrowest level
-    that it crosses, and its latency.
+    """Seconds for a ring all-reduce of `size_bytes` over `ranks`.
+
+    The load of the narrowest level that it crosses, plus its latency.
     """
     return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(
         ranks, topology
@@ -95,12 +98,12 @@ def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> 
 
 
 def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
-    """Seconds for `holders` stages to exchange the gradients of `size_bytes` of tied parameters: a
-    ring, as in `allreduce_s`.
+    """Seconds for `holders` stages to exchange the gradients of `size_bytes` of tied parameters.
 
-    Where the other holders will lie is not known when a stage is chosen, so the ring is taken to
-    cross the outermost level on which devices part, one holder on each of its members, all on one
-    bus where it is one. 0 for one holder, and on one device.
+    A ring, as in `allreduce_s`; 0 for one holder, and on one device. Where the other holders will
+    lie is not known when a stage is chosen, so the ring is assumed to cross the outermost level on
+    which devices part, with one holder on each of its members, all on one bus where the level is a
+    bus.
     """
     k = topology.outermost_level
     if k == 0:
@@ -113,13 +116,13 @@ def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
 
 
 def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for which one side of a cut holds its own ports: a / (beta_K q), or 2
-    a / beta_K on each bus.
+    """Seconds per microbatch for which one side of a cut holds its own ports.
 
-    `ranks` is the stage on that side and `k` the level K at which the cut lies. The stage spans q
-    members of level K-1, each with a port of its own, among which its replicas take turns.
-    Activations and gradients go in opposite directions, which only a bus must share; the copies of
-    a nested pipeline have a bus each. Level 0, a device passing to itself, costs nothing.
+    They are a / (beta_K q), or 2 a / beta_K on each bus. `ranks` is the stage on that side and `k`
+    the level K at which the cut lies. The stage spans q members of level K-1, each with its own
+    port, among which its replicas take turns. Activations and gradients go in opposite directions,
+    which only a bus must share; the copies of a nested pipeline have a bus each. Level 0, a device
+    passing to itself, costs nothing.
     """
     if k == 0:
         return 0.0
@@ -130,16 +133,15 @@ def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -
 
 
 def exchange_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for an activation and a gradient to pass one side of a cut, one after
-    the other; see `side_s`.
+    """Seconds per microbatch for an activation, then a gradient, to pass one side of a cut.
+
+    See `side_s`.
     """
     return side_s(cut_bytes, ranks, k, topology) * (1 if k and topology.levels[k - 1].bus else 2)
 
 
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:
-    """Of the level-(k-1) members that hold some of `ranks`, how many share the fullest level-k
-    bus.
-    """
+    """How many level-(k-1) members that hold some of `ranks` share the fullest level-k bus."""
     members = {rank // topology.group_size(k - 1) for rank in ranks}
     return max(Counter(member // topology.levels[k - 1].size for member in members).values())
 

@@ -1,5 +1,6 @@
-"""Bytes on each device of a stage: weights in all their versions, gradients, optimizer state,
-activations, receive buffers.
+"""Bytes on each device of a stage.
+
+Weights in all their versions, gradients, optimizer state, activations and receive buffers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 def optimizer_bytes(parameter_bytes: float, optimizer: str, sixteen_bit: bool) -> float:
-    """State of the optimizer: its moments, and for 16-bit parameters an fp32 master copy; both are
-    32-bit, so twice W each there.
+    """State of the optimizer: its moments, and for 16-bit parameters an fp32 master copy.
+
+    Beside 16-bit parameters each moment and the master copy are 32-bit, so twice W each.
     """
     if not sixteen_bit:
         return MOMENTS[optimizer] * parameter_bytes
@@ -57,12 +59,13 @@ def device_memory(
     weight_versions: int,
     recompute: bool,
 ) -> Memory:
-    """Bytes on a device whose stage has `weights` bytes of parameters and `state` of its optimizer,
-    and of each microbatch `stash`.
+    """Bytes on a device, by what they are for, given the sizes of its stage.
 
-    With `recompute` only the stage's input is kept for each microbatch in flight, and one
-    microbatch's stash while it is recomputed. The buffers are one per microbatch in flight for what
-    each cut brings: activations from before, gradients from behind.
+    The stage has `weights` bytes of parameters, `state` bytes of optimizer state, and `stash` bytes
+    for each microbatch. With `recompute` only the stage's input is kept for each microbatch in
+    flight, and one microbatch's stash while it is recomputed. Each microbatch in flight has one
+    buffer for what each cut brings: activations from the stage before, gradients from the stage
+    after.
     """
     parts = {
         "parameters_bytes": weight_versions * weights,

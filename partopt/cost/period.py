@@ -1,5 +1,6 @@
-"""Seconds per microbatch in steady state, and per iteration of a synchronous schedule, of a
-partition; and what binds it.
+"""Seconds of a partition per microbatch and per iteration, and what binds it.
+
+Per microbatch in steady state; per iteration of a synchronous schedule.
 """
 
 from __future__ import annotations
@@ -33,16 +34,12 @@ def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
 
 
 def compute_s(stage: Assignment, problem: Problem) -> float:
-    """C of a stage: forward and backward, and the forward once more where activations are
-    recomputed.
-    """
+    """C of a stage: forward and backward, plus a second forward if activations are recomputed."""
     return problem.chain.compute_s(stage.start, stage.stop, problem.recomputes(stage))
 
 
 def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, float, int]]:
-    """The cuts before and after stage s: number, bytes, and the level at which the stage sees
-    it.
-    """
+    """The cuts before and after stage s: number, bytes, and level as the stage sees it."""
     stage = partition.stages[s]
     cuts = [(s, stage.start)] if s > 0 else []
     cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
@@ -52,12 +49,11 @@ def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, f
 
 
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
-    """Everything that stage s keeps busy for each microbatch: its devices, its all-reduce, its
-    sides of the cuts.
+    """The loads of stage s for each microbatch: its devices, its all-reduce, its sides of the cuts.
 
-    The all-reduce includes the exchange of the gradients of tied parameters with other stages, both
-    once for a microbatch on each replica. With serial transfers the devices also wait for every
-    activation and gradient that their stage sends or receives.
+    The all-reduce includes the exchange of the gradients of tied parameters with other stages; both
+    take place once for r microbatches, one on each replica. With serial transfers the devices also
+    wait for every activation and gradient that their stage sends or receives.
     """
     ranks, topology = partition.stages[s].ranks, problem.topology
     r = len(ranks)
@@ -75,8 +71,9 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
 
 
 def _together(partition: Partition, s: int) -> list[Assignment]:
-    """The stages on the devices of stage s: itself alone, unless its schedule gives a device
-    several.
+    """The stages on the devices of stage s.
+
+    Only s itself, unless the schedule gives a device several stages.
     """
     if partition.family in (CONTIGUOUS, NESTED):
         return [partition.stages[s]]
@@ -85,11 +82,11 @@ def _together(partition: Partition, s: int) -> list[Assignment]:
 
 
 def tied_groups(partition: Partition, s: int, problem: Problem) -> list[tuple[Group, int]]:
-    """The tied layers that stage s holds some of, its devices not all; and how many stages hold
-    some of them.
+    """The tied groups that stage s shares with other stages, each with the number of its holders.
 
-    These may be as many as there are layers elsewhere, and the stage itself: that is known of a
-    stage by itself.
+    Groups that lie entirely on the devices of stage s are left out. Holders are the stage itself
+    and one stage for each layer elsewhere: the most that are possible, and known without the other
+    stages.
     """
     stage, found = partition.stages[s], []
     for group in problem.chain.tied:
@@ -103,9 +100,7 @@ def tied_groups(partition: Partition, s: int, problem: Problem) -> list[tuple[Gr
 
 
 def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds for stage s to exchange the gradients of tied parameters with the other stages that
-    hold them.
-    """
+    """Seconds for stage s to exchange tied gradients with the other stages that hold them."""
     return sum(
         (
             tied_s(group.size, holders, problem.topology)
@@ -116,9 +111,7 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
 
 
 def _gradients_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds for stage s to exchange gradients: over its replicas, and those of tied parameters
-    with other stages.
-    """
+    """Seconds for stage s to exchange gradients among its replicas, and tied ones with others."""
     stage = partition.stages[s]
     weights = problem.chain.parameter_bytes(stage.start, stage.stop)
     return allreduce_s(weights, stage.ranks, problem.topology) + tied_exchange_s(
@@ -127,11 +120,10 @@ def _gradients_s(partition: Partition, s: int, problem: Problem) -> float:
 
 
 def binding(partition: Partition, problem: Problem) -> Load:
-    """The largest load per microbatch, of equal ones the first: the period of an asynchronous
-    schedule, what paces a synchronous one.
+    """The largest load per microbatch; ties keep the first.
 
-    A synchronous schedule exchanges gradients once an iteration, so that its all-reduces pace
-    nothing.
+    It is the period of an asynchronous schedule, and what paces a synchronous one. A synchronous
+    schedule exchanges gradients once an iteration, so its all-reduces pace nothing.
     """
     loads = (
         load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem)
@@ -143,12 +135,10 @@ def binding(partition: Partition, problem: Problem) -> Load:
 
 
 def fullest(partition: Partition, problem: Problem) -> list[Load]:
-    """Of each kind of load the largest, of equal ones the first; none that takes no time.
+    """The largest non-zero load of each kind; ties keep the first.
 
-    A plan carries them.
-
-    A synchronous schedule exchanges gradients once an iteration, a microbatch's share of which is
-    an M-th. The naive schedule keeps one thing busy at a time, so that none stands beside another.
+    A plan carries them. A synchronous schedule exchanges gradients once an iteration, of which one
+    M-th counts for each microbatch. The naive schedule keeps one thing busy at a time and has none.
     """
     found: dict[str, Load] = {}
     none_beside = schedule(problem.schedule).one_at_a_time
@@ -176,9 +166,7 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
 
 
 def objective_s(partition: Partition, problem: Problem) -> float:
-    """What is minimised: the period of an asynchronous schedule, the iteration of a synchronous
-    one.
-    """
+    """Seconds to minimise: the period if asynchronous, the iteration if synchronous."""
     return (
         binding(partition, problem).seconds
         if problem.microbatches is None
@@ -187,8 +175,10 @@ def objective_s(partition: Partition, problem: Problem) -> float:
 
 
 def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, float, float]:
-    """The addends of `iteration_s`: one microbatch's pass, what the stage that paces takes for the
-    others, and the largest update.
+    """The three addends of `iteration_s`.
+
+    One microbatch's pass, what the stage that paces takes for the other microbatches, and the
+    largest update.
     """
     M = problem.microbatches
     assert M is not None
@@ -216,8 +206,9 @@ def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, f
 
 
 def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
-    """Seconds for stage s to work through M microbatches: its fullest replica gets ceil(M / r) of
-    them, its cuts carry all.
+    """Seconds for stage s to work through M microbatches.
+
+    Its fullest replica gets ceil(M / r) of them; its cuts carry all.
     """
     r = len(partition.stages[s].ranks)
     busy, _, *sides = stage_loads(partition, s, problem)
@@ -225,9 +216,7 @@ def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
 
 
 def _update_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds after the last backward of stage s: it exchanges its gradients and makes its
-    optimizer step.
-    """
+    """Seconds after the last backward of stage s: gradient exchange and optimizer step."""
     return _gradients_s(partition, s, problem) + optimizer_step_s(partition.stages[s], problem)
 
 
@@ -242,8 +231,9 @@ def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
 
 
 def one_device_s(problem: Problem) -> float:
-    """Seconds per microbatch of the whole model on one device, nothing recomputed; a synchronous
-    schedule adds 1/M of an optimizer step.
+    """Seconds per microbatch of the whole model on one device, without recomputation.
+
+    A synchronous schedule adds 1/M of an optimizer step.
     """
     chain = problem.chain
     update = 0.0 if problem.microbatches is None else chain.optimizer_s / problem.microbatches
@@ -251,8 +241,9 @@ def one_device_s(problem: Problem) -> float:
 
 
 def stage_variance(plan: Plan) -> float:
-    """Variance of the stages' seconds per microbatch, C / r, in s^2: what GPipe's heuristic
-    minimises.
+    """Variance of the stages' seconds per microbatch, C / r, in s^2.
+
+    GPipe's heuristic minimises it.
     """
     costs = [stage.compute_s / stage.replicas for stage in plan.stages]
     mean = sum(costs) / len(costs)

@@ -29,9 +29,7 @@ def price(
     planner: str,
     certificate: Certificate | None = None,
 ) -> Plan:
-    """The plan of `partition`: stages with their memory, communication, prediction and
-    certificate.
-    """
+    """The plan of `partition`: stages with memory, communication, prediction and certificate."""
     replicas = [len(stage.ranks) for stage in partition.stages]
     return Plan(
         planner=planner,
@@ -121,8 +119,10 @@ def devices_used(partition: Partition) -> int:
 
 
 def _communication(partition: Partition, problem: Problem) -> list[Flow]:
-    """Activations forward and gradients backward across each cut; the all-reduce of each replicated
-    stage, and its part in tied ones.
+    """The messages of a plan: sends across cuts, all-reduces and tied exchanges.
+
+    Activations go forward and gradients backward across each cut; each replicated stage has an
+    all-reduce, and each stage its part in tied exchanges.
     """
     topology, flows = problem.topology, []
     per = "round" if problem.microbatches is None else "iteration"
@@ -172,8 +172,9 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
 
 
 def _predicted(partition: Partition, problem: Problem) -> Predicted:
-    """Steady state for an asynchronous schedule, a whole iteration over its microbatches for a
-    synchronous one.
+    """The prediction: steady state if asynchronous, a whole iteration if synchronous.
+
+    The period of a synchronous schedule is its iteration divided by its microbatches.
     """
     load = binding(partition, problem)
     iteration, period = None, load.seconds

@@ -1,6 +1,4 @@
-"""What is to be planned, and what a planner decides: the question and the answer that `price` turns
-into a plan.
-"""
+"""The planning problem, and the decision of a planner that `price` turns into a plan."""
 
 from __future__ import annotations
 
@@ -29,34 +27,34 @@ from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
-# what is being done, how much of it is done, how much there is
+# what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
 
 CONTIGUOUS = "contiguous"  # the ranks of a stage are consecutive
 FREE: Final = "free"  # any replicas; "uniform": the same in every stage
 NONE: Final = "none"  # one replica of every stage
-# stages may part tied layers, and exchange the gradients; "together": they may not
+# stages may split tied layers, and exchange the gradients; "together": they may not
 EXCHANGE: Final = "exchange"
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
 def ignore_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore a progress report."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """A model on a cluster, and how it is to be trained there.
 
-    `stages` is how many stages were asked for, `chunks` how many of them a schedule that
+    `stages` is how many stages were requested, `chunks` how many of them a schedule that
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
     asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
     their messages and for their gradients; `memory_bytes` is the limit of one device, `None` where
     there is none; `replication` says what replicas a planner may give, and `recompute_per_stage`
-    that it may choose the stages that recompute, in place of `recompute`; `tied` whether stages may
-    part layers that share parameters; `cut_at` are the layers that a stage may begin with, `None`
-    for all; `cuts` and `replicas` are a person's own split; `costs` are what GPipe's heuristics
-    balance, shape (N,); `progress` is told of long work.
+    that it may choose the stages that recompute, in place of `recompute`; `tied` says whether
+    stages may split layers that share parameters; `cut_at` are the layers that a stage may begin
+    with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are what GPipe's
+    heuristics balance, shape (N,); `progress` is called during long work.
     """
 
     profile: Profile
@@ -114,14 +112,16 @@ class Problem:
         )
 
     def cell_costs(self) -> NDArray[np.float64]:
-        """What GPipe's heuristics balance, shape (N,): `costs`, by default the measured seconds of
-        every layer.
+        """The costs that GPipe's heuristics balance, shape (N,).
+
+        `costs`, by default the measured seconds of every layer.
         """
         return self.chain.f + self.chain.g if self.costs is None else self.costs
 
     def coarsen(self) -> Problem:
-        """The problem whose layers are the ranges that no stage may part; itself where every layer
-        may begin one.
+        """The problem whose layers are the ranges that no stage may split.
+
+        The problem itself where every layer may begin a stage.
         """
         bounds = self.boundaries()
         if len(bounds) > self.chain.layers:
@@ -138,8 +138,9 @@ class Problem:
         ]
 
     def tied_group_across(self, start: int) -> Group | None:
-        """The tied layers that a stage beginning with layer `start` would part although they are to
-        stay together; `None` where none.
+        """The tied layers that a stage beginning with layer `start` must not split, or `None`.
+
+        There are such layers only where tied layers must stay together.
         """
         groups = self.chain.tied if self.tied == "together" else ()
         return next(
@@ -227,7 +228,7 @@ class Decision:
 
 
 def certify(objective_s: float, lower_bound_s: float, status: str, proof: str) -> Certificate:
-    """The certificate of a plan whose objective is `objective_s`, below `lower_bound_s` nothing."""
+    """The certificate of a plan with objective `objective_s`; no plan is below `lower_bound_s`."""
     gap = objective_s / lower_bound_s - 1 if lower_bound_s > 0 else 0.0
     return Certificate(
         status=status,
@@ -239,8 +240,10 @@ def certify(objective_s: float, lower_bound_s: float, status: str, proof: str) -
 
 
 def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
-    """The stages of `plan`; which of them recompute only with `recompute_per_stage`, where a
-    problem leaves that to the partition.
+    """The partition of `plan`.
+
+    It says which stages recompute only with `recompute_per_stage`, where a problem leaves that to
+    the partition.
     """
     stages = [
         Assignment(
@@ -254,9 +257,7 @@ def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
 def consecutive(
     boundaries: Sequence[int], replicas: Sequence[int] | None = None
 ) -> list[Assignment]:
-    """Stages between neighbouring `boundaries`, on consecutive ranks from 0, with `replicas` each
-    (default one).
-    """
+    """Stages between `boundaries`, on consecutive ranks from 0; `replicas` each (default one)."""
     counts = replicas or [1] * (len(boundaries) - 1)
     stages, rank = [], 0
     for start, stop, count in zip(boundaries[:-1], boundaries[1:], counts, strict=True):

@@ -1,5 +1,6 @@
-"""Sums over ranges of layers, in which what several layers share counts once for a range that holds
-any of them.
+"""Sums over ranges of layers that count what several layers share once.
+
+What layers share counts for a range that holds any of them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 
 class Group(NamedTuple):
-    """`size` units shared by the layers `members`: a tied parameter, or a tensor that two layers
-    both keep for their backward.
+    """`size` units shared by the layers `members`.
+
+    A tied parameter, or a tensor that two layers both keep for their backward.
     """
 
     members: Sequence[int]
@@ -65,8 +67,9 @@ class RangeSum:
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
 
     def differences(self) -> Differences:
-        """The sums as differences: `end[j] - begin[i]` less the pairs that begin before i and end
-        at j or later.
+        """The sums as differences of two arrays, for compiled code.
+
+        A sum is `end[j] - begin[i]` less the pairs that begin before i and end at j or later.
         """
         later, earlier = np.zeros((2, self.layers + 1))
         np.add.at(later, self._last + 1, self._size)
@@ -107,9 +110,7 @@ class RangeSum:
         return coarse
 
     def table(self) -> NDArray[np.float64]:
-        """`table[i, j]` = the sum over [i, j) for all i <= j, shape (N+1, N+1); zero below the
-        diagonal.
-        """
+        """`table[i, j]` = the sum over [i, j) for all i <= j, else zero; shape (N+1, N+1)."""
         shared = np.zeros((self.layers + 1, self.layers + 1))
         np.add.at(shared, (self._first, self._last + 1), self._size)
         shared = np.cumsum(np.cumsum(shared[::-1], axis=0)[::-1], axis=1)

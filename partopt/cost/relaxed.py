@@ -1,7 +1,7 @@
-"""What any set of ranks of a size can carry, wherever the ranks lie: bounds on runs of ranks and on
-the replicas of nested pipelines alike.
+"""Bounds on what any set of ranks of a given size can carry, wherever the ranks lie.
 
-As tables of one level: a plan that they refuse does not exist in either family.
+They hold for runs of ranks and for the replicas of nested pipelines alike, as tables of one level:
+a plan that they refute exists in neither family.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from partopt.cost.capacity import Shapes
 from partopt.documents.topology import Level, Topology
 
-# m_k   members of level k on which each component of the level has a copy; r = m_1 * ... * m_L
-#       replicas
+# m_k   members of level k on which each component of the level has a copy
+# r     replicas, m_1 * ... * m_L
 
 
 def relax(shapes: Shapes, topology: Topology) -> Shapes:
-    """The tables of one level of P devices on which r ranks carry what the best r ranks of the
-    topology do, of `shapes` or nested.
+    """The tables of one level of P devices on which r ranks carry what the best r ranks do.
+
+    The best are taken over the runs of the topology, with the tables `shapes`, and its nested
+    replicas.
     """
     P = topology.devices
     slope, latency = shapes.slope.min(axis=0), shapes.latency.min(axis=0)
@@ -36,8 +38,10 @@ def relax(shapes: Shapes, topology: Topology) -> Shapes:
 
 
 def _nested(levels: list[Level]) -> tuple[NDArray[np.int64], ...]:
-    """For every m_1, ..., m_L: r, its all-reduce's seconds a byte and latency, and the most bytes/s
-    of a side and of an exchange.
+    """Rates of nested replicas for every m_1, ..., m_L.
+
+    r, its all-reduce's seconds per byte and latency, and the most bytes/s of a side and of an
+    exchange.
     """
     counts = np.array(
         list(product(*[range(1, level.size + 1) for level in levels])), dtype=np.int64

@@ -1,5 +1,6 @@
-"""The error budget of the optimal planner: every tolerance, which error it covers, and why it is
-enough.
+"""The error budget of the optimal planner.
+
+Every tolerance, which error it covers, and why it is enough.
 
 Costs are sums of double-precision numbers, each rounded to `EPSILON`. A probe and the formulas that
 price a plan add up the same costs in another order, so a plan that just meets a bound for one may

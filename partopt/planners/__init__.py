@@ -1,7 +1,7 @@
-"""Planners: from a problem to a partition. One file each, and one entry in the registry here.
+"""Planners: from a problem to a partition.
 
-A planner's file has one function, `plan(problem: Problem) -> Decision`; it is imported when it is
-first used.
+Each is one file, and one entry in the registry here. A planner's file has one function,
+`plan(problem: Problem) -> Decision`; it is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ def _compiled(entry: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Planner:
-    """A registered planner: its module, what it does, in a line, what it looks at or keeps to, and
-    which schedules it plans for.
+    """A registered planner: its module, a line on what it does, its options and its schedules.
 
-    It may look at the options `stages` (with `fewer` as the most that there may be), `costs` and
-    `cuts`. `uniform`, `none`: its stages have equally many replicas or one, always or where that is
-    asked for; `auto`: it chooses the stages that recompute. `schedules` tells of a schedule whether
-    it plans for it, by default for those with one stage on each device.
+    `uses` names the options that it reads: `stages` (with `fewer` as an upper limit), `costs` and
+    `cuts`. It also names what it supports. `uniform`, `none`: its stages have equally many replicas
+    or one, always or on request; `auto`: it chooses the stages that recompute. `schedules` says
+    whether it plans for a schedule, by default for those with one stage on each device.
     """
 
     module: str
@@ -98,7 +97,7 @@ PLANNERS: Registry[Planner] = Registry("planner", Planner, _BUILTIN)
 
 
 def required_features(problem: Problem) -> set[str]:
-    """What a problem asks of its planner beyond its schedule, as `Planner.uses` says it."""
+    """What a problem requires of its planner beyond its schedule, in terms of `Planner.uses`."""
     asked = {
         "stages": problem.stages is not None,
         "costs": problem.costs is not None,

@@ -1,6 +1,4 @@
-"""Pipelines inside the members of a level, replicated over them: which ranks that gives each
-stage.
-"""
+"""Ranks of the stages of pipelines inside the members of a level, replicated over them."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from partopt.cost.problem import Assignment
 
 
 class Block(NamedTuple):
-    """Layers [start, stop) on `members` members of a level, from `first` on: a copy of the pipeline
-    `inside` on each; a device has none.
+    """Layers [start, stop) on `members` members of a level, from `first` on.
+
+    Each member has a copy of the pipeline `inside`; a device has none.
     """
 
     start: int
@@ -24,10 +23,10 @@ class Block(NamedTuple):
 
 
 def stages_of(blocks: Sequence[Block], sizes: Sequence[int]) -> list[Assignment]:
-    """The stages of a pipeline of level k = len(sizes) - 1; `sizes` are the ranks of a component of
-    each level, from 1 for a device.
+    """The stages of a pipeline of level k = len(sizes) - 1.
 
-    Copies take turns first: replica q of a pipeline inside m members is q*m + c on member c.
+    `sizes` are the ranks of a component of each level, beginning with 1 for a device. Copies take
+    turns first: replica q of a pipeline inside m members is q*m + c on member c.
     """
     placed = []
     for block in blocks:

@@ -1,5 +1,6 @@
-"""GPipe's partition: K stages with the least variance of their costs (Huang et al., NeurIPS 2019,
-section 2.2), exactly.
+"""GPipe's partition: K stages with the least variance of their costs, exactly.
+
+Huang et al., NeurIPS 2019, section 2.2.
 
 The mean of K stage costs is fixed, so the least variance is the least sum of squares:
     V(q, j) = min over i < j of V(q-1, i) + cost(i, j)^2
@@ -46,8 +47,9 @@ def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
-    """Row q from row q-1: the middle j of a range of j's first, whose best i bounds those of both
-    halves.
+    """Fill row q from row q-1 by divide and conquer.
+
+    The middle j of a range of j's comes first; its best i bounds those of both halves.
     """
     pending = [(q, len(prefix) - 1, q - 1, len(prefix) - 2)]
     while len(pending) > 0:

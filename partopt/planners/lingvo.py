@@ -1,8 +1,8 @@
-"""The partition of GPipe's published program in Lingvo: layer l goes to stage min(int(prefix_l /
-total * K), K-1).
+"""The partition of GPipe's published program in Lingvo, by cumulative cost.
 
-`prefix_l` includes layer l itself. Nothing is optimised, and a layer that carries more than one
-stage's share leaves stages empty: the plan omits them, and a note says how many there were.
+Layer l goes to stage min(int(prefix_l / total * K), K-1), where `prefix_l` includes layer l itself.
+Nothing is optimised, and a layer that carries more than one stage's share leaves stages empty: the
+plan omits them, and a note gives their number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A person's own split, priced like every other plan."""
+"""A manual split, priced like every other plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partopt.planners.placing import stages_a_device
 def plan(problem: Problem) -> Decision:
     """Stages between `problem.cuts`, with `problem.replicas` each (default one).
 
-    Raises PartoptError where they make no partition.
+    Raises PartoptError where they do not form a partition.
     """
     cuts = list(problem.cuts)
     replicas = list(problem.replicas) or [1] * (len(cuts) + 1)
@@ -21,8 +21,9 @@ def plan(problem: Problem) -> Decision:
 
 
 def _check_cuts(cuts: list[int], problem: Problem) -> None:
-    """PartoptError where the cuts are not ascending layers, or part tied layers that stay
-    together.
+    """Raise PartoptError for cuts out of order or range, or splitting layers that stay together.
+
+    Tied layers stay together where the problem requires it.
     """
     layers = problem.chain.layers
     for before, cut in zip([0, *cuts], cuts, strict=False):
@@ -49,9 +50,7 @@ def _check_cuts(cuts: list[int], problem: Problem) -> None:
 
 
 def _check_replicas(replicas: list[int], stages: int, problem: Problem) -> None:
-    """PartoptError where there is not one count for each stage, or not a device for each
-    replica.
-    """
+    """Raise PartoptError unless each stage has a count and each replica a device."""
     places = problem.topology.devices * stages_a_device(problem)
     if len(replicas) != stages:
         raise PartoptError(

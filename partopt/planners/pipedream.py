@@ -1,14 +1,15 @@
-"""The partitioning recurrence of PipeDream (Narayanan et al., SOSP 2019, section 3.1), over any
-number of levels, exactly.
+"""PipeDream's partitioning recurrence, over any number of levels, exactly.
+
+Narayanan et al., SOSP 2019, section 3.1:
 
     A^0(i..j, 1) = C(i, j)
     T^k(i..j, m) = max( A^{k-1}(i..j, n_{k-1}), 2(m-1) W(i, j) / B_k ) / m
     A^k(i..j, m) = min( T^k(i..j, m), min over i < s < j, m' < m of
                         max( A^k(i..s, m-m'), 2 a_s / B_k, T^k(s..j, m') ) )
 
-The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory not
-looked at; C includes recomputation where that is asked for. Ties: fewer stages, then the later cut.
-Only the rows that are needed are filled: at the outermost level those of i = 0.
+The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory ignored;
+C includes recomputation where that is requested. Ties: fewer stages, then the later cut. Only the
+rows that are needed are filled: at the outermost level those of i = 0.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ def _fill_table(level: _Level, problem: Problem) -> tuple[NDArray[np.float64], N
 
 
 def _backtrack(levels: list[_Level], row: Row, k: int, i: int, j: int) -> list[Block]:
-    """The stages behind A^k(i..j, n_k), of which `row` is the row; the inner ones by filling again
-    the rows that they lie in.
+    """The blocks behind A^k(i..j, n_k), of which `row` is the row.
+
+    The inner ones are found by filling the rows that they lie in a second time.
     """
     blocks: list[Block] = []
     m = levels[k - 1].n
@@ -133,8 +135,9 @@ def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
 
 @compiled()
 def _fill_members(i, m, inner, cuts, row):  # type: ignore[no-untyped-def]
-    """Fill A[m, j] = A^k(i..j, m), its choices, and its floor, for every j, from those of fewer
-    members.
+    """Fill the row at m for every j from those of fewer members.
+
+    That is A[m, j] = A^k(i..j, m), its choices, and its floor.
     """
     layers = len(cuts.seconds) - 1
     for j in range(i + 1, layers + 1):

@@ -10,14 +10,16 @@ from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 
-# S   stages; P   devices of one pipeline; v   stages on a device, S = v P, but for a mirrored
-#     schedule, which has S = P
+# S   stages
+# P   devices of one pipeline
+# v   stages on a device: S = v P, but S = P for a mirrored schedule
 # d   pipelines side by side
 
 
 def stage_multiple(problem: Problem) -> int:
-    """What the number of stages must be a multiple of: v, or 2 for the two halves of a mirrored
-    schedule.
+    """What the number of stages must be a multiple of: v, or 2 under a mirrored schedule.
+
+    A mirrored schedule has two halves.
     """
     shape = schedule(problem.schedule).shape
     return CHUNKS.get(shape, problem.chunks)
@@ -29,11 +31,11 @@ def stages_a_device(problem: Problem) -> int:
 
 
 def stage_count(problem: Problem) -> int:
-    """The number of stages that `problem` requests, by default as many as the schedule puts on all
-    devices.
+    """The number of stages that `problem` requests, by default as many as can be placed.
 
-    PartoptError where it exceeds the layers or what the devices hold, or is none that the schedule
-    can lay out.
+    The default is as many as the schedule puts on all devices, within the number of layers. Raises
+    PartoptError where the number exceeds the layers or what the devices hold, or where the schedule
+    cannot lay it out.
     """
     multiple, most = stage_multiple(problem), problem.topology.devices * stages_a_device(problem)
     limits = (
@@ -59,7 +61,7 @@ def stage_count(problem: Problem) -> int:
 def _check_stages(
     stages: int, name: str, limits: Iterable[tuple[int, str]], multiple: int, largest: int
 ) -> None:
-    """PartoptError where so many stages exceed a limit, or are no multiple."""
+    """Raise PartoptError where so many stages exceed a limit or are not a multiple."""
     for limit, what in limits:
         if stages > limit:
             raise PartoptError(
@@ -81,11 +83,11 @@ def _check_stages(
 
 
 def place(partition: Partition, problem: Problem, planner: str) -> Partition:
-    """The partition with its stages where the schedule has them; as it is where that is one stage a
-    device.
+    """The partition with its stages on the ranks that the schedule gives them.
 
-    PartoptError for unequal replicas under a schedule that cannot have them, for a number of stages
-    that does not fill the devices, and for more devices than there are.
+    Unchanged where the schedule has one stage a device. Raises PartoptError for unequal replicas
+    under a schedule that cannot have them, for a number of stages that does not fill the devices,
+    and for more devices than there are.
     """
     entry, replicas = schedule(problem.schedule), [len(stage.ranks) for stage in partition.stages]
     if not entry.uneven and len(set(replicas)) > 1:

@@ -18,8 +18,9 @@ from partopt.cost.recurrence import stage_s
 
 
 class Inner(NamedTuple):
-    """What a stage or a pipeline over [s, j) takes inside one member; tables of shape (N+1, N+1)
-    over s and j.
+    """What a stage or a pipeline over [s, j) takes inside one member.
+
+    Tables of shape (N+1, N+1) over s and j.
     """
 
     seconds: NDArray[np.float64]
@@ -54,8 +55,9 @@ class Cuts(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The best pipelines over [i, j) for one i, every m members and j, with the choices that gave
-    them; all of shape (n+1, N+1).
+    """The best pipelines over [i, j) for one i and every m members and j, with their choices.
+
+    All arrays have shape (n+1, N+1).
     """
 
     A: NDArray[np.float64]  # bottleneck seconds
@@ -77,8 +79,9 @@ class Row(NamedTuple):
 
 @compiled()
 def _jumps(cuts):  # type: ignore[no-untyped-def]
-    """For each s the next index, upward and downward, with a cut not above that of s; past the ends
-    where there is none.
+    """For each s the next index, upward and downward, with a cut not above that of s.
+
+    An index past the ends where there is none.
     """
     jump = np.empty((2, len(cuts)), np.int32)
     for down in range(2):
@@ -93,10 +96,10 @@ def _jumps(cuts):  # type: ignore[no-untyped-def]
 
 @compiled()
 def split_off(members, i, m, inner, cuts, row):  # type: ignore[no-untyped-def]
-    """Improve `row` at m, for every j, by the best split that gives the last stage `members`:
-    outward from where the envelopes cross.
+    """Improve `row` at m, for every j, by the best split with `members` for the last stage.
 
-    Any start is right; the crossing, which moves little from one j to the next, is the fastest.
+    The search goes outward from where the envelopes cross. Any start is right; the crossing, which
+    moves little from one j to the next, is the fastest.
     """
     A, floor, left, start = row.A, row.floor, m - members, i + 1
     for j in range(i + 2, len(cuts.seconds)):

@@ -1,7 +1,9 @@
-"""The best pipeline without replication: a stage a device, as many stages as help, exactly, under
-the physical cost of the topology.
+"""The best pipeline without replication, exactly, under the physical cost of the topology.
+
+One stage a device, as many stages as help:
 
     A(q, j) = min over s < j of max( A(q-1, s), side of the cut between ranks q-2 and q-1, C(s, j) )
+
 The cut costs depend on the level at which two neighbouring ranks part. Ties: fewer stages, then the
 later cut.
 """
@@ -27,8 +29,9 @@ from partopt.planners.split import Cuts, Inner, Row, split_off
 
 
 def plan(problem: Problem) -> Decision:
-    """The partition into one-device stages with the least period; exactly `problem.stages` of them
-    where that is given.
+    """The partition into one-device stages with the least period.
+
+    Exactly `problem.stages` of them where that is given.
     """
     K, N = stage_count(problem), problem.chain.layers
     row = _fill(problem, K)
@@ -54,8 +57,9 @@ def _at_cuts(
 
 
 def _fill(problem: Problem, K: int) -> Row:
-    """A and its splits, for one stage after the other; a cut is priced at the level at which its
-    two ranks part.
+    """Fill A and its splits, one stage after the other.
+
+    A cut is priced at the level at which its two ranks part.
     """
     topology, N = problem.topology, problem.chain.layers
     sides = range(1, len(topology.levels) + 1)
@@ -83,11 +87,10 @@ def _fill(problem: Problem, K: int) -> Row:
 
 
 def _stage_table(problem: Problem, before: int, after: int) -> NDArray[np.float64]:
-    """Seconds per microbatch of one device with layers [s, j): compute and the transfers that it
-    waits for, or tied gradients.
+    """Seconds per microbatch of one device with layers [s, j), shape (N+1, N+1).
 
-    Shape (N+1, N+1). A synchronous schedule exchanges gradients once an iteration, which paces
-    nothing.
+    Compute and the transfers that it waits for, or the exchange of tied gradients if that is
+    longer. A synchronous schedule exchanges gradients once an iteration, which paces nothing.
     """
     chain = problem.chain
     prefix = chain.busy_prefix(problem.recompute)

@@ -1,5 +1,6 @@
-"""torchgpipe's automatic balance: block partition by local search (Bárány and Grinberg, "Block
-partitions of sequences", 2013).
+"""torchgpipe's automatic balance: block partition by local search.
+
+Bárány and Grinberg, "Block partitions of sequences", 2013.
 
 From any partition into K blocks, as long as the largest block exceeds the smallest by more than the
 largest layer, the smallest block that is nearest to the largest one takes a layer from that side.
@@ -44,8 +45,9 @@ def balance(costs: Sequence[float] | NDArray[np.float64], K: int) -> list[int]:
 
 
 def _move(bounds: NDArray[np.int64], blocks: NDArray[np.float64]) -> bool:
-    """Give the nearest smallest block a layer from the side of the largest, in place; False where
-    no block between can give one.
+    """Give the nearest smallest block a layer from the side of the largest, in place.
+
+    Returns False where no block between can give one.
     """
     p = int(blocks.argmax())
     smallest = np.flatnonzero(blocks == blocks.min())

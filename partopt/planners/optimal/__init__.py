@@ -63,8 +63,9 @@ def _nothing_fits(problem: Problem) -> PartoptError:
 
 
 def drop_useless_recompute(problem: Problem) -> Problem:
-    """The problem, in which no stage recomputes where memory is not limited: that only takes
-    time.
+    """The problem, in which no stage chooses to recompute where memory is not limited.
+
+    Recomputing only takes time there.
     """
     return replace(
         problem,
@@ -73,8 +74,10 @@ def drop_useless_recompute(problem: Problem) -> Problem:
 
 
 def _incumbent(problem: Problem) -> tuple[Partition | None, float]:
-    """A plan to begin with, and its objective: of a coarser chain; where stages may choose, with
-    all of them recomputing or none.
+    """A plan to begin with, or `None`, and its objective.
+
+    The best plan of a coarser chain; where the stages of a synchronous schedule may choose, also of
+    those with all of them recomputing or none.
     """
     best, value = coarse_incumbent(problem, _LONG, _GRAIN)
     if not problem.recompute_per_stage or problem.microbatches is None:
@@ -89,8 +92,9 @@ def _incumbent(problem: Problem) -> tuple[Partition | None, float]:
 
 
 def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition | None, float]:
-    """The best plan of a chain of `long` layers or more that cuts before every `grain`-th layer
-    alone, and its objective; `None` and infinity for a shorter one, or where there is none.
+    """The best plan that cuts before every `grain`-th layer alone, and its objective.
+
+    `None` and infinity for a chain of fewer than `long` layers, or where there is no plan.
     """
     bounds = [*range(0, problem.chain.layers, grain), problem.chain.layers]
     if problem.chain.layers < long or (
@@ -109,17 +113,16 @@ def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition
 
 
 def status(seconds: float, lower_bound_s: float) -> str:
-    """What is proven of a plan with this objective: that it is optimal, or by how much at most it
-    is not.
-    """
+    """What is proven of a plan with this objective: that it is optimal, or its largest gap."""
     if seconds <= lower_bound_s * (1 + OPTIMAL):
         return "optimal"
     return f"gap {100 * (seconds / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
 
 
 def proof(problem: Problem, complete: bool) -> str:
-    """How a lower bound is obtained, where the probes kept every entry and gave up nowhere, or
-    not.
+    """How a lower bound is obtained, by probes that are `complete` or not.
+
+    Complete: they kept every entry and gave up nowhere.
     """
     what = "period" if problem.microbatches is None else "iteration"
     how = (
@@ -131,17 +134,13 @@ def proof(problem: Problem, complete: bool) -> str:
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
-    """The best plan whose objective is less than `seconds`, `None` where there is none, and what no
-    plan goes below.
-    """
+    """The best plan with objective below `seconds`, or `None`, and a lower bound on all plans."""
     best, _, lower = _search(list(families(drop_useless_recompute(problem.coarsen()))), seconds)
     return best, lower
 
 
 def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | None, float, float]:
-    """The best plan of all families whose objective is less than `value`, that objective, and a
-    lower bound.
-    """
+    """The best plan of all families below `value`, its objective, and a lower bound."""
     problem, best, lower = probes[0].problem, None, math.inf
     search = _least_period if problem.microbatches is None else least_iteration
     every = replica_counts(problem)
@@ -159,8 +158,10 @@ def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | No
 
 
 def _floor_s(probe: FamilyProbe, counts: Counts) -> float:
-    """What no plan goes below, whatever a probe found: the compute shared among all devices, or one
-    microbatch's pass.
+    """Seconds that no plan goes below, whatever a probe found.
+
+    Asynchronous: the compute shared among all devices, or the largest period refuted. Synchronous:
+    one microbatch's pass.
     """
     problem, layers = probe.problem, probe.layers
     if problem.microbatches is None:

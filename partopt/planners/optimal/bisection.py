@@ -15,9 +15,10 @@ from partopt.cost.problem import Partition
 from partopt.cost.tolerances import SUM
 
 _STEPS = 300  # more than the digits of a number; so many are never taken
-_GROWING = 14  # steps that grow the bound, ever faster, before any plan at all is asked for
-_CLOSE = 1e-3  # relative: from there on every fourth step asks for anything better than the best,
-_CLOSEST = 1e-6  # and from there on every second
+_GROWING = 14  # steps that grow the bound, ever faster, before it becomes infinite
+# relative gaps below which every fourth step, or every second, tries just below the best
+_CLOSE = 1e-3
+_CLOSEST = 1e-6
 
 
 def bisect_minimum(
@@ -27,11 +28,11 @@ def bisect_minimum(
     upper: float,
     slack: float,
 ) -> tuple[Partition | None, float, float]:
-    """The plan with the least measure below `upper`, that measure (`upper` where there is no plan),
-    and the largest bound without a plan.
+    """The plan with the least measure below `upper`, that measure, and the largest bound refuted.
 
-    `find` tells for a bound whether there is a plan, which need not be the best; none is below
-    `lower`; `upper` is infinite where no plan is known. The two meet within `slack`.
+    A bound is refuted where it has no plan; the measure is `upper` where there is no plan at all.
+    `find` returns a plan for a bound, which need not be the best, or `None`; no plan is below
+    `lower`; `upper` is infinite where no plan is known. Measure and bound meet within `slack`.
     """
     best, value = None, upper
     bound, growth = (lower + 2 * slack if upper == math.inf else upper - slack), 1.001
@@ -55,9 +56,7 @@ def bisect_minimum(
 
 
 def _next_bound(lower: float, value: float, slack: float, step: int) -> float:
-    """Half way between the two; where they are close, now and then the value just below the
-    best.
-    """
+    """Half way between the two; where they are close, at times the value just below the best."""
     gap = value / lower - 1 if lower > 0 else 1.0
     if (gap < _CLOSE and step % 4 == 3) or (gap < _CLOSEST and step % 2):
         return value - slack

@@ -32,13 +32,14 @@ class FamilyProbe:
         self.problem, self.layers, self.family = probe.problem, probe.layers, probe.family
         self.bounds_recompute = probe.bounds_recompute
         self.probes = 0  # that have been asked for
-        self.complete = True  # no answer left an entry out for want of room
-        # the probe has done all the work that it may: only the relaxed one still proves something
+        self.complete = True  # no answer left an entry out of a full cut
+        # the probe has reached its limit of work: only the relaxed one still proves something
         self.gave_up = False
 
     def find(self, bounds: Bounds, counts: Counts, stages: int | None) -> Partition | None:
-        """A plan within the bounds, of which that on recomputation is kept where
-        `bounds_recompute`; `None` where none was found.
+        """A plan within the bounds, `None` where none was found.
+
+        The bound on recomputation is kept only where `bounds_recompute`.
         """
         self.probes += 1
         self.problem.progress(f"optimal: {self.family} plans, probe {self.probes}", 0, 1)
@@ -52,8 +53,9 @@ class FamilyProbe:
         return answer.plan
 
     def regions(self, counts: Counts, whole: Region) -> list[Region]:
-        """Where the family may have plans: in the `whole`, or where the first family alone was
-        refuted.
+        """The regions in which the family may have plans.
+
+        The `whole`, or for a later family those that only the first family's probe refuted.
         """
         if self.relaxed is None or self.first:
             return [whole]
@@ -77,14 +79,12 @@ class FamilyProbe:
         return FamilyProbe(probe, self.floors_s, self.relaxed, self.first)
 
     def refuted_s(self, counts: Counts) -> float:
-        """A period that no plan of any family has, nor a shorter one."""
+        """The largest period refuted for all families; 0 where there is none."""
         return self.relaxed.refuted_s(counts) if self.relaxed is not None else 0.0
 
 
 def families(problem: Problem) -> Iterator[FamilyProbe]:
-    """The probes of the families of plans that differ on the problem's topology: contiguous ones,
-    then nested ones.
-    """
+    """The probes of the families that differ on the problem's topology: contiguous, then nested."""
     contiguous = ContiguousProbe(problem)
     if not differs(problem):
         yield FamilyProbe(contiguous, contiguous.floors_s, None, first=True)

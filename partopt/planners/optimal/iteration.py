@@ -1,10 +1,11 @@
-"""The least iteration of a synchronous schedule: one pass + E + X + U. X is what the stage that
-paces adds for the other microbatches, U the largest update, E what stages that choose to recompute
-add to the pass; elsewhere E is 0, and recomputation a part of `one pass`.
+"""The least iteration of a synchronous schedule: one pass + E + X + U.
 
-Regions of X and U are searched, that with the least bound first. A probe that finds no plan rules a
-region out, or all in it that take less than a target; a plan that takes more parts it in two,
-neither of which holds that plan.
+X is what the stage that paces adds for the other microbatches, U the largest update, E what stages
+that choose to recompute add to the pass; elsewhere E is 0, and recomputation a part of `one pass`.
+
+Regions of X and U are searched, the one with the least bound first. A probe that finds no plan
+rules out a region, or all plans in it that take less than a target; a plan that takes more splits
+the region in two, neither of which holds that plan.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ def _floors(probe: FamilyProbe, counts: Counts) -> tuple[float, float, float]:
 
 
 def _most_probes(problem: Problem) -> int:
-    """Probes of a search: enough for any but of chains of many layers whose stages choose to
-    recompute.
+    """The most probes of a search.
+
+    It is enough except for chains of many layers whose stages choose to recompute.
     """
     return (
         max(100, _LAYERS_PROBED // problem.chain.layers) if problem.recompute_per_stage else 10**9
@@ -93,8 +95,10 @@ def _most_probes(problem: Problem) -> int:
 
 
 def _target(region: Region, most: float) -> float:
-    """What is asked of a region: half way between its bound and the best; after some tries, or
-    close to it, the best.
+    """The target of a region: half way between its bound and `most`, just below the best.
+
+    After some tries, or close to `most`, it is `most`. While no plan is known it grows from the
+    bound.
     """
     if most == math.inf:
         return (region.bound + 1e-9) * 1.001**2**region.tries if region.tries < 14 else most
@@ -108,8 +112,7 @@ def _target(region: Region, most: float) -> float:
 def _parts(
     region: Region, target: float, e: float, x: float, u: float, least: float
 ) -> list[Region]:
-    """The parts of a region that may hold a plan of less than `target`, given one that takes as
-    much or more.
+    """The parts of a region that may hold a plan below `target`, given a plan that is not below it.
 
     Cut at U = t, the first has none with U = u > t, the second none with X = x > target - t or E =
     e > target - t - `region.x`; at X likewise. Where no t does both by `least` seconds, it lies in

@@ -1,5 +1,6 @@
-"""What the layers of a chain take in every plan within given bounds, however it is placed: bounds
-that the probes of all families share.
+"""Bounds, shared by the probes of all families, on what the layers of a chain take.
+
+They hold for every plan within given bounds, however it is placed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 
 @compiled()
 def furthest_ends(layers):  # type: ignore[no-untyped-def]
-    """For each i the last j at which a stage [i, j) may end by its weights and its stash alone, N
-    apart; shape (N+1,).
+    """For each i the last j at which a stage [i, j) may end, N itself for i = N; shape (N+1,).
+
+    Only its weights and its stash count.
     """
     N = len(layers.cuts) - 1
     furthest = np.full(N + 1, N)
@@ -87,11 +89,11 @@ def devices_needed(
 def devices_around(
     needs: NDArray[np.float64], after: NDArray[np.float64] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Devices that the layers behind each cut take at the least, and those that the layers before
-    it take; of shape (N+1,) each.
+    """The fewest devices of the layers behind each cut and of those before it, shape (N+1,) each.
 
-    `needs` is what the compute before each cut takes, and `after` what is known of the layers
-    behind: with more devices behind a cut than need be, the layers before it take no fewer.
+    `needs` is what the compute before each cut takes, and `after`, if known, bounds what the layers
+    behind take: using more devices behind a cut than necessary does not let the layers before it
+    take fewer.
     """
     if after is None:
         return needs[-1] - needs, needs
@@ -100,8 +102,9 @@ def devices_around(
 
 
 def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
-    """What recomputation adds to the pass of the layers before each cut, shape (N+1,), in whole
-    units of so many seconds.
+    """Seconds of a unit, and the whole units that recomputation adds before each cut.
+
+    They add to the pass of the layers before the cut; shape (N+1,).
     """
     forward = layers.compute[1] - layers.compute[0]
     unit_s = max(float(forward[-1]), TINY) / RECOMPUTE_UNITS
@@ -109,11 +112,10 @@ def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
 
 
 def find_at_depth(layers: Layers, stages: int | None, find: Callable[[Layers], Answer]) -> Answer:
-    """What `find` answers; where what is in flight depends on the number of all stages, for the
-    fewest stages with which there is a plan.
+    """The answer of `find`, at the fewest stages with a plan if what is in flight depends on them.
 
-    More stages hold more, so that no plan has fewer of them than the fewest that hold as little as
-    those of fewer stages.
+    More stages hold more: a plan of fewest stages, found where stages hold as little as those of a
+    smaller depth, has no more stages than any plan that fits.
     """
     if layers.depends_on != DEPTH or layers.memory == np.inf:
         return find(layers)

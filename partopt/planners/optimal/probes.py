@@ -15,9 +15,9 @@ from partopt.planners.optimal.bounds import Bounds, Counts
 class Answer(NamedTuple):
     """Whether there is a plan within the bounds that were asked for, and which.
 
-    Where there is none, that is a proof if the probe is `complete` (no entry was left out for want
-    of room) and did not give up. `devices_after` are the fewest devices that the layers behind each
-    cut take in what it found, shape (N+1,).
+    Where there is none, that is a proof if the probe is `complete` (no entry was left out of a
+    full cut) and did not give up. `devices_after` are the fewest devices that the layers behind
+    each cut take in what it found, shape (N+1,).
     """
 
     plan: Partition | None
@@ -41,11 +41,11 @@ class Probe(Protocol):
         stages: int | None,
         min_devices_after: NDArray[np.float64] | None = None,
     ) -> Answer:
-        """A plan within the bounds whose stages have as many replicas as `counts` says, from and
-        to; exactly so many stages, `None` for any number.
+        """A plan within the bounds with as many replicas of each stage as `counts` allows.
 
-        `min_devices_after` are devices that the layers behind each cut take at the least, shape
-        (N+1,).
+        `counts` are the fewest and the most; the plan has exactly `stages` stages, `None` for any
+        number. `min_devices_after` are devices that the layers behind each cut take at the least,
+        shape (N+1,).
         """
         ...
 

@@ -53,8 +53,9 @@ class RelaxedProbe:
         return complete
 
     def min_devices_after(self, bounds: Bounds, counts: Counts) -> NDArray[np.float64] | None:
-        """Devices behind each cut at the least, by what was found within the tightest bounds that
-        dominate these; shape (N+1,), `None` where nothing is known.
+        """The fewest devices behind each cut, shape (N+1,), `None` where nothing is known.
+
+        They come from what was found within the tightest bounds that dominate these.
         """
         known = self.devices.get(counts, {})
         looser = [other for other in known if other.dominates(bounds)]

@@ -1,8 +1,7 @@
-"""Of the plans that are equally fast one with fewest stages; of those one with least memory, or
-nearly; of those one with fewest devices.
+"""Breaks ties among equally fast plans: fewest stages, then least memory, then fewest devices.
 
-The plans that are compared keep the bounds that the best one keeps: its period, or what paces its
-iteration and its largest update.
+Memory is the least or nearly so. The plans that are compared keep the bounds that the best one
+keeps: its period, or what paces its iteration and its largest update.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ _UNLIMITED = 2**60  # bytes
 
 
 def break_ties(best: Partition, probes: Sequence[FamilyProbe]) -> Partition:
-    """The plan to take of those that are as fast as `best`; `best` itself where the search would be
-    long.
-    """
+    """The plan to take of those as fast as `best`; `best` itself where the search would be long."""
     problem = probes[0].problem
     if problem.chain.layers * problem.topology.devices * len(best.stages) > LIMIT:
         return best
@@ -73,8 +70,9 @@ class _Equals:
         self.able: dict[int, list[tuple[FamilyProbe, Counts]]] = {}
 
     def plans(self, stages: int, memory_bytes: int) -> Iterator[Partition]:
-        """Plans of so many stages within so much memory, of each family and number of replicas the
-        one with fewest devices.
+        """Plans of so many stages within so much memory.
+
+        Of each family and number of replicas the one with the fewest devices.
         """
         for probe, counts in self._able(memory_bytes):
             if stages * counts[0] > self.problem.topology.devices:
@@ -84,8 +82,9 @@ class _Equals:
                 yield found
 
     def _able(self, memory_bytes: int) -> list[tuple[FamilyProbe, Counts]]:
-        """The families and numbers of replicas that have a plan of any number of stages within so
-        much memory.
+        """The families and replica counts that have a plan within so much memory.
+
+        The plan may have any number of stages.
         """
         if memory_bytes not in self.able:
             pairs = [

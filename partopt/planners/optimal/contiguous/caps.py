@@ -45,8 +45,9 @@ class Caps(NamedTuple):
 
 
 def weight_limits(layers: Layers, shapes: Shapes, bounds: Bounds) -> NDArray[np.float64]:
-    """Bytes of parameters that each shape can update within the bounds, -1 for none; shape
-    (G, P+1).
+    """Bytes of parameters that each shape can update within the bounds, shape (G, P+1).
+
+    -1 where it can update none.
     """
     replicas = np.arange(shapes.slope.shape[1])
     slope = shapes.slope + (layers.optimizer_rate if layers.M else 0.0)
@@ -69,8 +70,9 @@ def free_cuts(layers: Layers, shapes: Shapes, bounds: Bounds) -> NDArray[np.bool
 
 
 def min_replicas_for_cuts(layers: Layers, shapes: Shapes, bounds: Bounds) -> NDArray[np.int64]:
-    """The fewest replicas of any run of ranks that bear each cut at each gap, 1 where the gap does
-    not matter; shape (L+1, N+1).
+    """The fewest replicas of any run of ranks that bear each cut at each gap, shape (L+1, N+1).
+
+    1 where the gap does not matter.
     """
     L = len(shapes.side)
     longest = float(layers.compute[layers.last_mode, -1])
@@ -91,8 +93,10 @@ def caps_of(
     needs: NDArray[np.float64],
     around: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> Caps:
-    """What a stage may carry within the bounds; `sides` are the trees of the shapes' sides, `needs`
-    and `around` as `partopt.planners.optimal.needs` has them.
+    """What a stage may carry within the bounds.
+
+    `sides` are the trees of the shapes' sides; `needs` and `around` are as in
+    `partopt.planners.optimal.needs`.
     """
     weights = weight_limits(layers, shapes, bounds)
     return Caps(

@@ -46,9 +46,9 @@ class Room(NamedTuple):
 
 
 ROW = np.dtype([(name, np.int64) for name in Entry._fields], align=True)
-# What bounds the entries of a block of cuts; `needed` are devices that the layers behind a cut
-# take, at the least: the largest limit + needed, the smallest used - needed, the largest limit, and
-# the smallest used and extra.
+# Bounds on the entries of a block of cuts: the largest limit + needed, the smallest used - needed,
+# the largest limit, and the smallest used and extra; `needed` are the fewest devices that the
+# layers behind a cut take.
 BLOCK = np.dtype(
     [
         (name, np.float64)
@@ -69,7 +69,7 @@ class Table(NamedTuple):
     fine: NDArray[np.void]  # of BLOCK, shape (blocks,)
     coarse: NDArray[np.void]
     sizes: tuple[int, int]  # cuts in a fine block and in a coarse one, a multiple of it
-    dropped: NDArray[np.int64]  # entries for which there was no room, shape (1,)
+    dropped: NDArray[np.int64]  # entries left out of full cuts, shape (1,)
 
 
 def empty_table(layers: int, entries: int, sizes: tuple[int, int]) -> Table:
@@ -103,8 +103,9 @@ def is_empty(room, floor):  # type: ignore[no-untyped-def]
 
 @compiled()
 def dominates(group, gap, one, other):  # type: ignore[no-untyped-def]
-    """Whether every stage that may end in the room `other` may, moved by whole components, end in
-    `one`.
+    """Whether every stage that may end in the room `other` may end in `one`.
+
+    The stage may be moved by whole components.
     """
     L = len(group) - 1
     if gap == 0 or gap == L:
@@ -119,8 +120,9 @@ def dominates(group, gap, one, other):  # type: ignore[no-untyped-def]
 
 @compiled()
 def is_dominated(entries, group, gap, start, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether a stage that begins at `start`, with `used` devices and `extra` or more, adds nothing
-    to the entries of its cut.
+    """Whether a stage that begins at `start` adds nothing to the entries of its cut.
+
+    With it `used` devices are in use, and `extra` or more is recomputed.
     """
     room = room_before(group, gap, start)
     if is_empty(room, floor):
@@ -135,8 +137,9 @@ def is_dominated(entries, group, gap, start, used, extra, floor):  # type: ignor
 
 @compiled()
 def all_dominated(entries, group, free, latest, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether no stage that begins by `latest`, with `used` devices and `extra` or more, adds
-    anything to the entries of its cut.
+    """Whether no stage that begins by `latest` adds anything to the entries of its cut.
+
+    With it `used` devices are in use, and `extra` or more is recomputed.
     """
     latest = min(latest, group[-1] - 1)
     if latest < floor:
@@ -166,7 +169,7 @@ def all_dominated(entries, group, free, latest, used, extra, floor):  # type: ig
 def append(rows, count, entry):  # type: ignore[no-untyped-def]
     """Write an entry behind the first `count` rows.
 
-    How many there are then, and how many had to be left out for want of room.
+    Returns how many there are then, and how many were dropped because `rows` is full.
     """
     if count == len(rows):
         return count, 1

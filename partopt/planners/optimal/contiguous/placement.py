@@ -1,5 +1,6 @@
-"""Where the ranks of a stage may lie before an entry: the fewest replicas that carry it, as late as
-possible.
+"""Where the ranks of a stage may lie before an entry.
+
+The fewest replicas that carry it, as late as possible.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from partopt.planners.optimal.contiguous.entries import (
 
 
 class Link(NamedTuple):
-    """What a stage that is to be placed hangs on, and what is known of it."""
+    """A stage to be placed: the entry behind it, its recomputation and its fewest replicas."""
 
     end: int  # the cut at its end, and the entry there
     end_entry: int
@@ -33,8 +34,9 @@ class Link(NamedTuple):
 
 @compiled()
 def _waits(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
-    """Whether devices that wait for their transfers keep the pace: compute and both exchanges, per
-    microbatch.
+    """Whether devices that wait for their transfers keep the pace.
+
+    They take compute and both exchanges for each microbatch.
     """
     waiting = stage.compute_s / r
     if gap_before > 0:
@@ -48,8 +50,9 @@ def _waits(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[
 
 @compiled()
 def _updates(layers, caps, rho, r, stage):  # type: ignore[no-untyped-def]
-    """Whether there is time to exchange gradients, those of tied parameters with other stages, and
-    to update.
+    """Whether there is time to exchange gradients and to update.
+
+    The gradients include those of parameters tied with other stages.
     """
     seconds = caps.slope[rho, r] * stage.weights + caps.latency[rho, r] + stage.tied_s
     return seconds <= caps.update * (1 if layers.M else r)
@@ -57,8 +60,9 @@ def _updates(layers, caps, rho, r, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def fewest_replicas(layers, caps, rho, r, most, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
-    """The fewest replicas from r to `most` with which a stage that begins at rho carries its
-    weights and its cuts; more where none do.
+    """The fewest replicas from r to `most` with which a stage carries its weights and its cuts.
+
+    The stage begins at rho. The result is above `most` where none do.
     """
     within = caps.pace if layers.M == 0 else (caps.pace + stage.passed_s) / layers.M
     scale = 1.0 / max(within, TINY)
@@ -81,8 +85,9 @@ def fewest_replicas(layers, caps, rho, r, most, stage, gap_before, gap_after):  
 
 @compiled()
 def latest_feasible_start(layers, caps, row, floor, rho, r, stage, gap):  # type: ignore[no-untyped-def]
-    """The latest start at rho, from `floor` on, of a stage before the entry `row`, and its fewest
-    replicas, r or more; (-1, 0) where there is none.
+    """The latest start at rho of a stage before the entry `row`, and its fewest replicas.
+
+    The start is `floor` or later, the replicas are r or more; (-1, 0) where there is none.
     """
     G, most = caps.group[-2], min(caps.max_replicas, row.limit - floor)
     while True:

@@ -95,11 +95,10 @@ class ContiguousProbe:
         return find_at_depth(counted, stages, partial(self._sweep, caps, stages))
 
     def floors_s(self, counts: Counts) -> tuple[float, float]:
-        """What X and U of a synchronous plan do not go below, given the least and the most replicas
-        of every stage.
+        """Seconds that X and U of a synchronous plan do not go below.
 
-        The largest layer and, of as many stages as there are devices for, the largest stage take as
-        much.
+        `counts` are the fewest and the most replicas of every stage. The largest layer takes as
+        much, and so does the largest stage of as many as there are devices for.
         """
         layers, shapes, (least, most) = self.layers, self.shapes, counts
         passed = layers.compute[0 if layers.recompute_is_free else layers.first_mode]
@@ -135,7 +134,7 @@ class ContiguousProbe:
     def _sweep(self, caps: Caps, stages: int | None, layers: Layers) -> Answer:
         """A plan within the caps.
 
-        Tables of ever more stages are filled but once for the same caps.
+        For the same caps, tables of ever more stages are filled only once.
         """
         key = (caps.pace, caps.update, caps.min_replicas, caps.max_replicas, caps.max_extra)
         of = (*key, layers.depth)
@@ -167,8 +166,10 @@ class ContiguousProbe:
             self.tables.append(empty_table(layers, entries, self.blocks))
 
     def _plan(self, k: int, one_table: bool) -> Partition:
-        """The plan behind the entries of cut 0; of several the one with the fewest stages, then
-        devices.
+        """The plan behind the best entry of cut 0.
+
+        Best is the least recomputation, unless what is in flight depends on the number of stages;
+        then the fewest stages, then the fewest devices.
         """
         order = (
             ["stages", "used"] if self.layers.depends_on == DEPTH else ["extra", "stages", "used"]

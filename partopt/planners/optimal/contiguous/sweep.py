@@ -1,5 +1,6 @@
-"""Whether the layers can be placed so that no stage exceeds its budget: the feasibility probe of a
-parametric search.
+"""Whether the layers can be placed so that no stage exceeds its budget.
+
+The feasibility probe of a parametric search.
 
 From the last layer to the first, for each cut i the entries
 (`partopt.planners.optimal.contiguous.entries`) of the ways to place layers [i, N): over every end j
@@ -37,8 +38,9 @@ from partopt.planners.optimal.contiguous.placement import Link, place
 
 @compiled()
 def begin(table, devices):  # type: ignore[no-untyped-def]
-    """Empty the table but for cut N, behind which all `devices` are left; wholly where there are
-    none.
+    """Empty the table, except for cut N, behind which all `devices` are left.
+
+    Cut N is emptied too where there are no devices.
     """
     N = len(table.counts) - 1
     table.counts[:], table.dropped[0] = 0, 0
@@ -85,8 +87,9 @@ def _summarise(table, i, needed):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _fill_cut(layers, caps, furthest, source, table, i, floor):  # type: ignore[no-untyped-def]
-    """The entries of cut i: first with the end that the first entry of the next cut has, then with
-    every block of ends.
+    """Fill the entries of cut i.
+
+    First with the end that the first entry of the next cut has, then with every block of ends.
     """
     N, (fine, coarse) = len(layers.cuts) - 1, source.sizes
     needed = caps.needs[N] - caps.needs[i]
@@ -107,8 +110,9 @@ def _fill_cut(layers, caps, furthest, source, table, i, floor):  # type: ignore[
 
 @compiled()
 def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type: ignore[no-untyped-def]
-    """The entries of cut i whose first stage ends from `low` to `high`, in one block; late ends
-    first, which have less behind them.
+    """Fill the entries of cut i whose first stage ends from `low` to `high`, in one block.
+
+    Late ends come first: they have less behind them.
     """
     block = source.fine[low // source.sizes[0]]
     r = _min_replicas_to(layers, caps, i, low, block.used)
@@ -132,11 +136,11 @@ def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type:
 
 @compiled()
 def _min_replicas_to(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
-    """A lower bound on the replicas of every stage from i to j or further, R devices or more behind
-    it: what is counted rises with the end.
+    """A lower bound on the replicas of every stage from i to j or further.
 
-    The exchange of tied gradients does not, which ends where a stage holds all of the layers, nor
-    does the cut at the end: both are left out.
+    R devices or more are in use behind it. Only what rises with the end is counted. The exchange of
+    tied gradients does not rise, as it ends where a stage holds all of the layers, nor does the cut
+    at the end: both are left out.
     """
     W, mode = between(layers.weights, i, j), layers.first_mode
     C, passed = layers.compute[mode, j] - layers.compute[mode, i], passed_s(layers, i, j, mode)
@@ -154,8 +158,9 @@ def _min_replicas_to(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _is_useless_block(caps, table, i, floor, block, needed):  # type: ignore[no-untyped-def]
-    """Whether no stage that begins at cut i and ends in the block adds anything, by what the layers
-    between take at the least.
+    """Whether no stage that begins at cut i and ends in the block adds anything.
+
+    The layers between i and that end count with what they take at the least.
     """
     limit, used = block.limit_and_needed - needed, block.used_less_needed + needed
     return _is_useless(caps, table, i, floor, limit, used, block.extra)
@@ -163,8 +168,9 @@ def _is_useless_block(caps, table, i, floor, block, needed):  # type: ignore[no-
 
 @compiled()
 def _is_useless(caps, table, i, floor, latest, used, extra):  # type: ignore[no-untyped-def]
-    """Whether a start by `latest` with `used` devices, neither rounded yet, and `extra` recomputed,
-    or more, adds nothing to cut i.
+    """Whether a start by `latest` with `used` devices and `extra` recomputed adds nothing to cut i.
+
+    The same holds for more of both. `latest` and `used` are not rounded yet.
     """
     after = caps.min_devices_after[i]
     latest, used = min(latest, caps.group[-1] - after), max(used, after)

@@ -1,7 +1,7 @@
-"""Ways to place the layers from a cut to the end of a nested pipeline, which of them are worth
-keeping, and what is known of the pipelines.
+"""Ways to place the layers from a cut to the end of a nested pipeline, and which to keep.
 
-Of two ways the one that leaves more members and uses fewer devices dominates.
+Of two ways the one that leaves more members and uses fewer devices dominates. Frames hold what is
+known of the pipelines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from partopt.cost.compiled import compiled
 # L         levels with more than one member; k = 1..L, n_k members, innermost first
 # N         layers; [i, c) is a stage, [i, end) a pipeline inside one component
 # Q         copies of a pipeline, of all levels above it
-# m         copies of a block on members of its level; at level 1 a device, so that they are a
-#           stage's replicas inside its component
+# m         copies of a block on members of its level; at level 1 a member is a device, so m is
+#           the number of a stage's replicas inside its component
 # kind      level of the cut before a pipeline; 0 where there is none
 # R         devices in use behind a stage, in all
 
@@ -53,7 +53,7 @@ FRAME = np.dtype(
     ],
     align=True,
 )
-# Blocks and ends that may still be tried, and entries for which there was no room.
+# Blocks and ends that may still be tried, and entries left out of full cuts.
 WORK = np.dtype([("left", np.int64), ("dropped", np.int64)], align=True)
 
 
@@ -89,7 +89,7 @@ class Levels(NamedTuple):
 
 
 class Nest(NamedTuple):
-    """The entries of the pipelines that are open, one of each level, and what is known of these."""
+    """The entries of the open pipelines, one of each level, and the frames of these."""
 
     rows: NDArray[np.void]  # of ROW, shape (L, N+1, L+1 kinds, entries)
     counts: NDArray[np.int64]  # shape (L, N+1, L+1)
@@ -98,8 +98,9 @@ class Nest(NamedTuple):
 
 
 def empty_nest(L: int, N: int, entries: int, work: int) -> Nest:
-    """Empty tables for L levels, N layers and so many entries of a cut and a kind, and the work
-    that may be done.
+    """Empty tables for L levels and N layers.
+
+    Each cut and kind has room for `entries` entries; `work` is the work that may be done.
     """
     return Nest(
         np.zeros((L, N + 1, L + 1, entries), ROW),
@@ -129,7 +130,7 @@ def has_dominating(caps, nest, k, i, kind, members, used):  # type: ignore[no-un
 def append(rows, count, entry):  # type: ignore[no-untyped-def]
     """Write an entry behind the first `count` rows.
 
-    How many there are then, and how many had to be left out for want of room.
+    Returns how many there are then, and how many were dropped because `rows` is full.
     """
     if count == len(rows):
         return count, 1

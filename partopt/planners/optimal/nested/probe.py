@@ -1,8 +1,8 @@
-"""The probe of the nested family: whether pipelines inside the members of levels, replicated over
-them, keep given bounds, and which.
+"""The probe of nested plans: whether there is one within given bounds, and which.
 
-The family is that of PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and
-within the memory; members may stay idle.
+Nested plans are pipelines inside the members of levels, replicated over them. The family is that of
+PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and within the memory;
+members may stay idle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENTRIES_COUNTED = 128  # where stages are counted
 class NestedProbe:
     """Tells whether there is a nested plan within given bounds, and which.
 
-    Its tables are made once, and the work that it may do is that of all its answers together.
+    Its tables are made once, and its limit of work is shared by all its answers.
     """
 
     family = NESTED
@@ -58,8 +58,9 @@ class NestedProbe:
         stages: int | None,
         min_devices_after: NDArray[np.float64] | None = None,
     ) -> Answer:
-        """A plan within the bounds, of which that on recomputation is not looked at: as
-        `partopt.planners.optimal.probes.Probe`.
+        """A plan within the bounds, as `partopt.planners.optimal.probes.Probe`.
+
+        The bound on recomputation is ignored.
         """
         needs = devices_needed(self.layers, self.longest, bounds, counts)
         after, _ = devices_around(needs, min_devices_after)
@@ -98,8 +99,9 @@ class NestedProbe:
         return Answer(plan, complete=bool(work["dropped"] == 0), gave_up=bool(work["left"] <= 0))
 
     def within_memory(self, memory_bytes: int) -> NestedProbe:
-        """The probe of the same problem within so much memory a device, which counts stages and
-        gives up sooner.
+        """The probe of the same problem within so much memory a device.
+
+        It counts stages and gives up sooner.
         """
         other = copy(self)
         other.problem = replace(self.problem, memory_bytes=memory_bytes)
@@ -112,8 +114,9 @@ class NestedProbe:
     def _blocks(
         self, layers: Layers, caps: Caps, k: int, start: int, kind: int, wanted: np.void
     ) -> list[Block]:
-        """The pipeline of level k from cut `start`, whose entry there has the members, devices and
-        stages of `wanted`.
+        """The pipeline of level k from cut `start`.
+
+        Its entry there has the members, devices and stages of `wanted`.
         """
         nest, rows, same = self.nest, self.nest.rows[k - 1], ["members", "used", "stages"]
         found = rows[start, kind, : nest.counts[k - 1, start, kind]][same]
@@ -136,8 +139,9 @@ class NestedProbe:
     def _inside(
         self, layers: Layers, caps: Caps, k: int, start: int, kind: int, row: np.void
     ) -> list[Block]:
-        """The pipeline inside the block `row` of level k: found again as it was found, since its
-        entries have been written over.
+        """The pipeline inside the block `row` of level k.
+
+        It is found a second time in the same way, since its entries have been overwritten.
         """
         nest, wanted, frame = self.nest, row.copy(), self.nest.frames[k - 1]
         frame["end"], frame["end_entry"], frame["tried"] = (

@@ -22,8 +22,9 @@ from partopt.planners.optimal.nested.entries import Entry, insert_undominated
 
 @compiled()
 def fill_innermost(layers, caps, levels, nest):  # type: ignore[no-untyped-def]
-    """The entries of the innermost pipeline, which is made of stages: for each start first the end
-    that the start after it has.
+    """Fill the entries of the innermost pipeline, which is made of stages.
+
+    For each start, the end that the start after it has is tried first.
     """
     frame, size = nest.frames[0], levels.size[0]
     last, needs = frame.last, caps.needs / frame.outside
@@ -57,8 +58,9 @@ def fill_innermost(layers, caps, levels, nest):  # type: ignore[no-untyped-def]
 
 @compiled(inline="always")
 def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def]
-    """The members that the layers from cut i to the end of the pipeline take at the least, and
-    those that the layers before i leave for them.
+    """The fewest members from cut i to the end of the pipeline, and the most left for them.
+
+    The layers behind i take the first at the least; the layers before i leave the second.
     """
     frame = nest.frames[0]
     last, start, Q = frame.last, frame.latest_start, frame.outside
@@ -74,8 +76,9 @@ def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def
 
 @compiled()
 def _set_bearable(layers, caps, levels, nest, i, begins, bearable):  # type: ignore[no-untyped-def]
-    """Set which kinds of entry cut i may have: those whose stage behind it, with most replicas,
-    bears the cut. Whether there are any.
+    """Set which kinds of entry cut i may have.
+
+    Those whose stage behind it, with most replicas, bears the cut. Returns whether there are any.
     """
     frames, x = nest.frames, layers.cuts[i]
     bearable[:] = False
@@ -106,8 +109,9 @@ def _side_s(layers, caps, passed):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
-    """Of the kinds of entry that cut i may have, the members of the worst; more than there are
-    where one is missing.
+    """The members of the worst of the kinds of entry that cut i may have.
+
+    More than the level has where one is missing.
     """
     most = 0
     for kind in range(len(bearable)):
@@ -119,9 +123,7 @@ def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-untyped-def]
-    """Add the stages [i, c) before every entry of c; with those in front they have `room`
-    members.
-    """
+    """Add the stages [i, c) before every entry of c, with at most `room` members in all."""
     Q = nest.frames[0].outside
     nest.work[0].left -= 1 + nest.counts[0, c, 1] // 4
     for mode in range(layers.first_mode, layers.last_mode + 1):
@@ -141,8 +143,9 @@ def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-
 
 @compiled(inline="always")
 def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  # type: ignore[no-untyped-def]
-    """Add the stage [i, c) before an entry of c with the fewest replicas, r or more inside its
-    component, that carry it.
+    """Add the stage [i, c) before an entry of c with the fewest replicas that carry it.
+
+    The replicas are r or more inside its component.
     """
     Q, row = nest.frames[0].outside, nest.rows[0, c, 1, position]
     last_kind = nest.frames[0].last_kind if c == nest.frames[0].last else 1
@@ -158,8 +161,9 @@ def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  #
 
 @compiled()
 def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ignore[no-untyped-def]
-    """Whether a stage with r replicas inside its component carries its weights and both of its
-    cuts, before it one of level `kind` and behind it one of `last_kind`.
+    """Whether a stage with r replicas inside its component carries its weights and both cuts.
+
+    The cut before it is of level `kind`, the cut behind it of level `last_kind`.
     """
     replicas = nest.frames[0].outside * r
     if not _updates(layers, caps, levels, nest, stage, r):
@@ -182,8 +186,9 @@ def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ig
 
 @compiled(inline="always")
 def _updates(layers, caps, levels, nest, stage, r):  # type: ignore[no-untyped-def]
-    """Whether a stage with r replicas inside its component has time to exchange its gradients, and
-    to update.
+    """Whether a stage has time to exchange its gradients, and to update.
+
+    It has r replicas inside its component.
     """
     frame, W = nest.frames[0], stage.weights
     replicas, slope, latency = frame.outside * r, frame.ring, frame.latency

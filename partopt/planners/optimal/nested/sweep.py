@@ -1,5 +1,6 @@
-"""Whether the layers can be placed as nested pipelines so that no stage exceeds its budget: the
-probe of the nested family.
+"""Whether the layers can be placed as nested pipelines so that no stage exceeds its budget.
+
+The probe of the nested family.
 
 Inside a level-k component the layers [i, end) run as a pipeline of blocks; a block is a pipeline
 inside one level-(k-1) component, copied on m of them. From the outermost level inwards every block
@@ -26,13 +27,15 @@ from partopt.planners.optimal.nested.entries import (
 from partopt.planners.optimal.nested.stages import fill_innermost
 
 # k         levels with more than one member, innermost first
-# Q, m      copies of a pipeline, of all levels above it; copies of a block on members of its level
+# Q         copies of a pipeline, of all levels above it
+# m         copies of a block on members of its level
 
 
 @compiled()
 def solve(layers, caps, levels, nest, top):  # type: ignore[no-untyped-def]
-    """Fill the entries of the pipeline of level `top`, whose frame is set and whose last entry is
-    there. Whether the work sufficed.
+    """Fill the entries of the pipeline of level `top`.
+
+    Its frame is set and its last entry is there. Returns whether the work sufficed.
     """
     k = top
     if k == 1:
@@ -57,8 +60,9 @@ def solve(layers, caps, levels, nest, top):  # type: ignore[no-untyped-def]
 
 @compiled()
 def begin(nest, k):  # type: ignore[no-untyped-def]
-    """Empty the entries of the pipeline inside the block that is tried at level k, but for its last
-    cut, where nothing is placed yet.
+    """Empty the entries of the pipeline inside the block that is tried at level k.
+
+    Its last cut keeps one entry, with nothing placed yet.
     """
     frame, inside = nest.frames[k - 1], nest.frames[k - 2]
     behind = nest.rows[k - 1, frame.end, k, frame.end_entry]
@@ -79,7 +83,7 @@ def _rewind(nest, k):  # type: ignore[no-untyped-def]
 def _next_block(caps, levels, nest, k):  # type: ignore[no-untyped-def]
     """Go to the next end, entry and number of copies of the pipeline of level k.
 
-    Whether there is one.
+    Returns whether there is one.
     """
     frame = nest.frames[k - 1]
     frame.tried += 1
@@ -112,7 +116,7 @@ def _enter(caps, levels, nest, k):  # type: ignore[no-untyped-def]
 def open_inside(caps, levels, nest, k):  # type: ignore[no-untyped-def]
     """Set the frame of the pipeline inside the block that is tried at level k.
 
-    Whether its members may take it far enough.
+    Returns whether its members may take it far enough.
     """
     frame, inside = nest.frames[k - 1], nest.frames[k - 2]
     last, m = frame.end, frame.tried
@@ -134,8 +138,9 @@ def open_inside(caps, levels, nest, k):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _last_start(caps, must, devices, most):  # type: ignore[no-untyped-def]
-    """The last cut, up to `most`, from which `devices` may take the layers back to cut `must`, or
-    further.
+    """The last cut, up to `most`, from which `devices` may take the layers back to cut `must`.
+
+    They may also reach further back.
     """
     low, high = min(must, most), most
     while low < high:
@@ -152,8 +157,9 @@ def _last_start(caps, must, devices, most):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _first_start(caps, last, used, devices):  # type: ignore[no-untyped-def]
-    """The first cut from which `devices` may take the layers up to cut `last`, behind which `used`
-    are in use.
+    """The first cut from which `devices` may take the layers up to cut `last`.
+
+    Behind `last`, `used` devices are in use.
     """
     low, high = 0, last
     while low < high:
