@@ -1,5 +1,6 @@
-"""What every drawing of a timeline needs: words and colours of the kinds of actions, and ticks of
-a time axis.
+"""What every drawing of a timeline needs.
+
+Words and colours of the kinds of actions, and ticks of a time axis.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ WORDS = {
     "U": "optimizer step",
 }
 
-# Okabe and Ito's colours or shades of them, told apart by people who see fewer. In grey, too,
-# forwards are lighter than any backward.
+# Okabe and Ito's colours or shades of them, which colour-blind people can distinguish.
+# In grey, too, forwards are lighter than any backward.
 COLOURS = {
     "F": "#AEDCF7",
     "B": "#D55E00",

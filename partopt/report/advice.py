@@ -1,4 +1,4 @@
-"""What a simulation points at, as people read it."""
+"""The advice of a simulation, as people read it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def _finding(finding: Finding, spell: Callable[[str], str]) -> str:
 
 
 def _wrap(text: str, begin: str) -> str:
-    """The text after `begin`, in lines of 80 columns; options and names are broken only where they
-    are longer than a line.
+    """The text after `begin`, in lines of 80 columns.
+
+    Options and names are broken only where they are longer than a line.
     """
     rest = _INDENT if begin.strip() != "->" else " " * len(begin)
     return textwrap.fill(

@@ -16,8 +16,8 @@ from partopt.simulator.timeline import Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# corners of rectangles, float64 of shape (n, 4, 2): as matplotlib takes them, x in seconds and y in
-# rows
+# corners of rectangles as matplotlib takes them, float64 of shape (n, 4, 2):
+# x in seconds and y in rows
 Boxes = Any
 
 VECTORS = 30_000  # more cells than that are drawn as pixels
@@ -27,8 +27,9 @@ FAINT = (1.0, 1.0, 1.0, 0.4)
 
 
 def draw_rows(axes: Axes, timeline: Timeline, page: Page) -> None:
-    """The cells of all ranks, a collection for each colour, on bands of light grey, which is what
-    is seen of idle time.
+    """Draw the cells of all ranks, a collection for each colour.
+
+    They lie on bands of light grey, which show through where a rank is idle.
     """
     from matplotlib.collections import PolyCollection
 

@@ -1,4 +1,4 @@
-"""What was changed of a plan before it was simulated, and what became of its prediction."""
+"""What was changed in a plan before it was simulated, and how its prediction changed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from partopt.units import format_bytes, format_rate, format_seconds
 
 
 def compare(document: SimulationDocument) -> list[str]:
-    """What was changed, and a table of the prediction before and after; nothing where nothing
-    was.
-    """
+    """What was changed, and a table of the prediction before and after; empty without changes."""
     if not document.changed:
         return []
     lines = [

@@ -69,8 +69,9 @@ def _variance(value: float) -> str:
 
 
 def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
-    """A line for each of `others`, plans of the same problem: how it compares with `plan`, and
-    whether it fits.
+    """A line for each of `others`, plans of the same problem.
+
+    It says how the other plan compares with `plan`, and whether it fits.
     """
     rows = [
         [

@@ -45,12 +45,11 @@ def save(
     window: tuple[float, float] | None = None,
     transfers: bool = False,
 ) -> None:
-    """Draw the timeline, or the seconds of it in `window`, and write it whole or not at all; the
-    extension chooses the form.
+    """Draw the timeline, or the seconds of it in `window`, and write it whole or not at all.
 
-    With `transfers` a line leads from rank to rank for each message. Raises PartoptError for other
-    extensions, without matplotlib, over an existing file unless `force`, and where there is nothing
-    or too much to draw.
+    The extension of `path` chooses the format. With `transfers` a line leads from rank to rank for
+    each message. Raises PartoptError for other extensions, without matplotlib, over an existing
+    file unless `force`, and where there is nothing or too much to draw.
     """
     documents.write_bytes(
         path,
@@ -108,8 +107,9 @@ def _figure(timeline: Timeline, page: Page, transfers: bool) -> Figure:
 
 
 def _draw_transfers(axes: Axes, timeline: Timeline, page: Page) -> None:
-    """A line for each message, from the middle of its sender's row at its start to that of its
-    receiver's at its end.
+    """Draw a line for each message, from its sender's row to its receiver's.
+
+    It leads from the middle of the former at its start to the middle of the latter at its end.
     """
     from matplotlib.collections import LineCollection
 

@@ -1,5 +1,6 @@
-"""A timeline in a terminal: a line a rank, its actions as letters and microbatches, or what each
-moment is mostly spent on.
+"""A timeline in a terminal, a line a rank.
+
+A line shows the rank's actions as letters and microbatches, or what each moment is mostly spent on.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.slots import Slots
 from partopt.units import format_seconds
 
-# A cell is one character. What it shows is its look: the kind of the action, with ODD added in the
-# rank's second chunk, fourth, ..
+# A cell is one character. What it shows is its look: the kind of the action,
+# with ODD added in the rank's second chunk, fourth, ..
 ODD = len(KINDS)
 IDLE = -1
 _LEAST = 8  # columns of the picture, however narrow the page
@@ -97,7 +98,9 @@ def _painted_line(line: _Line, label: int, colour: bool) -> str:
 
 
 def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
-    """Whole columns for the shortest kind of action where that costs little of the width, so that
+    """The view of the timeline in at most `columns` columns.
+
+    The shortest kind of action takes whole columns where that costs little of the width, so that
     equal actions look equal.
     """
     begin, span = timeline.begin_s, timeline.end_s - timeline.begin_s
@@ -148,7 +151,7 @@ def _side_by_side(own: Slots) -> Slots:
 def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
     """Share of each column that each look takes, shape (2 kinds, columns).
 
-    All-reduces take of what is idle otherwise.
+    All-reduces take only what is idle otherwise.
     """
     edges = view.begin + view.cell * np.arange(view.columns + 1, dtype=np.float64)
     looks = own.kind + ODD * (own.chunk % 2)
@@ -163,8 +166,9 @@ def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
 
 
 def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
-    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,); they are in
-    order and do not overlap.
+    """Seconds between each two `edges` that the intervals cover, shape (edges - 1,).
+
+    The intervals are in order and do not overlap.
     """
     times = np.stack([starts, ends], axis=1).ravel()
     total = np.cumsum(ends - starts)
@@ -173,8 +177,9 @@ def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
 
 
 def _diffuse(shares: NDArray[np.float64]) -> Looks:
-    """A look for each column, in the long run in proportion to the shares: each column takes the
-    one that is owed most of those in it.
+    """A look for each column, in the long run in proportion to the shares.
+
+    Of the looks in a column, it takes the one that is owed most.
     """
     whole = np.vstack([shares, np.maximum(0.0, 1 - shares.sum(axis=0))])
     owed = np.zeros(len(whole))
@@ -212,7 +217,7 @@ def _name(
 
 
 def _label(letter: str, number: str, room: int, fill: str) -> str:
-    """The letter and the number, or what of them there is room for."""
+    """The letter and the number, or as much of them as there is room for."""
     return (letter + number if len(letter + number) <= room else letter).ljust(room, fill)[:room]
 
 

@@ -1,4 +1,4 @@
-"""What of a timeline a figure shows, and on what size."""
+"""What a figure shows of a timeline, and its size."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _SMALLEST, _LARGEST = 4.5, 6.0  # points of a microbatch's number
 
 @dataclass(frozen=True)
 class Page:
-    """Ranks and their actions from `begin` to `end` seconds, on rows that are `width` and together
-    `height` inches.
+    """Ranks and their actions from `begin` to `end` seconds.
+
+    The rows are `width` inches wide and together `height` inches high.
     """
 
     ranks: list[int]
@@ -38,7 +39,7 @@ class Page:
 
     @property
     def points_per_second(self) -> float:
-        """Of 1/72 inch."""
+        """Points, 1/72 inch each, to a second."""
         return self.width * POINTS / (self.end - self.begin)
 
     @property
@@ -64,7 +65,7 @@ class Page:
 
 
 def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
-    """What is to be drawn of the timeline, or of the seconds of it in `window`.
+    """The page of the timeline, or of the seconds of it in `window`.
 
     One column wide where the numbers of the microbatches fit their cells there, otherwise two.
     Raises PartoptError where there is nothing or too much to draw.
@@ -96,16 +97,18 @@ def page_of(timeline: Timeline, window: tuple[float, float] | None) -> Page:
 
 
 def _within(own: Slots, begin: float, end: float) -> Slots:
-    """The actions that take time in [begin, end]; all-reduces are drawn while they are exchanged,
-    not while a rank waits for them.
+    """The actions that take time in [begin, end], without all-reduces.
+
+    All-reduces are drawn while they are exchanged, not while a rank waits for them.
     """
     inside = (own.end > begin) & (own.start < end) & (own.end > own.start) & (own.kind != A)
     return Slots._make(column[inside] for column in own)
 
 
 def number_size(page: Page) -> float:
-    """Points of the numbers that fit the cells of most microbatches, 0 where they would be too
-    small to read.
+    """Points of the numbers that fit the cells of most microbatches.
+
+    0 where they would be too small to read.
     """
     numbered = [own.kind != U for own in page.rows.values()]
     seconds = np.concatenate(

@@ -48,15 +48,18 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
 
 
 def _busy_s(stage: Stage, plan: Plan) -> float:
-    """Seconds per microbatch that pace a stage: its compute or, exchanged every round, its
-    gradients.
+    """Seconds per microbatch that pace a stage.
+
+    The longer of its compute and, where gradients are exchanged every round, their exchange.
     """
     return max(stage.compute_s, 0.0 if plan.microbatches else stage.gradients_s) / stage.replicas
 
 
 def _layers(stage: Stage, width: int) -> str:
-    """`3-8 h.1..6`: numbers, the first name, and what differs in the last; where that is too wide,
-    without the start that they share.
+    """The layers of a stage, such as `3-8 h.1..6`.
+
+    Numbers, the first name, and what differs in the last; where that is too wide, without the start
+    that the names share.
     """
     numbers = f"{stage.start} "
     if len(stage.modules) > 1:
@@ -120,8 +123,9 @@ def _objective(certificate: Certificate) -> str:
 
 
 def _loads(plan: Plan) -> list[tuple[str, str]]:
-    """What binds the period; and of everything else for how much of the time it is free, of the
-    memory how much of it.
+    """What binds the period, and how free everything else is.
+
+    That is the share of the time for which a load is idle, and for memory the share that is unused.
     """
     predicted, free = plan.predicted, []
     limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes

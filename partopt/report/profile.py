@@ -25,8 +25,9 @@ _LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGH
 
 
 def render(profile: Profile, ascii_only: bool = False) -> str:
-    """The measured microbatch sizes, then every layer at the largest of them, its share of the time
-    drawn.
+    """The measured microbatch sizes, then every layer at the largest of them.
+
+    A bar shows each layer's share of the time.
     """
     measurement = profile.measured()[-1]
     layers = table(_LAYER_HEADINGS, _layer_rows(profile, measurement, ascii_only), left=(1, 2, 7))

@@ -7,8 +7,9 @@ from partopt.report.table import shorten, table
 
 
 def render(scaling: Scaling) -> str:
-    """The table, 80 columns wide at most; M only where an iteration has a number of
-    microbatches.
+    """The table, at most 80 columns wide.
+
+    The column M is there only where an iteration has a number of microbatches.
     """
     synchronous = any(row.microbatches for row in scaling.rows)
     headings = [

@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 class _Group(NamedTuple):
-    """Devices that hold the same stages: the mean `parts` of their time, and the most of them."""
+    """Devices that hold the same stages: the means of their `parts`, and the maxima of the rest."""
 
     stages: tuple[int, ...]
     ranks: list[int]
@@ -58,8 +58,9 @@ class _Group(NamedTuple):
 
 
 def share_table(document: SimulationDocument, ascii_only: bool = False) -> str:
-    """A row for all the devices that hold the same stages: shares of their time, what is in flight
-    and their memory.
+    """A row for all the devices that hold the same stages.
+
+    It has the shares of their time, their microbatches in flight and their memory.
     """
     parts = np.array([_parts(each) for each in document.ranks]) / document.window_s
     groups = _groups(document.ranks, parts)
@@ -86,7 +87,7 @@ def _parts(rank: RankTime) -> tuple[float, ...]:
 
 
 def _meaning(document: SimulationDocument, parts: Floats) -> str:
-    """What the shares are of, and what the columns mean that are not empty."""
+    """What the shares are of, and the meaning of the columns that are not empty."""
     if document.settled is None:
         stretch = "the iteration"
     else:
@@ -117,8 +118,9 @@ def _groups(ranks: Sequence[RankTime], parts: Floats) -> list[_Group]:
 
 
 def _shown(groups: list[_Group]) -> list[_Group]:
-    """All groups or, where they are too many, some at even distances, the busiest and the
-    fullest.
+    """All groups or, where they are too many, some at even distances.
+
+    The busiest and the fullest are always among them.
     """
     if len(groups) <= _MOST_ROWS:
         return groups
@@ -158,8 +160,9 @@ def _percent(share: float) -> str:
 
 
 def level_table(document: SimulationDocument) -> str:
-    """A row for each level: its links, for how much of the time its busiest port is in use, and all
-    that was sent over it.
+    """A row for each level: its links, how busy its ports are, and all that was sent over it.
+
+    Of the ports of a level the busiest counts, in shares of the time.
     """
     rows = [
         [

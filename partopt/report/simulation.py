@@ -23,8 +23,10 @@ def render(
     colour: bool = False,
     spell: Callable[[str], str] = str,
 ) -> str:
-    """The timeline in `width` columns, and in 80 where the time goes, how busy the links are, what
-    comes of it, and advice, whose options are written as `spell` does.
+    """The timeline in `width` columns, then tables, outcome and advice in 80.
+
+    The tables show where the time goes and how busy the links are; the outcome is what follows from
+    them. Options in the advice are written as `spell` does.
     """
     parts = [
         str(head_of_simulation(document)),
@@ -39,7 +41,7 @@ def render(
 
 
 def _drawing(document: SimulationDocument, width: int, ascii_only: bool, colour: bool) -> str:
-    """The timeline, and how much of it that is."""
+    """The timeline, and how much of the simulation it shows."""
     timeline = document.timeline
     if timeline is None:
         return "The timeline has too many actions to be drawn."

@@ -17,10 +17,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,), gap: int = 2
 ) -> str:
-    """Lines of a table, headings in bold; the columns named in `left` are aligned to the left, the
-    others, numbers, to the right.
+    """Lines of a table, headings in bold.
 
-    Where the table is wider than the page, its widest texts are shortened; numbers never are.
+    The columns named in `left` are aligned to the left, the others, numbers, to the right. Where
+    the table is wider than the page, its widest texts are shortened; numbers never are.
     """
     cells = [list(headings), *map(list, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
@@ -57,8 +57,9 @@ def shorten(text: str, width: int) -> str:
 
 
 def label_lines(lines: Iterable[tuple[str, str]]) -> str:
-    """A label and a text a line; the texts stand one under the other, and so do the lines of one
-    that is wider than the page.
+    """A label and a text a line.
+
+    Texts are aligned with each other, and so are the lines of a text that is wider than the page.
     """
     rows = list(lines)
     width = max([_LABEL, *(len(label) + 1 for label, _ in rows)])

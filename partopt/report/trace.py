@@ -1,5 +1,6 @@
-"""A timeline for Perfetto (ui.perfetto.dev) and Chrome (chrome://tracing): the trace-event format,
-written in pieces.
+"""A timeline in the trace-event format of Perfetto and Chrome, written in pieces.
+
+It opens in ui.perfetto.dev and chrome://tracing.
 
 A process a rank: a track of what it computes, one of what it sends, one of its all-reduces, and
 counters of what it holds. Flows lead from the action that makes a message through its transfer to
@@ -25,8 +26,8 @@ from partopt.simulator.timeline import Timeline
 
 MOST_ACTIONS = 1_000_000  # about 700 MB, which is what viewers load
 
-# Rank k is process k + 1, for viewers take process 0 and thread 0 for the idle ones of a kernel.
-# Tracks of a rank, by tid. Transfers that overlap, as over several links, stand on further ones,
+# Rank k is process k + 1: viewers take process 0 and thread 0 for the idle ones of a kernel.
+# Tracks of a rank, by tid; transfers that overlap, as over several links, take further ones,
 # and so do all-reduces.
 _COMPUTE, _JOINED, _TRANSFERS, _ALLREDUCES = 1, 2, 100, 10_000
 
@@ -34,9 +35,7 @@ Integers = NDArray[np.int64]
 
 
 class _Flows(NamedTuple):
-    """Where the flow of each transfer begins and ends: tracks, and times in nanoseconds. n
-    transfers.
-    """
+    """Where the flow of each of n transfers begins and ends: tracks, and times in nanoseconds."""
 
     made_tid: Integers  # shape (n,)
     made_at: Integers
@@ -45,11 +44,10 @@ class _Flows(NamedTuple):
 
 
 def write(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
-    """The trace as JSON, in pieces to be written one after the other; the same timeline gives the
-    same bytes.
+    """The trace as JSON, in pieces to be written one after the other.
 
-    Times are in microseconds, with three digits after the point. Raises PartoptError above
-    MOST_ACTIONS.
+    The same timeline gives the same bytes. Times are in microseconds, with three digits after the
+    point. Raises PartoptError above MOST_ACTIONS.
     """
     actions = len(timeline.order.kind)
     if actions > MOST_ACTIONS:
@@ -91,8 +89,9 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
 
 
 def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
-    """The tracks of what a rank computes; of two joined actions the second has a track of its
-    own.
+    """The tracks of what a rank computes.
+
+    The second of two joined actions has a track to itself.
     """
     own = slots(timeline, rank)
     stages = np.unique(own.stage).tolist()
@@ -136,8 +135,9 @@ def _layers(modules: list[str]) -> str:
 def _transfers(
     timeline: Timeline, plan: Plan, rank: int, own: Integers, flows: _Flows
 ) -> Iterator[str]:
-    """What a rank sends: slices with their bytes, and the flows from action to action through
-    them.
+    """What a rank sends: slices with their bytes, and the flows through them.
+
+    A flow leads from the action that makes a message to the one that takes it.
     """
     sent = timeline.transfers
     begin, seconds = _clock(sent.start[own], sent.end[own])
@@ -166,8 +166,9 @@ def _transfers(
 
 
 def _flows(timeline: Timeline) -> _Flows:
-    """Each flow leaves in the last moment of the action that makes the message, and arrives at the
-    start of the one that takes it.
+    """The flow of each transfer, from the action that makes the message to the one that takes it.
+
+    It leaves in the last moment of the former and arrives at the start of the latter.
     """
     order, sent = timeline.order, timeline.transfers
     G, S = int(order.microbatch.max(initial=0)) + 1, int(order.stage.max(initial=0)) + 1
@@ -212,7 +213,7 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
 
 
 def _counter(rank: int, name: str, unit: str, series: Series) -> Iterator[str]:
-    """A quantity over time; of several values at one time the last."""
+    """A quantity over time; the last of several values at one time."""
     times = np.rint(series.times * 1e9).astype(np.int64)
     last = np.diff(times, append=times[-1] + 1) > 0
     for ts, value in zip(times[last].tolist(), series.values[last].tolist(), strict=True):
@@ -221,8 +222,9 @@ def _counter(rank: int, name: str, unit: str, series: Series) -> Iterator[str]:
 
 
 def _clock(start: NDArray[np.float64], end: NDArray[np.float64]) -> tuple[Integers, Integers]:
-    """Starts and durations in nanoseconds, so rounded that what follows without a gap still
-    does.
+    """Starts and durations in nanoseconds.
+
+    They are rounded so that what follows without a gap still does.
     """
     begin = np.rint(start.astype(np.float64) * 1e9).astype(np.int64)
     return begin, np.rint(end.astype(np.float64) * 1e9).astype(np.int64) - begin
@@ -269,7 +271,7 @@ def _flow(phase: str, number: int, rank: int, tid: int, ts: int, name: str) -> s
 
 
 def _event(phase: str, name: str, rank: int, tid: int, more: str = "") -> str:
-    """The begin of an event, not closed."""
+    """The beginning of an event, not closed."""
     return f'{{"ph":"{phase}","name":"{name}"{more},"pid":{rank + 1},"tid":{tid}'
 
 

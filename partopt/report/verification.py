@@ -13,8 +13,10 @@ _NOTED_S = 1e-3
 
 
 def render(verification: Verification, spell: Callable[[str], str] = str) -> str:
-    """A line for each check, with the time of those that took one; and what is claimed, where all
-    hold. Options that the texts name are written as `spell` does.
+    """A line for each check, and what is claimed where all hold.
+
+    A check that took a noticeable time is shown with it. Options that the texts name are
+    written as `spell` does.
     """
     lines = []
     for row in verification.checks:

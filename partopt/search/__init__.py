@@ -1,3 +1,5 @@
-"""Searches over what only a simulation sees: the warm-up of a plan, the best of several planners,
-the schedule, the number of devices.
+"""Searches over what only a simulation can judge.
+
+These are the warm-up of a plan, the best of several planners, the schedule and the number of
+devices.
 """

@@ -17,14 +17,15 @@ from partopt.schedules.layout import STRAIGHT, ranks_of
 from partopt.search.grid import Grid, Stages, estimate_s, least_s, stages_between
 from partopt.simulator.ports import ports_of
 
-# P   devices; d   pipelines side by side; v   stages on a device; S   stages; M   microbatches of
-#     an iteration
+# P   devices; d   pipelines side by side; v   stages on a device; S   stages
+# M   microbatches of an iteration
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A partition under a schedule, with the seconds of a sample that closed forms estimate, and
-    those that it cannot go below.
+    """A partition under a schedule, with an estimate and a lower bound of its time.
+
+    Both are seconds of a sample: `estimate_s` by the closed forms, and `least_s`.
     """
 
     problem: Problem
@@ -34,7 +35,7 @@ class Candidate:
 
     @property
     def actions(self) -> int:
-        """How many a simulation executes, about."""
+        """About how many actions a simulation executes."""
         assert self.problem.microbatches is not None
         return 2 * len(self.partition.stages) * self.problem.microbatches
 
@@ -60,16 +61,19 @@ Shape = tuple[str, int, int]  # how stages lie on devices, v, and d
 
 @dataclass(frozen=True)
 class _Laid:
-    """What problems that differ in their schedule alone share: grids, and balanced partitions by
-    their number of stages.
+    """What problems share that differ only in their schedule.
+
+    These are grids, and balanced partitions by their number of stages.
     """
 
     grids: dict[Shape, list[Grid]]
     stages: dict[int, Stages] = field(default_factory=dict)
 
     def grids_of(self, shape: Shape, topology: Topology) -> list[Grid]:
-        """The grids of a shape: replicas next to each other; and where both are on several levels,
-        pipelines next to each other.
+        """The grids of a shape: the first has replicas next to each other.
+
+        Where there are several pipelines of several devices and several levels, a second grid has
+        the devices of each pipeline next to each other.
         """
         if shape not in self.grids:
             name, v, d = shape
@@ -94,7 +98,7 @@ class _Laid:
 
 
 def _run(ranks: Sequence[int]) -> Sequence[int]:
-    """The ranks as a range where they are evenly apart, which is quicker to price."""
+    """The ranks as a range where they are evenly spaced, which is quicker to price."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     run = range(ranks[0], ranks[0] + step * len(ranks), step) if step > 0 else range(0)
     return run if list(run) == list(ranks) else ranks

@@ -27,7 +27,7 @@ def compare(
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
     `plans` are by the names under which they appear; each is priced and simulated again for the
-    job. The second value is what to know. Raises PartoptError for a planner that would ignore an
+    job. The second value holds the notes. Raises PartoptError for a planner that would ignore an
     option, and for a plan of another model or of more devices.
     """
     problem = replace(job.problem, progress=progress)
@@ -49,7 +49,7 @@ def compare(
 
 
 def _data_parallel(problem: Problem) -> Plan | None:
-    """What speed-ups over data parallelism are over; None under a schedule that cannot have it."""
+    """The data-parallel plan behind speed-ups; None under a schedule that cannot have one."""
     with suppress(PartoptError):
         return contest.plan_alone("data_parallel", problem)[0]
     return None

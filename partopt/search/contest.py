@@ -36,7 +36,7 @@ UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is 
 
 
 class Contest(NamedTuple):
-    """Simulated plans by the names of their planners, and what to know of them."""
+    """Simulated plans by the names of their planners, and notes on them."""
 
     plans: dict[str, Plan]
     notes: list[Note]
@@ -94,7 +94,7 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
 
 
 def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
-    """What one planner decides, simulated; and what to know of it. Errors as `plan_alone`."""
+    """What one planner decides, simulated, and notes; raises the errors of `plan_alone`."""
     problem.progress(f"simulating {name}", 0, 1)
     decision = planners.decide(name, problem)
     plan = price(decision.partition, problem, name, decision.certificate)

@@ -1,8 +1,7 @@
-"""Grids of equal pipelines side by side: what closed forms say of an iteration on one, and the time
-that it cannot go below.
+"""Grids of equal pipelines side by side: estimates and lower bounds of an iteration's time.
 
-A grid costs the same of every model that is laid on it, and a partition the same on every grid:
-both are worked out once, and put together for each schedule.
+Both are closed forms. A grid costs the same for every model that is laid on it, and a partition the
+same on every grid: both are computed once, and combined for each schedule.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """What the stages of a partition compute and hold, each of shape (S,) but for `cut_bytes`, of
-    the cuts between them.
+    """What the stages of a partition compute and hold, each of shape (S,).
+
+    Only `cut_bytes`, of the cuts between them, has shape (S - 1,).
     """
 
     bounds: Sequence[int]
@@ -63,8 +63,9 @@ def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Which ranks hold each stage, `ranks[s][k]` replica k of stage s: every stage has equally
-    many.
+    """The ranks that hold each stage: `ranks[s][k]` is replica k of stage s.
+
+    Every stage has equally many replicas.
     """
 
     ranks: Sequence[Sequence[int]]
@@ -77,16 +78,15 @@ class Grid:
 
     @cached_property
     def levels(self) -> Integers:
-        """The level that the messages over each cut cross, for every replica; 0 where a device
-        passes to itself. Shape (S - 1, r).
+        """The level that the messages over each cut cross, for every replica, shape (S - 1, r).
+
+        0 where a device passes to itself.
         """
         return self.ports.levels_between(self.places[:-1], self.places[1:])
 
     @cached_property
     def rings(self) -> tuple[Floats, Floats]:
-        """Seconds that an all-reduce of each stage takes for a byte, and for none, shape (S,)
-        each.
-        """
+        """Seconds of an all-reduce of each stage, per byte and for none, shape (S,) each."""
         topology = self.ports.topology
         distinct = {tuple(ranks): ranks for ranks in self.ranks}
         slopes = {
@@ -103,8 +103,9 @@ class Grid:
         return slopes * stages.parameter_bytes + latencies
 
     def busy_s(self, stages: Stages, M: int, serial: bool) -> Floats:
-        """Seconds that each device computes in an iteration and, with serial transfers, sends and
-        receives; shape (P,).
+        """Seconds for which each device is busy in an iteration, shape (P,).
+
+        It computes and, with serial transfers, sends and receives.
         """
         seconds = stages.compute_s[:, None] * self.shares(M)
         if serial:
@@ -116,7 +117,7 @@ class Grid:
         ).astype(np.float64)
 
     def least_on_devices(self, of_stage: Floats) -> Floats:
-        """The least of the stages on each device, shape (P,); of a device without any, 0."""
+        """The minimum over the stages on each device, shape (P,); 0 for a device without any."""
         least = np.full(self.ports.topology.devices, np.inf)
         np.minimum.at(least, self.places.ravel(), np.repeat(of_stage, self.places.shape[1]))
         return np.where(np.isinf(least), 0.0, least)
@@ -155,7 +156,7 @@ class Grid:
 
 
 def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
-    """Seconds that no iteration on the grid goes below, whatever waits for whatever.
+    """A lower bound, in seconds, of an iteration on the grid.
 
     A device begins when its first microbatch has come through the stages before, works through all,
     and exchanges gradients, for `tied_s` seconds of each stage with other stages; where backwards
@@ -177,11 +178,10 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
 
 
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
-    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`, its cuts as
-    the ports see them.
+    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`.
 
-    With v stages on a device the pipeline fills in a v-th of the time, and where backwards are
-    split, a third of the bubble is left.
+    Cuts are priced as the ports see them. With v stages on a device the pipeline fills in a v-th of
+    the time, and where backwards are split, a third of the bubble is left.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None

@@ -74,7 +74,7 @@ class Recomputation:
 
 
 def check_layout(plan: Plan) -> None:
-    """Raise PartoptError where the schedule cannot run stages that lie so, or they are too many."""
+    """Raise PartoptError where the schedule cannot run this layout or is too long to simulate."""
     entry = schedule(plan.schedule)
     if entry.asynchronous != (plan.microbatches is None):
         raise PartoptError(

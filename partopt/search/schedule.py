@@ -1,5 +1,7 @@
-"""Which synchronous schedule: how many stages on a device, pipelines side by side, samples in a
-microbatch, recomputed or not.
+"""A search for the synchronous schedule of a job.
+
+It chooses how many stages lie on a device, pipelines side by side, samples in a microbatch, and
+whether to recompute.
 
 Every grid of d pipelines of P/d devices is balanced by GPipe's criterion and estimated by closed
 forms (`partopt.search.candidates`), and the most promising of each schedule are simulated first.
@@ -134,8 +136,10 @@ def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:
-    """Whether what devices hold throughout fits; `exactly`: and what microbatches keep, by their
-    order, which takes a while to write.
+    """Whether what devices hold throughout fits.
+
+    `exactly`: whether that and what microbatches keep, by their order, fit, which takes a while to
+    compute.
     """
     limit = plan.memory_limit_bytes
     if limit is None:

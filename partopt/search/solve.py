@@ -19,7 +19,7 @@ _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that o
 
 @dataclass(frozen=True)
 class Result:
-    """A plan; the `alternatives` to it, fastest first; and what to know of it."""
+    """A plan; the `alternatives` to it, fastest first; and notes."""
 
     plan: Plan
     alternatives: tuple[Plan, ...]

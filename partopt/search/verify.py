@@ -1,5 +1,6 @@
-"""A plan checked again, from the plan and its profile alone: its numbers, what was requested, and
-the bound of its certificate.
+"""A plan verified from the plan and its profile alone.
+
+What is checked are its numbers, what was requested, and the bound of its certificate.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal number
 
 
 def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -> Verification:
-    """Every check of `plan`, also where one fails: `profile` is its own, and its numbers, memory,
-    request and certificate are right. The plan is computed again from what it records.
+    """Every check of `plan`, also where one fails.
+
+    The checks: `profile` is the plan's own, and its numbers, memory, request and certificate are
+    right. The plan is computed again from what it records.
     """
     again, checks = Recomputation(plan, profile, progress), []
     for name, check in _CHECKS.items():
@@ -145,8 +148,10 @@ def _nothing(certificate: Certificate | None, objective_s: float | None, planner
 
 
 def _bound(again: Recomputation) -> _Found:
-    """Nothing lies below the bound: `optimal` searches there; of the others, which are quick, the
-    decision is the same again.
+    """Check that nothing lies below the bound.
+
+    For `optimal` the region below it is searched; of the other planners, which are quick, the
+    decision must come out the same again.
     """
     plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:

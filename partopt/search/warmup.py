@@ -55,13 +55,12 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
 
 
 def simulate_with_best_warmup(plan: Plan) -> Plan:
-    """`judged`, for an asynchronous plan at the warm-up with the shortest period under the limit
-    `memory_bytes` of a device.
+    """`simulate_plan`, for an asynchronous plan at the warm-up with the shortest period.
 
-    Nothing is searched where the formula's warm-up reaches what the loads of the plan allow, or
-    does not fit. Where another is better, the plan says in `predicted.formula_period_s` what the
-    formula's would have given. Raises PartoptError where the schedule cannot run the plan, whatever
-    the warm-up.
+    That warm-up keeps to the limit `memory_bytes` of a device. Nothing is searched where the
+    formula's warm-up reaches what the loads of the plan allow, or does not fit. Where another is
+    better, the plan says in `predicted.formula_period_s` what the formula's would have given.
+    Raises PartoptError where the schedule cannot run the plan, whatever the warm-up.
     """
     if not schedule(plan.schedule).asynchronous:
         return simulate_plan(plan)
@@ -85,8 +84,10 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
 
 
 def _try(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Plan | None:
-    """The plan judged at a warm-up, None its own; None where it does not fit, or deadlocks: waiting
-    for all-reduces, it can.
+    """The plan simulated at a warm-up, where None is its own.
+
+    None where it deadlocks, as it can while it waits for all-reduces, or where it must fit and does
+    not.
     """
     changed = plan if warmup is None else with_conditions(plan, warmups=warmup)
     if must_fit and not changed.fits:
@@ -99,10 +100,10 @@ def _try(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Pl
 
 
 def _deepen(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
-    """The best of `usual` and deeper and deeper warm-ups that fit, until one is as fast as the
-    loads of the plan allow.
+    """The best of `usual` and ever deeper warm-ups that fit.
 
-    Where the formula's deadlocks, the first tried is one that cannot, whether it fits or not.
+    The search ends when one is as fast as the loads of the plan allow. Where the formula's warm-up
+    deadlocks, the first tried is one that cannot, whether it fits or not.
     """
     replicas = [stage.replicas for stage in plan.stages]
     best = usual or _try(plan, blocking_warmups(replicas))
@@ -120,8 +121,9 @@ def _deepen(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
 
 
 def _leaner(plan: Plan, best: Plan) -> Plan:
-    """`best`, or the same period to WORTHWHILE with fewer microbatches in flight, between those of
-    `plan` and its own: by bisection.
+    """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
+
+    The warm-up is bisected between those of `plan` and of `best`.
     """
     low, high = ([stage.warmup for stage in each.stages] for each in (plan, best))
     allowed_s, steps = (

@@ -1,5 +1,6 @@
-"""The simulator: a plan and a schedule become a timeline, by discrete events, and the timeline the
-numbers that the plan predicts.
+"""Discrete-event simulation of a plan under its schedule.
+
+It yields a timeline, and the timeline the numbers that the plan predicts.
 """
 
 from partopt.simulator.execution import Execution, execute

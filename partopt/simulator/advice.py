@@ -1,6 +1,4 @@
-"""What an execution points at: where its time or memory goes, in numbers, and one change that would
-help.
-"""
+"""Findings on an execution: where time or memory goes, in numbers, and one change that helps."""
 
 from __future__ import annotations
 
@@ -17,18 +15,17 @@ from partopt.simulator.execution import ACTION_LIMIT, Execution
 from partopt.simulator.waits import allreduces, busy_ports, few_in_flight, transfers
 from partopt.units import format_bytes, format_seconds
 
-# for each device of a pipeline: 1F1B then idles for at most a fifth of the time
+# per device of a pipeline: 1F1B then idles for at most a fifth of the time
 ENOUGH_MICROBATCHES = 4
-# a stage of some dozen kernels, each of which takes 10 us and more to launch, is then bound by the
-# host
+# a stage of some dozen kernels is host-bound below that: each takes 10 us or more to launch
 SHORT_FORWARD_S = 2e-3
-# of a device's memory: allocators, communicators and workspaces, which no plan counts, take up to a
-# tenth
+# of a device's memory: up to a tenth goes to what no plan counts,
+# allocators, communicators and workspaces
 FULL = 0.9
 
 
 def findings(execution: Execution) -> list[Finding]:
-    """All that there is to point at, faults first, then losses, then risks."""
+    """All findings: faults first, then losses, then risks."""
     case = Case(execution)
     looks = (
         _memory,
@@ -133,7 +130,7 @@ def _idle_ranks(case: Case) -> Iterator[Finding]:
 
 
 def _launches(case: Case) -> Iterator[Finding]:
-    """Of the stage that paces the others: where another is short, its device waits anyway."""
+    """Launches on the slowest stage; where another stage is short, its device waits anyway."""
     plan = case.plan
     pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
     if not 0 < pace.forward_s < SHORT_FORWARD_S:

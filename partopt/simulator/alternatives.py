@@ -20,8 +20,10 @@ BETTER_SCHEDULE = 0.02  # of the time: what another schedule must save to be wor
 
 
 def other_schedules(case: Case) -> Iterator[Finding]:
-    """Of the schedule that these stages could run as they lie, what it would really take; of one
-    with two stages on each device, what the closed forms say.
+    """Schedules that would be faster than the plan's.
+
+    One that the stages can run on their present ranks is simulated; one with two stages on each
+    device is estimated by the closed forms.
     """
     plan = case.plan
     if plan.microbatches is None or plan.schedule not in SCHEDULES or len(plan.stages) == 1:
@@ -34,7 +36,7 @@ def other_schedules(case: Case) -> Iterator[Finding]:
 
 
 def _compare(execution: Execution, name: str) -> Iterator[Finding]:
-    """The stages as they lie, executed under the schedule `name`, where that is faster."""
+    """The same stages on the same ranks under the schedule `name`, where that is faster."""
     now_s, other = execution.period_s, execute(with_conditions(execution.plan, name))
     if other.period_s >= now_s * (1 - BETTER_SCHEDULE):
         return
@@ -68,7 +70,7 @@ def _estimate(plan: Plan, name: str) -> Iterator[Finding]:
 
 
 def _same_layout(plan: Plan) -> str | None:
-    """The schedule with smaller bubbles that the stages can run as they lie."""
+    """The schedule with smaller bubbles that the stages can run on their present ranks."""
     even, entry = len({stage.replicas for stage in plan.stages}) == 1, SCHEDULES[plan.schedule]
     if entry.one_at_a_time:
         return "1f1b"

@@ -1,6 +1,4 @@
-"""Which device holds back the rest, and which cut to move, or which device to add, so that it holds
-them back less.
-"""
+"""The devices that slow down the rest, and a cut to move or a device to add to relieve them."""
 
 from __future__ import annotations
 
@@ -14,12 +12,13 @@ from partopt.units import format_seconds
 # r   replicas of a stage
 # C   compute seconds of a stage for one microbatch
 
-_MOST_LISTED = 12  # stages whose cuts or replicas are spelled out
+_MOST_LISTED = 12  # stages whose cuts or replicas are listed
 
 
 class _Group(NamedTuple):
-    """Devices that hold the same stages; `seconds` a microbatch are what the stages take, over the
-    devices.
+    """Devices that hold the same stages.
+
+    `seconds` is the time of the stages for one microbatch, divided by the number of devices.
     """
 
     stages: tuple[int, ...]
@@ -28,8 +27,10 @@ class _Group(NamedTuple):
 
 
 class Imbalance(NamedTuple):
-    """The time a microbatch of the slowest devices over the mean of all that work, what that is,
-    and what would help.
+    """How far the slowest devices are above the mean, and a change that would help.
+
+    `ratio` is their time a microbatch over the mean of all devices that work; `text` says it in
+    words.
     """
 
     ratio: float
@@ -76,8 +77,9 @@ def _takes(group: _Group) -> str:
 
 
 def _move_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> Change | None:
-    """Which layer of stage s to give to its lighter neighbour; None where it has one layer or
-    that, by their mean, would not help.
+    """The change that gives a layer of stage s to its lighter neighbour.
+
+    None where the stage has one layer or where moving a layer of mean duration would not help.
     """
     stage = plan.stages[s]
     of = {each: group for group in groups for each in group.stages}
@@ -101,8 +103,9 @@ def _move_cut(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> Chan
 
 
 def _add_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> Change | None:
-    """One device more for stage s, an idle one or one of a lighter stage; None where there is none
-    or replicas must be equal.
+    """The change that adds a replica to stage s, on an idle device or one of a lighter stage.
+
+    None where there is no such device or replicas must be equal.
     """
     if plan.schedule not in SCHEDULES or not SCHEDULES[plan.schedule].uneven:
         return None
@@ -110,7 +113,7 @@ def _add_replica(plan: Plan, s: int, slowest: _Group, groups: list[_Group]) -> C
     replicas[s] += 1
     more = f"a replica more of stage {s}, of the idle ranks: "
     if not plan.idle_ranks:
-        # seconds of the groups that can spare a device, without it
+        # of each group that can spare a device, its seconds without that device
         spared = {
             group.stages[0]: group.seconds * group.devices / (group.devices - 1)
             for group in groups
@@ -140,8 +143,9 @@ def _cuts(plan: Plan) -> list[int]:
 
 
 def _split(plan: Plan, cuts: list[int], replicas: list[int]) -> Change | None:
-    """The plan with these cuts, where it has one stage a device and not too many to be spelled
-    out.
+    """The change to a plan with these cuts and replicas.
+
+    None where a device holds several stages, or there are too many stages to list.
     """
     chunks = max(len(stages) for stages in plan.stages_by_rank().values())
     if chunks > 1 or len(plan.stages) > _MOST_LISTED:

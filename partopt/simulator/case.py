@@ -1,4 +1,4 @@
-"""What advice asks of an execution."""
+"""What the findings need to know of an execution."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from partopt.simulator.change import Change
 from partopt.simulator.execution import Execution
 from partopt.simulator.ports import ports_of
 
-NOTICED = 0.05  # of the time: less than that is within what measured times are off
-BUSY = 0.9  # of the time of a port: above, whatever comes late makes what is behind it late too
+NOTICED = 0.05  # of the time: smaller shares are within measurement error
+BUSY = 0.9  # of the time of a port: above, a late message delays those behind it
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,22 +37,24 @@ class Case:
 
     @cached_property
     def stretch(self) -> float:
-        """Seconds per microbatch over those that the slowest device computes: as much faster
-        everything goes that waits for a port.
+        """Seconds per microbatch over those that the slowest device computes, at least 1.
+
+        Whatever waits for a port could go faster by this factor.
         """
         return max(1.0, self.execution.period_s / self.plan.slowest_device_s)
 
     @cached_property
     def rank(self) -> int:
-        """The working rank that waits least for others to compute: what holds it up holds up
-        all.
+        """The working rank that waits least for others to compute.
+
+        What delays this rank delays all ranks.
         """
         ranks = sorted(self.plan.stages_by_rank())
         return ranks[int(np.argmin(self.execution.shares.idle_s[ranks]))]
 
     @property
     def transfer_share(self) -> float:
-        """Of the time of that rank, what it waits for messages."""
+        """Share of the time for which that rank waits for messages."""
         return float(self.execution.shares.transfer_s[self.rank]) / self.window_s
 
     @cached_property

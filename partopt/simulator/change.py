@@ -1,4 +1,4 @@
-"""What to change of a plan, in words and as data."""
+"""A change to a plan, in words and as data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ Verb = Literal["solve", "simulate", "measure", "compare", ""]
 
 
 class Change(NamedTuple):
-    """A change: in words, the function of the library that makes it, and the options to call it
-    with; none where their values are open.
+    """A change in words, the library function that makes it, and the options to call it with.
+
+    There are no options where their values are open.
     """
 
     text: str
@@ -30,7 +31,8 @@ def suggest(verb: Verb, more: str = "", **options: Any) -> Change:
 
 
 def name_option(name: str, value: Any) -> str:
-    """An option and its value in backquotes: `cuts=[3, 5]`, `links={"cluster": 2}`,
-    `comm=overlap`.
+    """An option and its value in backquotes.
+
+    Examples: `cuts=[3, 5]`, `links={"cluster": 2}`, `comm=overlap`.
     """
     return f"`{name}={value if isinstance(value, str) else json.dumps(value)}`"

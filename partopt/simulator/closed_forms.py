@@ -1,5 +1,6 @@
-"""Idle shares of the synchronous schedules in closed form: equal stages, F = I = W = 1, B = 2,
-messages that take no time.
+"""Idle shares of the synchronous schedules in closed form.
+
+Stages are equal with F = I = W = 1 and B = 2, and messages take no time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from partopt.schedules.layout import MIRRORED
 
 
 class Pipeline(NamedTuple):
-    """One of the equal pipelines of a plan, or all of a plan with unequal replicas as if its
-    devices stood one behind the other.
+    """One of the equal pipelines of a plan.
+
+    A plan with unequal replicas counts as one pipeline of all its devices, one behind the other.
     """
 
     P: int
@@ -42,8 +44,9 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 
 def idle_share(name: str, of: Pipeline) -> float:
-    """Share of an iteration for which the devices wait, under the schedule `name`, the optimizer's
-    step left out.
+    """Share of an iteration for which devices wait under the schedule `name`.
+
+    The optimizer's step is left out.
     """
     entry = schedule(name)
     return entry.bubble(*of) / entry.makespan(*of)

@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What is other than the plan says; None, or nothing for a level, where it is not.
+    """What differs from the plan; None, or a level left out, keeps what the plan says.
 
     `schedule` is a name, or a file with an order of your own as torch's compute-only CSV;
     `microbatches` those of an iteration, or of an asynchronous schedule that pass through; `warmup`
@@ -56,7 +56,7 @@ class Conditions:
 
     @property
     def own_order(self) -> Path | None:
-        """The file with an order of one's own; None where the schedule is one that has a name."""
+        """The file with the user's own order; None where the schedule is a named one."""
         given = self.schedule
         if given is None or given in SCHEDULES:
             return None
@@ -65,7 +65,7 @@ class Conditions:
 
 
 def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> Plan:
-    """The plan under a schedule that has a name, a network, a batch and a warm-up.
+    """The plan under a named schedule, a network, a batch and a warm-up.
 
     The stages stay as they are. Raises PartoptError where the conditions contradict each other, the
     plan cannot run that way, or more than `most_actions` actions would be simulated.
@@ -97,7 +97,7 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
 def _restate(
     plan: Plan, name: str, M: int | None, topology: Topology, conditions: Conditions
 ) -> Plan:
-    """The plan under checked conditions; with the fields replaced alone where nothing follows."""
+    """The plan under checked conditions; where nothing else follows, only fields are replaced."""
     warmups = _warmups(plan, name, M, conditions.warmup)
     waits: dict[str, Any] = {
         "comm": conditions.comm or plan.comm,
@@ -116,7 +116,7 @@ def _restate(
 
 
 def change_network(topology: Topology, conditions: Conditions) -> Topology:
-    """The topology with what the conditions say of its levels and of the memory of its devices."""
+    """The topology with the levels and the device memory that the conditions give."""
     names = [level.name for level in topology.levels]
     fields: dict[str, dict[str, Any]] = {name: {} for name in names}
     parsers: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -193,7 +193,7 @@ def check_layout(plan: Plan, name: str) -> None:
 
 
 def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: int) -> None:
-    """Raise PartoptError where the simulation would be of more actions than `most_actions`.
+    """Raise PartoptError where the simulation would have more than `most_actions` actions.
 
     `microbatches` None: as many as it takes to settle.
     """

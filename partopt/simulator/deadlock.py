@@ -1,4 +1,4 @@
-"""What is said of an order whose devices wait for each other."""
+"""The error of an order whose devices wait for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An execution as a document, with what was changed of the plan before it ran."""
+"""An execution as a document, with the changes made to the plan before it ran."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from partopt.simulator.drawing import drawn_timeline, drawn_window
 from partopt.simulator.execution import Execution
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
-_LISTED = 11  # characters of a long list at its begin, and at its end
+_LISTED = 11  # characters of a long list at its beginning, and at its end
 
 
 def document_of(
     execution: Execution, before: Plan, findings: Sequence[Finding]
 ) -> SimulationDocument:
-    """What `execution` shows of a plan that was `before`, and the advice `findings` in it."""
+    """The document of `execution` with the advice `findings`; `before` is the unchanged plan."""
     plan, steady, peak = execution.plan, execution.steady, int(execution.peak_memory_bytes.max())
     limit = plan.memory_limit_bytes
     return SimulationDocument(
@@ -101,8 +101,9 @@ def _rank_time(execution: Execution, rank: int, stages: list[int]) -> RankTime:
 
 
 def changes(before: Plan, after: Plan) -> list[str]:
-    """What differs in the circumstances of two plans of the same stages: `bandwidth of cluster 1.25
-    GB/s -> 3.13 GB/s`.
+    """The conditions that differ between two plans of the same stages.
+
+    Example: `bandwidth of cluster 1.25 GB/s -> 3.13 GB/s`.
     """
     return [f"{what} {old} -> {new}" for what, old, new in _pairs(before, after) if old != new]
 

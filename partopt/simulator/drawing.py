@@ -1,4 +1,4 @@
-"""What a page draws of a timeline, as a part of the simulation's document."""
+"""The part of a timeline that a page draws, for the simulation's document."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from partopt.simulator.execution import Execution
 from partopt.simulator.slots import Slots, drawn_ranks, exchanges, slots
 from partopt.simulator.timeline import Timeline
 
-ROWS = 32  # ranks of a page
-# of all ranks that are drawn: 5 MB of a document, and in a page each is less than a character
+ROWS = 32  # ranks on a page
+# actions of all drawn ranks: 5 MB of a document, and each is narrower than a character on a page
 DRAWN_LIMIT = 100_000
-# of the window: what comes after it is kept too, as the last column of a page ends later than it
+# of the window: so much after it is kept too, since the last column of a page ends later
 _AFTER = 1 / 8
 
 
 def drawn_window(execution: Execution) -> tuple[float, float]:
-    """The seconds to draw: the whole iteration; asynchronous, until the pipeline is full, and as
-    long again or two cycles.
+    """Start and end in seconds of what to draw.
+
+    It is the whole iteration; for an asynchronous plan the time until the pipeline is full, and
+    then as long again or two cycles, whichever is longer.
     """
     if execution.steady is None:
         return 0.0, execution.makespan_s
@@ -33,8 +35,9 @@ def drawn_window(execution: Execution) -> tuple[float, float]:
 def drawn_timeline(
     timeline: Timeline, window: tuple[float, float], rows: int = ROWS, limit: int = DRAWN_LIMIT
 ) -> DrawnTimeline | None:
-    """At most `rows` ranks in the seconds of `window`; None where they have more actions than
-    `limit`.
+    """At most `rows` ranks of the timeline in the seconds of `window`.
+
+    None where they have more actions than `limit`.
     """
     ranks, note = drawn_ranks(timeline.order, rows)
     shown = window[0], window[1] + _AFTER * (window[1] - window[0])
@@ -50,8 +53,9 @@ def drawn_timeline(
 
 
 def _within(own: Slots, window: tuple[float, float]) -> Slots:
-    """The actions in the window; all-reduces are shown while they are exchanged, not while a rank
-    waits for them.
+    """The actions in the window, without all-reduces.
+
+    All-reduces are shown while they are exchanged, not while a rank waits for them.
     """
     inside = (own.end > window[0]) & (own.start < window[1]) & (own.kind != A)
     return Slots._make(column[inside] for column in own)

@@ -18,7 +18,7 @@ from partopt.simulator.messages import look_at, send_result
 
 @compiled(nogil=True)
 def run(actions, devices, network, rings, heap, serial, blocking):  # type: ignore[no-untyped-def]
-    """Execute an order: what its actions and messages begin and end with is filled in."""
+    """Execute an order: fill in when its actions and messages begin and end."""
     kind, stage, joined, rows, start, end = (
         actions.kind,
         actions.stage,

@@ -21,9 +21,7 @@ def leave(actions, devices, rank, now):  # type: ignore[no-untyped-def]
 
 @compiled()
 def join(rings, network, heap, devices, stage, now):  # type: ignore[no-untyped-def]
-    """A replica has come to the exchange of its stage's gradients; the last one to come asks for
-    the ports.
-    """
+    """Count a replica at the exchange of its stage's gradients; the last one requests the ports."""
     rings.came[stage] += 1
     if rings.came[stage] == devices.replica_first[stage + 1] - devices.replica_first[stage]:
         rings.came[stage] = 0
@@ -71,8 +69,9 @@ def claim(rings, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def exchange_end(rings, carried, stage):  # type: ignore[no-untyped-def]
-    """When the all-reduce of a stage ends: it yields its ports to the transfers that it found there
-    and those that came since.
+    """When the all-reduce of a stage ends.
+
+    It yields its ports to the transfers booked before it began and to those that came since.
     """
     longest = 0.0
     for entry in range(rings.first[stage], rings.first[stage + 1]):
@@ -84,8 +83,9 @@ def exchange_end(rings, carried, stage):  # type: ignore[no-untyped-def]
 
 @compiled()
 def end_exchange(rings, network, heap, stage, R, now):  # type: ignore[no-untyped-def]
-    """Whether the all-reduce of a stage is done and not delayed by transfers: then the next one may
-    begin.
+    """Whether the all-reduce of a stage is done and not delayed by transfers.
+
+    If so, the next one may begin.
     """
     end = exchange_end(rings, network.carried, stage)
     if end > now:

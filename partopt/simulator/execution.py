@@ -1,4 +1,4 @@
-"""A plan executed by its schedule: every action, and what is read off them."""
+"""A plan executed by its schedule: every action, and the metrics derived from them."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ class Execution:
 
     @cached_property
     def peak_in_flight(self) -> NDArray[np.int64]:
-        """Microbatches that each rank holds at most, those of all of its chunks together; shape
-        (ranks,).
+        """The most microbatches that each rank holds at once, shape (ranks,).
+
+        Those of all of its chunks count together.
         """
         return in_flight(self.order)
 
@@ -91,10 +92,10 @@ class Execution:
 
 
 def execute(plan: Plan, microbatches: int | None = None) -> Execution:
-    """Execute `plan` under its schedule: an iteration or, asynchronous, `microbatches` or as many
-    as it takes to settle.
+    """Execute `plan` under its schedule.
 
-    Raises PartoptError where the schedule deadlocks or cannot run the plan.
+    It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
+    to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
     if not schedule(plan.schedule).asynchronous:
         return _run(plan, None)

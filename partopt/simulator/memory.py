@@ -1,6 +1,4 @@
-"""What the microbatches between their forward and their backward keep of a device, over time and at
-most.
-"""
+"""What microbatches keep on a device between forward and backward, over time and at peak."""
 
 from __future__ import annotations
 
@@ -13,14 +11,15 @@ from partopt.documents.plan import Plan
 from partopt.schedules.order import KINDS, B, F, I, Order, R, W
 from partopt.simulator.timeline import Timeline
 
-# S, s   stages, and which one
+# S   stages; s   one of them
 
 Integers = NDArray[np.int64]
 
 
 class Series(NamedTuple):
-    """A quantity that changes in steps: `values[n]` from `times[n]` seconds on, until the next;
-    both of shape (changes + 1,).
+    """A quantity that changes in steps: `values[n]` from `times[n]` seconds on, until the next.
+
+    Both have shape (changes + 1,).
     """
 
     times: NDArray[np.float64]
@@ -28,8 +27,9 @@ class Series(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """By kind of action and stage, shape (kinds, S): what is taken when an action starts and what
-    is given back when it ends.
+    """What the start of an action takes and what its end gives back, by kind and stage.
+
+    Both have shape (kinds, S).
     """
 
     taken: Integers
@@ -37,18 +37,16 @@ class _Steps(NamedTuple):
 
 
 def in_flight_over_time(timeline: Timeline, rank: int) -> Series:
-    """Microbatches that a rank holds: from the start of a forward to the end of its backward, where
-    that is split of W.
+    """Microbatches that a rank holds, from the start of a forward to the end of its backward.
 
-    A microbatch that is in flight in several of the rank's stages counts in each.
+    Where the backward is split, they are held to the end of W. A microbatch that is in flight in
+    several of the rank's stages counts in each.
     """
     return _series(timeline, rank, _counting(_stages(timeline.order)), 0)
 
 
 def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
-    """Bytes that a rank holds: what is there throughout, and the stash of each microbatch while it
-    is kept.
-    """
+    """Bytes that a rank holds: its base memory, and the stash of each microbatch while kept."""
     return _series(
         timeline, rank, _stashing(timeline.order, plan), int(base_memory_bytes(plan)[rank])
     )
@@ -57,10 +55,10 @@ def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
 def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     """The most bytes that each rank holds at once, shape (ranks,).
 
-    A stage keeps its stash from the start of a forward to the end of the backward, where that is
-    split of W; where it recomputes, its input alone, and the stash from the start of R, or of the
-    backward where the schedule has no R. No clock is needed: on a rank one action follows the
-    other, and of two joined ones both take before either gives back.
+    A stage keeps its stash from the start of a forward to the end of the backward or, where that is
+    split, of W. A stage that recomputes keeps its input alone, and the stash from the start of R,
+    or of the backward where the schedule has no R. The order suffices without times: a rank runs
+    one action after the other, and two joined ones both take before either gives back.
     """
     steps = _stashing(order, plan)
     most = [_levels(order, rank, steps)[0].max(initial=0) for rank in range(order.ranks)]
@@ -68,8 +66,9 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
 
 
 def base_memory_bytes(plan: Plan) -> Integers:
-    """Bytes that each rank of the topology holds throughout, shape (devices,): weights, gradients,
-    optimizer state and buffers.
+    """Bytes that each rank of the topology holds throughout, shape (devices,).
+
+    These are weights, gradients, optimizer state and buffers.
     """
     base = np.zeros(plan.topology.devices, dtype=np.int64)
     for stage in plan.stages:
@@ -116,8 +115,9 @@ def _levels(order: Order, rank: int, steps: _Steps) -> tuple[Integers, Integers]
 
 
 def _series(timeline: Timeline, rank: int, steps: _Steps, base: int) -> Series:
-    """What a rank holds, beginning with `base` at 0 s; points at which nothing changes are left
-    out.
+    """What a rank holds over time, starting with `base` at 0 s.
+
+    Points at which nothing changes are left out.
     """
     own = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
     levels = _levels(timeline.order, rank, steps)

@@ -15,7 +15,7 @@ def look_at(devices, rank):  # type: ignore[no-untyped-def]
 
 @compiled(inline="always")
 def send_result(actions, devices, network, place, rank, now, serial, S):  # type: ignore[no-untyped-def]
-    """The output of a stage goes to the replica of the next that works on this microbatch."""
+    """Send a stage's output to the replica of the next stage that works on this microbatch."""
     kind, stage, microbatch = actions.kind[place], actions.stage[place], actions.microbatch[place]
     if kind == F and stage < S - 1:
         direction, to, cut = 0, stage + 1, stage + 1
@@ -39,8 +39,9 @@ def send_result(actions, devices, network, place, rank, now, serial, S):  # type
 
 @compiled(inline="always")
 def transfer(network, size_bytes, source, destination, earliest):  # type: ignore[no-untyped-def]
-    """When a message is on the wire and when it has arrived: a lane of each of its two ports, as
-    soon as both are free.
+    """When a message goes on the wire and when it arrives.
+
+    It takes a lane of each of its two ports as soon as both are free.
     """
     k = 1
     while source // network.sizes[k] != destination // network.sizes[k]:

@@ -18,8 +18,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Seconds of every rank in a stretch of time, by what it did or waited for; each of shape
-    (ranks,). They add up to the stretch.
+    """Seconds of every rank in an interval, by what it did or waited for.
+
+    Each has shape (ranks,); together they add up to the interval.
 
     `forward_s` and `gradient_s` are spent waiting for another stage to compute an activation or a
     gradient, `transfer_s` for it to arrive or, with serial transfers, for the rank's own messages;
@@ -41,8 +42,9 @@ class Shares:
 
 @dataclass(frozen=True)
 class LevelUse:
-    """The busiest port of a level: its share of the time, transfers and all-reduces apart, and all
-    the bytes that crossed the level.
+    """How busy a level's ports are, and the bytes of all messages that crossed the level.
+
+    The shares are of the time, each of the port busiest with transfers or with all-reduces.
     """
 
     level: str
@@ -64,7 +66,7 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
 
     before = _ended_before(timeline)
     ready = np.minimum(np.maximum(_made(timeline, work), before), timeline.start)
-    # of two that run at once: counted with the first
+    # the second of two that run at once is counted with the first
     second = np.concatenate([[False], order.joined[:-1]])
     gradients = np.isin(order.kind, (B, I))
     due = np.isin(np.arange(len(work.ranks)), order.stage[order.kind == A])
@@ -84,7 +86,7 @@ def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shar
 
 
 def _ended_before(timeline: Timeline) -> Floats:
-    """When the rank of every action ended the one before it; 0 for its first."""
+    """When the rank of every action ended the action before; 0 for the rank's first."""
     before = np.concatenate([[0.0], timeline.end[:-1]])
     firsts = timeline.order.rows[:-1][np.diff(timeline.order.rows) > 0]
     before[firsts] = 0.0
@@ -92,8 +94,10 @@ def _ended_before(timeline: Timeline) -> Floats:
 
 
 def _made(timeline: Timeline, work: Work) -> Floats:
-    """When the stage before, or behind for a gradient, had made the input of every action; 0 where
-    it needs none from another.
+    """When the input of every action was ready on the stage that sends it.
+
+    That is the stage before or, for a gradient, the one behind; 0 where an action needs no input
+    from another stage.
     """
     order, S = timeline.order, len(work.ranks)
     ended = _result_ended(timeline, work)
@@ -110,8 +114,9 @@ def _made(timeline: Timeline, work: Work) -> Floats:
 
 
 def _result_ended(timeline: Timeline, work: Work) -> Floats:
-    """When what an action made could be sent: at its end, or at the end of the exchange that is
-    part of it.
+    """When the result of every action could be sent.
+
+    That is at its end, or at the end of the exchange that is part of it.
     """
     if not work.blocking:
         return timeline.end
@@ -120,10 +125,10 @@ def _result_ended(timeline: Timeline, work: Work) -> Floats:
 
 
 def longest_span_s(timeline: Timeline) -> float:
-    """Seconds between the first start and the last end of the rank for which that is longest, its
-    optimizer steps left out.
+    """Seconds from first start to last end on the rank for which that is longest.
 
-    What papers on zero-bubble schedules quote in place of the makespan.
+    Optimizer steps are left out. Papers on zero-bubble schedules quote this instead of the
+    makespan.
     """
     order = timeline.order
     computes = ~np.isin(order.kind, (A, U))
@@ -156,8 +161,10 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
 def _transfers(
     timeline: Timeline, work: Work, ports: Ports, start_s: float, end_s: float
 ) -> tuple[Floats, Floats]:
-    """Seconds for which messages hold each port, all of its lanes together, and the bytes that
-    arrive over each level, from 0 for none on; shapes (ports,) and (L + 1,).
+    """Seconds for which messages hold each port, and bytes that arrive over each level.
+
+    The seconds are of all lanes of a port together, shape (ports,). The bytes start with level 0,
+    for messages that cross none, shape (L + 1,).
     """
     sent, carried = timeline.transfers, np.zeros(ports.count)
     k = ports.levels_between(sent.source, sent.destination)
@@ -174,8 +181,9 @@ def _transfers(
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:
-    """How many all-reduces of each stage lie between `start_s` and `end_s`; of one that lies there
-    in part, that part.
+    """How many all-reduces of each stage lie between `start_s` and `end_s`.
+
+    One that lies there in part counts in part.
     """
     done = timeline.collectives
     inside = np.maximum(0.0, np.minimum(done.end, end_s) - np.maximum(done.start, start_s))

@@ -1,5 +1,6 @@
-"""A plan under an order of a person's own, in the compute-only CSV that torch executes, in place of
-a schedule's.
+"""A plan under the user's own order instead of a schedule's.
+
+The order is in the compute-only CSV that torch executes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from partopt.simulator.work import work_of
 
 
 def microbatches_in(text: str, plan: Plan) -> int:
-    """The microbatches of all pipelines of the plan that a CSV passes through it, by the largest
-    number in it. PartoptError without any.
+    """The microbatches that a CSV passes through all pipelines of the plan.
+
+    The largest number in it gives them. Raises PartoptError where it has no actions.
     """
     numbers = [int(found) for found in re.findall(r"[0-9]{1,7}[FBIW]([0-9]{1,7})", text)]
     if not numbers:
@@ -35,11 +37,10 @@ def microbatches_in(text: str, plan: Plan) -> int:
 
 
 def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
-    """Execute the order in `text`, called `name`, on the stages of `plan`: one iteration of a
-    synchronous schedule.
+    """Execute the order in `text`, called `name`, on the stages of `plan`.
 
-    Raises PartoptError that names the cell, or the rank and the action, where the order is
-    malformed, is not of this plan or deadlocks.
+    It is one iteration of a synchronous schedule. Raises PartoptError that names the cell, or the
+    rank and the action, where the order is malformed, does not match this plan or deadlocks.
     """
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
     order = from_csv(text, layout_of(synchronous))
@@ -50,8 +51,9 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
 
 
 def _with_counts_of(order: Order, stages: Sequence[Stage]) -> list[Stage]:
-    """The stages with the warm-up, the microbatches in flight and the memory that the order gives
-    them, one version of the weights each.
+    """The stages with the warm-up, microbatches in flight and memory that the order gives them.
+
+    Each keeps one version of its weights.
     """
     held = in_flight_by_stage(order)
     return [

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from partopt.cost.links import levels_crossed
 from partopt.documents.topology import Topology
 
-# k   level; its members are level-(k-1) components, each with one port out and one port in, `links`
-#     lanes each; a bus is one port for all
+# k   level; its members are level-(k-1) components
+#     a member has one port out and one port in, of `links` lanes each; a bus is one port for all
 
 
 @dataclass(frozen=True, eq=False)
 class Ports:
-    """Level k has the ports [first[k-1], first[k]). A member's are next to each other: out, in."""
+    """Ports by level: level k has [first[k-1], first[k]), each member's out, then its in."""
 
     topology: Topology
     sizes: NDArray[np.int64]  # devices in a level-k component, k = 0..L, shape (L + 1,)
@@ -33,9 +33,7 @@ class Ports:
         return int(self.first[-1])
 
     def of(self, rank: int, k: int) -> tuple[int, int]:
-        """The ports through which a rank sends and receives at level k; one and the same on a
-        bus.
-        """
+        """The ports through which a rank sends and receives at level k; the same one on a bus."""
         if self.bus[k - 1]:
             port = int(self.first[k - 1] + rank // self.sizes[k])
             return port, port
@@ -45,8 +43,9 @@ class Ports:
     def levels_between(
         self, first: NDArray[np.int32], second: NDArray[np.int32]
     ) -> NDArray[np.int64]:
-        """`Topology.common_level` of each rank of `first` and its like in `second`: 0 for a rank
-        and itself; their shape.
+        """`Topology.common_level` of each rank of `first` and its counterpart in `second`.
+
+        It has their shape, and is 0 for a rank and itself.
         """
         levels = np.zeros(first.shape, dtype=np.int64)
         for size in self.sizes:
@@ -56,8 +55,9 @@ class Ports:
     def of_each(
         self, ranks: NDArray[np.int32], k: NDArray[np.int64], side: int
     ) -> NDArray[np.int64]:
-        """The port out (side 0) or in (side 1) of each of `ranks` at its own level `k`; shape of
-        `ranks`.
+        """The port out (side 0) or in (side 1) of each rank at its own level in `k`.
+
+        It has the shape of `ranks`.
         """
         members = np.where(
             self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side

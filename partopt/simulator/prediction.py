@@ -1,4 +1,4 @@
-"""What a plan predicts of itself, taken from its execution in place of the formulas."""
+"""The prediction of a plan, taken from its simulation instead of the formulas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDING = 1e-12
 
 
 def check_actions(plan: Plan) -> None:
-    """PartoptError where an iteration is too long to simulate."""
+    """Raise PartoptError where an iteration is too long to simulate."""
     if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
         raise PartoptError(
             f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
@@ -30,10 +30,10 @@ def check_actions(plan: Plan) -> None:
 
 
 def simulate_plan(plan: Plan) -> Plan:
-    """The plan with what it predicts taken from its simulation: period, iteration, speed and
-    bubble; and what binds it.
+    """The plan with its prediction taken from its simulation.
 
-    Where devices hold several stages, what they keep in flight is counted too.
+    That is the period, iteration, speed and bubble, and what binds the period. Where devices hold
+    several stages, what they keep in flight is counted too.
     """
     check_actions(plan)
     counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
@@ -66,8 +66,9 @@ def with_prediction(execution: Execution) -> Plan:
 
 
 def _paced_by(execution: Execution) -> str:
-    """What the formulas say, unless an iteration is filled and drained for longer than its slowest
-    device works.
+    """What binds the period: what the formulas say, or the fill and drain of the pipeline.
+
+    The latter where filling and draining an iteration takes longer than its slowest device works.
     """
     estimate, plan = execution.plan.predicted.estimate, execution.plan
     filling = (
@@ -92,14 +93,13 @@ def _bound_by(execution: Execution) -> str:
 
 
 def with_memory(execution: Execution) -> Plan:
-    """The simulated plan with the memory that its order takes, where the formulas only come near:
-    what is recomputed ahead of a late W.
+    """The simulated plan with the memory that its order takes.
 
-    What a device needs beside or below the sum of its stages is put to the activations of the first
-    of them.
+    The formulas only approximate it where a stage recomputes ahead of a late W. What a device needs
+    above or below the sum of its stages is added to the activations of the first of them.
     """
     plan, peaks = execution.plan, execution.peak_memory_bytes
-    # by the first stage of a device; of its replicas the one that needs most
+    # by the first stage of a device: the most that any of its replicas needs
     missing: dict[int, int] = {}
     for rank, stages in plan.stages_by_rank().items():
         more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)

@@ -1,6 +1,6 @@
-"""The simulator as it is meant: discrete events, written to be read, on any kind of number.
+"""The reference simulator: discrete events, written for clarity, on any kind of number.
 
-`partopt.simulator.events` does the same in compiled code; tests hold it to this one.
+`partopt.simulator.events` does the same in compiled code; tests compare it with this one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from partopt.simulator.reference_network import Exchanges, Wires
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 
-# Events, by time, then by number: device b has ended its action, b; look at device b again, R + b;
-# the all-reduce of stage s, 2R + s.
 # R   ranks
+#
+# Events are ordered by time, then by number:
+# b        device b has ended its action
+# R + b    look at device b again
+# 2R + s   the all-reduce of stage s
 
 
 def simulate(order: Order, work: Work, exact: bool = False) -> Timeline:
@@ -104,9 +107,7 @@ class _Run:
         return self.zero
 
     def end_action(self, rank: int, now: Any) -> None:
-        """A device is done with an action, or with two that were joined: its results are sent, and
-        it goes on.
-        """
+        """A device ends an action, or two joined ones: send the results, and let it go on."""
         place = self.next[rank]
         places = [place, place + 1] if self.order.joined[place] else [place]
         self.next[rank] += len(places)
@@ -123,8 +124,9 @@ class _Run:
             self.advance(other, now)
 
     def _send_result(self, place: int, rank: int, now: Any) -> list[int]:
-        """What an action made goes to the replica of the next stage that works on this microbatch:
-        the ranks that may now go on.
+        """Send what an action made to the next stage; return the ranks that may now go on.
+
+        The receiver is the replica that works on this microbatch.
         """
         kind, stage, microbatch = (
             int(column[place])
@@ -176,8 +178,9 @@ class _Run:
         heapq.heappush(self.events, (self.exchanges.end(stage), 2 * self.order.ranks + stage))
 
     def end_exchange(self, stage: int, now: Any) -> None:
-        """The all-reduce of a stage is done, unless transfers have delayed it: then the next one
-        may begin, and its replicas go on.
+        """End the all-reduce of a stage, unless transfers have delayed it.
+
+        Then the next one may begin, and the stage's replicas go on.
         """
         if self.exchanges.end(stage) > now:
             self._await_exchange(stage)
@@ -203,7 +206,7 @@ class _Run:
         )
 
     def check(self) -> None:
-        """PartoptError where a device has not come to the end of its row."""
+        """Raise PartoptError where a device has not come to the end of its row."""
         for rank in range(self.order.ranks):
             if self.next[rank] < self.order.rows[rank + 1]:
                 raise deadlock_error(self.order, self.next)

@@ -13,8 +13,9 @@ Number = Callable[[Any], Any]  # float, or Fraction
 
 
 class Wires:
-    """The ports and their lanes. `busy` is for how long transfers held each port, all of its lanes
-    together.
+    """The ports and their lanes.
+
+    `busy` is the time for which transfers held each port, all of its lanes together.
     """
 
     def __init__(self, work: Work, number: Number) -> None:
@@ -84,8 +85,9 @@ class Exchanges:
         return {k: self.wires.number(seconds) for k, seconds in loads.items()}
 
     def join(self, stage: int) -> bool:
-        """A replica has come to the exchange of its stage's gradients; whether it is the last one,
-        with which the stage asks for the ports.
+        """Count a replica at the exchange of its stage's gradients; whether it is the last.
+
+        With the last one the stage requests the ports.
         """
         self.joined[stage] += 1
         last = self.joined[stage] == len(self.work.ranks[stage])
@@ -95,9 +97,7 @@ class Exchanges:
         return last
 
     def begin(self, now: Any) -> list[int]:
-        """Begin the all-reduces whose ports no other holds or has asked for before: their
-        stages.
-        """
+        """Begin and return the all-reduces whose ports no other holds or requested before."""
         begun = []
         claimed = {port for stage in self.running for port, _ in self.rings[stage]}
         for stage in list(self.waiting):
@@ -117,8 +117,9 @@ class Exchanges:
         return max(self.counted[port], self.wires.busy[port] - self.wires.booked(port, now))
 
     def end(self, stage: int) -> Any:
-        """When the all-reduce of a stage ends: it yields its ports to the transfers that it found
-        there and those that came since.
+        """When the all-reduce of a stage ends.
+
+        It yields its ports to the transfers booked before it began and to those that came since.
         """
         start, before = self.running[stage]
         carried = [

@@ -1,5 +1,6 @@
-"""A plan under other circumstances: another schedule, batch, network or warm-up, the same stages on
-the same ranks.
+"""A plan under other conditions, with the same stages on the same ranks.
+
+The conditions are the schedule, the batch, the network and the warm-up.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from partopt.schedules import order, schedule
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import B, F, I, Order, W
 
-# S, s   stages, and which one
-# M      microbatches of an iteration
+# S   stages; s   one of them
+# M   microbatches of an iteration
 
 
 def with_conditions(
@@ -32,11 +33,11 @@ def with_conditions(
     warmups: Sequence[int] | None = None,
     **fields: Any,
 ) -> Plan:
-    """The plan with what is given changed, and all that follows from it but for what it predicts:
-    memory, microbatches in flight.
+    """The plan with the given conditions, and everything but its prediction updated to them.
 
-    `warmups` are the forwards of each stage before its first backward, under a schedule that takes
-    them; `fields` are others of Plan. Raises PartoptError where the plan cannot run that way.
+    Memory and microbatches in flight are among what is updated. `warmups` are the forwards of each
+    stage before its first backward, under a schedule that takes them; `fields` are others of Plan.
+    Raises PartoptError where the plan cannot run that way.
     """
     name = schedule_name or plan.schedule
     asynchronous = schedule(name).asynchronous
@@ -90,8 +91,9 @@ def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:
 
 
 def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
-    """The plan as its schedule sees it; `microbatches` pass through, by default those of its
-    iteration.
+    """The layout of the plan, as its schedule needs it.
+
+    `microbatches` pass through, by default those of the plan's iteration.
     """
     passing = microbatches or plan.microbatches
     assert passing is not None
@@ -106,8 +108,9 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
 
 
 def with_counts(stage: Stage, warmup: int, held: int, versions: int) -> Stage:
-    """The stage with that warm-up, `held` microbatches in flight, `versions` of its weights, and
-    the memory for them.
+    """The stage with this warm-up, `held` microbatches in flight and `versions` of its weights.
+
+    Its memory is updated to them.
     """
     memory = device_memory(
         stage.parameter_bytes,
@@ -130,11 +133,10 @@ def forwards_first(order: Order, rank: int, s: int) -> int:
 
 
 def _count(order: Order, plan: Plan) -> list[tuple[int, int]]:
-    """Of each stage the forwards before its first backward, and the microbatches that it holds when
-    its device is fullest.
+    """For each stage the forwards before its first backward and the microbatches it holds.
 
-    The stages of one device are not fullest at once; counted so, their memory adds up to what the
-    device needs.
+    It holds these when its device is fullest. The stages of one device are not fullest at once;
+    counted this way, their memory adds up to what the device needs.
     """
     counts: dict[int, tuple[int, int]] = {}
     for rank, stages in plan.stages_by_rank().items():

@@ -51,11 +51,11 @@ def working_ranks(order: Order) -> NDArray[np.int64]:
 
 
 def drawn_ranks(order: Order, most: int) -> tuple[list[int], str]:
-    """At most `most` of the ranks with work, and a sentence that says which, empty where that is
-    all of them.
+    """At most `most` of the ranks with work, and a sentence that says which.
 
-    Where they are too many, one stands for all that have the same stages; where that is not enough,
-    they are picked at even distances, the first and the last among them.
+    The sentence is empty where those are all of them. Where there are too many, one rank stands for
+    all that have the same stages; where that is not enough, ranks are picked at even distances,
+    including the first and the last.
     """
     working = working_ranks(order)
     if len(working) <= most:

@@ -40,9 +40,7 @@ class Devices(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Ports and their lanes, as in `partopt.simulator.ports`, and the messages that went over
-    them.
-    """
+    """Ports and their lanes, as in `partopt.simulator.ports`, and the messages sent over them."""
 
     sizes: Integers
     first: Integers
@@ -53,14 +51,14 @@ class Network(NamedTuple):
     lane_free: Floats
     carried: Floats  # seconds for which transfers held each port
     cut_bytes: Floats
-    # activations and gradients by the stage that they go to, shape (2, S, G); not known yet:
-    # infinite
+    # activations and gradients by the stage that they go to, shape (2, S, G);
+    # infinite where not known yet
     arrived: Floats
-    sent: Floats  # when they went on the wire; not on any: nan
+    sent: Floats  # when they went on the wire; nan where they did not
 
 
 class Rings(NamedTuple):
-    """All-reduces. The ports of the ring of stage s: port[first[s] : first[s + 1]]."""
+    """All-reduces; the ring of stage s uses port[first[s] : first[s + 1]]."""
 
     first: Integers
     port: Integers
@@ -73,7 +71,7 @@ class Rings(NamedTuple):
     due: NDArray[np.bool_]  # of a stage: there are all-reduces of it
     came: Integers  # of a stage: replicas that have come to the round
     rounds: Integers  # of a stage: rounds exchanged
-    start: Floats  # of a stage: of the all-reduce under way; none: nan
+    start: Floats  # of a stage: of the all-reduce under way; nan where there is none
     waiting: Integers  # stages that wait for ports, in order
     mark: Integers  # of a port: the last search in which it was claimed
     counts: Integers  # stages that wait; all-reduces done; searches made
@@ -81,8 +79,9 @@ class Rings(NamedTuple):
 
 
 class Heap(NamedTuple):
-    """Events by time, then by number: rank b has ended its action, b; look at rank b, R + b; the
-    all-reduce of stage s, 2R + s.
+    """Events by time, then by number.
+
+    Number b: rank b has ended its action; R + b: look at rank b; 2R + s: the all-reduce of stage s.
     """
 
     time: Floats

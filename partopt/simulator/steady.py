@@ -1,5 +1,6 @@
-"""The steady state of an asynchronous schedule, found by its repetition and not by a number of
-microbatches to leave out.
+"""The steady state of an asynchronous schedule, found by its repetition.
+
+No fixed number of microbatches is left out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from partopt.schedules.order import B, F, I, Order
 from partopt.simulator.timeline import Timeline
 
 # G   microbatches that passed
-# D   microbatches in flight in the whole pipeline, at most, and those whose gradients may yet be
-#     exchanged
+# D   microbatches in flight in the whole pipeline, at most,
+#     and those whose gradients may yet be exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
 
 _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
@@ -23,14 +24,14 @@ _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
 @dataclass(frozen=True)
 class Steady:
-    """What a timeline settles to.
+    """The steady state of a timeline.
 
-    `settled`: it repeats itself exactly, from `start_s` on, every `microbatches`; otherwise its
-    mean pace, of the second half or, where that is no more than the pipeline running full and dry,
-    of all.
+    `settled`: the timeline repeats itself exactly from `start_s` on, every `microbatches`;
+    otherwise this is its mean pace over the second half or, where that is no longer than the
+    pipeline takes to fill and drain, over all of it.
 
-    `end_s` is `start_s` and one cycle: in that stretch every rank does the same as in any other of
-    this length.
+    `end_s` is `start_s` plus one cycle: in that interval every rank does the same as in any other
+    of this length.
     """
 
     period_s: float
@@ -69,8 +70,9 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
 
 
 def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
-    """How many microbatches to try first: enough to see two cycles, and every microbatch in flight
-    three times.
+    """How many microbatches to try first.
+
+    They are enough to see two cycles, and every microbatch in flight three times.
     """
     return 3 * order_depth + 4 * math.lcm(*replicas)
 
@@ -85,10 +87,10 @@ def in_flight_in_all(order: Order, replicas: list[int]) -> int:
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
-    """When the forward and the backward of every microbatch began on every stage, what they sent,
-    and its round's all-reduce.
+    """When the actions, messages and all-reduce of every microbatch began on every stage.
 
-    Shape (5, S, G); nan where there is none.
+    Shape (5, S, G): the forward, the backward, what each of them sent, and the round's all-reduce;
+    nan where there is none.
     """
     order, sent, done = timeline.order, timeline.transfers, timeline.collectives
     G = int(order.microbatch[order.kind == F].max()) + 1
@@ -104,8 +106,9 @@ def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
 
 
 def _candidates(starts: NDArray[np.float64], last: int, D: int, step: int) -> list[int]:
-    """Numbers of microbatches, multiples of `step`, after which the last few forwards of the first
-    stage repeat.
+    """Numbers of microbatches after which the last few forwards of the first stage repeat.
+
+    All are multiples of `step`.
     """
     c = np.arange(step, (last - D) // 2 + 1, step)
     for back in range(2, min(D, 16)):
@@ -115,8 +118,9 @@ def _candidates(starts: NDArray[np.float64], last: int, D: int, step: int) -> li
 
 
 def _shift(starts: NDArray[np.float64], last: int, c: int, compared: int) -> float | None:
-    """Seconds by which the `compared` microbatches before `last` come later than those one cycle
-    before; None where they do not agree.
+    """Seconds by which microbatches come later than those one cycle before.
+
+    These are the `compared` ones before `last`; None where they do not agree.
     """
     shift = float(starts[0, 0, last - 1] - starts[0, 0, last - 1 - c])
     now, before = (starts[:, :, end - compared : end] for end in (last, last - c))

@@ -15,8 +15,9 @@ Times = NDArray[Any]  # seconds: float64, or Fractions of the exact reference
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Activations (kind F) and gradients (kind B) between two ranks, ordered by kind, stage and
-    microbatch of the sender; n of them.
+    """Activations (kind F) and gradients (kind B) between two ranks, n of them.
+
+    They are ordered by kind, stage and microbatch of the sender.
     """
 
     kind: NDArray[np.int8]  # shape (n,)
@@ -40,7 +41,7 @@ class Collectives:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """An order executed. `start` and `end` are those of its actions, from 0 s, shape (actions,)."""
+    """An executed order; `start` and `end` are of its actions, from 0 s, shape (actions,)."""
 
     order: Order
     start: Times

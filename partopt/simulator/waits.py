@@ -90,7 +90,7 @@ def _deepen(case: Case) -> Change:
 def allreduces(case: Case) -> Iterator[Finding]:
     """All-reduces that the least idle rank waits for."""
     shares, plan = case.execution.shares, case.plan
-    # what comes after it with nothing left to do makes it cheaper by as much
+    # idle time at the end makes it cheaper by as much
     share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
     if share <= NOTICED:
         return

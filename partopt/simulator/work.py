@@ -1,5 +1,6 @@
-"""What the actions and messages of a plan cost: all that a simulation needs to know of it beside
-the order.
+"""The costs of a plan's actions and messages.
+
+Together with the order, they are all that a simulation needs to know of the plan.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from partopt.schedules.order import KINDS
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Seconds of each kind of action on each stage, bytes of each message, and whether the devices
-    wait for messages.
+    """Costs of actions and messages, and whether the devices wait for messages.
 
-    `ranks[s][k]` is the rank of replica k of stage s; `serial`: the devices wait while they send
-    and receive; `blocking`: an asynchronous stage exchanges its gradients within the backward that
-    ends a round, and sends on nothing before.
+    They are seconds of each kind of action on each stage and bytes of each message. `ranks[s][k]`
+    is the rank of replica k of stage s; `serial`: the devices wait while they send and receive;
+    `blocking`: an asynchronous stage exchanges its gradients within the backward that ends a round,
+    and sends nothing on before that.
     """
 
     ranks: Sequence[Sequence[int]]
