@@ -62,9 +62,7 @@ class PartoptError(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, or where none is near all of them, at most
-    twelve.
-    """
+    """A hint that names the nearest of `known`, or where none is near up to twelve of them."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:

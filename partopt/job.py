@@ -25,7 +25,7 @@ from partopt.options import AUTO, Options, check_options, invalid, parse_memory
 # b   samples of a microbatch
 # v   stages that a device holds, its chunks
 
-CHUNKS = 2  # v where nobody says
+CHUNKS = 2  # v by default
 _COSTS = ("time", "flops", "parameters")
 
 
@@ -33,8 +33,8 @@ _COSTS = ("time", "flops", "parameters")
 class Job(Options):
     """A model on a cluster, and how it is to be trained there: the options of `Options`.
 
-    Raises PartoptError, whose `fields["option"]` names the option, for what contradicts itself or
-    cannot be.
+    Raises PartoptError, whose `fields["option"]` names the option, for options that are invalid or
+    contradict each other.
     """
 
     profile: Profile

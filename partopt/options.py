@@ -82,7 +82,7 @@ class Options:
 
 
 def check_options(options: Options) -> None:
-    """Raise PartoptError for the first option that cannot be, or contradicts another."""
+    """Raise PartoptError for the first option that is invalid or contradicts another."""
     for name in _COUNTS:
         if getattr(options, name) is not None:
             check_option(name, getattr(options, name), Count, "give 1 or more")
@@ -100,7 +100,7 @@ def check_options(options: Options) -> None:
 
 
 def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """The error of an option with a value that it cannot have."""
+    """The error of an option with an invalid value."""
     return PartoptError(
         f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
     )

@@ -20,11 +20,11 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Mapping[str, Entry], Generic[Entry]):
-    """The entries of one group, by name: those of `builtin` in its order, then the installed ones
-    by name.
+    """The entries of one group, by name: the built-in ones, then those of installed packages.
 
-    `what` an entry is names it in errors and its group of entry points, `partopt.<what>s`; `kind`
-    is the class of every entry. `builtin` has entries, or says where one is: `module:attribute`.
+    Those of `builtin` are in its order, the installed ones in the order of their names. `what`
+    names an entry in errors, and `partopt.<what>s` its group of entry points; `kind` is the class
+    of every entry. `builtin` has entries, or says where one is: `module:attribute`.
     """
 
     def __init__(self, what: str, kind: Any, builtin: dict[str, Entry | str]) -> None:
@@ -38,8 +38,9 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return f"partopt.{self.what}s"
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry `name`. KeyError where there is none; PartoptError where a package's entry
-        cannot be loaded.
+        """The entry `name`.
+
+        Raises KeyError where there is none, PartoptError where a package's entry cannot be loaded.
         """
         if name not in self.builtin:
             return self._load(self.installed[name])

@@ -79,9 +79,7 @@ def format_bandwidth(rate: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`42.34 ms`: in the largest of s, ms, us, ns that leaves a digit other than zero before the
-    point.
-    """
+    """`42.34 ms`: in the largest of s, ms, us, ns with a digit other than zero before the point."""
     if seconds == 0:
         return "0 s"
     unit = next(

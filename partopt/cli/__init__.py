@@ -41,8 +41,9 @@ INTERNAL = 70
 
 
 class Verbs(click.Group):
-    """The verbs, imported when they are used, so that `partopt --help` is quick and planning never
-    imports torch.
+    """The verbs, imported when they are used.
+
+    So `partopt --help` is quick, and planning never imports torch.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -97,8 +98,10 @@ def partopt() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 70 a
-    fault of partopt's own.
+    """Run the command line and exit.
+
+    The exit code is 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 70 a fault of partopt
+    itself.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given

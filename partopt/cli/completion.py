@@ -1,5 +1,6 @@
-"""Completion of command lines by bash, zsh and fish: click's, and file names where click knows
-nothing better.
+"""Completion of command lines by bash, zsh and fish.
+
+click completes what it knows; everything else is completed as file names.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def repeat_options(given: Iterable[str]) -> str:
 
 
 def integers(text: str, flag: str) -> list[int]:
-    """The numbers in `5,9,12`. Raises PartoptError where one is none."""
+    """The numbers in `5,9,12`. Raises PartoptError where one is not a whole number."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:

@@ -141,8 +141,9 @@ def _save(measured: Profile, output: str, force: bool) -> None:
 
 
 def _enable_ctrl_c() -> None:
-    """Let SIGINT interrupt also where a shell started this in the background, and so had it
-    ignored.
+    """Let SIGINT interrupt even where a shell started this in the background.
+
+    Such a shell has SIGINT ignored.
     """
     if (
         threading.current_thread() is threading.main_thread()
@@ -152,9 +153,7 @@ def _enable_ctrl_c() -> None:
 
 
 def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> Profile:
-    """The profile; where measuring is stopped, what is finished is saved before the command
-    ends.
-    """
+    """The profile; where measuring is stopped, save what is finished before the command ends."""
     from partopt import ProfilingStopped, measure_source
 
     try:

@@ -12,9 +12,7 @@ _PATIENCE_S = 1.0
 
 @contextlib.contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what is to be told of the work: what is being done, how much of it is done, how much
-    there is.
-    """
+    """Yield a function to call with what is being done, how much is done, and how much there is."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return

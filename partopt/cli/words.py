@@ -59,8 +59,10 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def _word(value: str | None) -> str:
-    """A value as one word of a shell: nothing for a switch, a list without brackets, spaces and
-    quotes, a phrase in quotes.
+    """A value as one word of a shell.
+
+    A switch becomes nothing, a list loses its brackets, spaces and quotes, a phrase is put in
+    quotes.
     """
     if value in (None, "True"):
         return ""

@@ -183,9 +183,7 @@ def _text_faults(text: str, path: str) -> Iterator[PartoptError]:
 
 
 def _value_faults(raw: object, expected: Any, path: str) -> Iterator[PartoptError]:
-    """The first way in which `raw` as a whole differs from `expected`, beyond the types of its
-    parts.
-    """
+    """The first fault of `raw` as a whole that checking its parts does not find."""
     try:
         msgspec.convert(raw, expected)
     except msgspec.ValidationError as error:

@@ -35,8 +35,9 @@ def read_bytes(path: PathLike) -> bytes:
 
 
 def write_bytes(path: PathLike, content: bytes, force: bool = False) -> None:
-    """Write `content` to the file `path` (`-` is standard output) whole or not at all; an existing
-    file only with `force`.
+    """Write `content` to the file `path` (`-` is standard output), whole or not at all.
+
+    An existing file is replaced only with `force`.
     """
     if path == "-":
         sys.stdout.buffer.write(content)

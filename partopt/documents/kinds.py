@@ -28,10 +28,9 @@ _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 
 
 def kind_of(content: bytes, where: str) -> str:
-    """The kind of document in `content`, by its schema, even where it is not whole; a topology has
-    no schema.
+    """The kind of document in `content`, by its schema, even if the content is incomplete.
 
-    Raises PartoptError for JSON of no kind that is known.
+    A topology has no schema. Raises PartoptError for JSON of an unknown kind.
     """
     for found in _SCHEMA.finditer(content):
         if found[1].decode() in DOCUMENTS:

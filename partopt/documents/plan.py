@@ -1,6 +1,4 @@
-"""The plan: stages, replicas, ranks, microbatches in flight and what they are predicted to cost
-(`partopt.plan/1`).
-"""
+"""The plan (`partopt.plan/1`): stages, replicas, ranks, in-flight counts and predicted costs."""
 
 from __future__ import annotations
 
@@ -211,13 +209,14 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     topology: Topology
 
     def inconsistencies(self) -> Iterator[PartoptError]:
-        """What types cannot say and is wrong."""
+        """Faults that the types do not express."""
         yield from find_faults(self)
 
     @property
     def shape(self) -> str:
-        """Replicas of each stage, as the PipeDream paper writes them: `15-1`; runs of five and more
-        are folded, `1x64`.
+        """Replicas of each stage, as the PipeDream paper writes them: `15-1`.
+
+        Runs of five or more equal counts are folded: `1x64`.
         """
         runs = [
             (replicas, len(list(run)))
@@ -237,8 +236,9 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         )
 
     def stages_by_rank(self) -> dict[int, list[int]]:
-        """The stages that each rank with work holds, in their order; more than one where the
-        schedule has several chunks a device.
+        """The stages that each rank with work holds, in their order.
+
+        A rank holds several where the schedule has several chunks on a device.
         """
         held: dict[int, list[int]] = {}
         for s, stage in enumerate(self.stages):
@@ -269,8 +269,9 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         )
 
     def find_deviations(self, fewer: bool = False) -> Iterator[str]:
-        """What of its request the plan does not keep to; `fewer`: the stages requested are the most
-        that there may be.
+        """The ways in which the plan departs from its request.
+
+        With `fewer`, the number of stages requested is a maximum.
         """
         request, own, copies = self.request, len(self.stages), 2 if self.family == "mirrored" else 1
         if (
@@ -313,7 +314,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     def stage_of(self, rank: int, chunk: int = 0) -> Stage:
         """The stage that `rank` holds; where it holds several, the one of number `chunk`.
 
-        Raises PartoptError for a rank or a chunk that there is not.
+        Raises PartoptError for a rank or a chunk that does not exist.
         """
         held = self.stages_of(rank)
         if not 0 <= chunk < len(held):
@@ -328,9 +329,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
 
 def stages_text(stages: Sequence[int]) -> str:
-    """How stages are named to people: `stage 0`, or where a device holds several `stages 0 and
-    4`.
-    """
+    """Stages as messages name them: `stage 0`, or `stages 0 and 4` where a device holds several."""
     return (
         f"stage {stages[0]}"
         if len(stages) == 1

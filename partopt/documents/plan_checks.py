@@ -1,4 +1,4 @@
-"""What types cannot say of a plan: stages tile the layers, ranks exist, sums are sums."""
+"""Checks of a plan beyond its types: stages tile the layers, ranks exist, sums add up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _fault(message: str, hint: str) -> PartoptError:
 
 
 def find_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What types cannot say of a plan and is wrong with it, each with its place."""
+    """Faults of a plan that its types do not express, each with its place."""
     held: dict[int, list[int]] = {}
     longest = max(stage.compute_s for stage in plan.stages)
     stop = 0
@@ -65,7 +65,7 @@ def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
 
 
 def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
-    """Traffic of stages that are not there."""
+    """Traffic of stages that do not exist."""
     for index, flow in enumerate(plan.communication):
         for end in (flow.source, flow.destination, flow.stage):
             if end is not None and end >= len(plan.stages):
@@ -76,8 +76,9 @@ def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
 
 
 def _request_faults(plan: Plan) -> Iterator[PartoptError]:
-    """What cannot be requested of these layers, and where a planner that keeps to its request would
-    not have planned so.
+    """Requests that these layers do not allow, and departures of the plan from its request.
+
+    The number of stages and the replication are checked for the planner `optimal` alone.
     """
     layers, starts, costs = plan.stages[-1].stop, plan.request.cut_at, plan.request.costs
     if starts is not None and not (

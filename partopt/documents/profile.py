@@ -1,5 +1,6 @@
-"""The profile: what one device measured of a model, layer by layer, at one or more microbatch sizes
-(`partopt.profile/1`).
+"""The profile (`partopt.profile/1`): a model measured layer by layer on one device.
+
+The layers are measured at one or more microbatch sizes.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         return super().load(shipped.find(path, "profiles"))
 
     def inconsistencies(self) -> Iterator[PartoptError]:
-        """What types cannot say: indices in range, sizes ascending, some time to plan with."""
+        """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
         if self.dtype not in DTYPES:
             yield _fault(
                 "dtype",
@@ -200,8 +201,9 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         return held + sum(shared.values())
 
     def sha256(self) -> str:
-        """Hexadecimal digest of the profile's content, whatever the layout of its file; fields left
-        at their defaults do not count.
+        """Hexadecimal digest of the profile's content, whatever the layout of its file.
+
+        Fields left at their defaults do not count.
         """
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 

@@ -13,8 +13,9 @@ _SINGULAR = {"profiles": "profile", "topologies": "topology"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles" or "topologies": in the installed package, or in a checkout
-    next to it.
+    """The folder of `kind`, "profiles" or "topologies".
+
+    It lies in the installed package or, in a checkout, next to the package.
     """
     package = Path(__file__).parent.parent
     installed = package / "shipped" / kind

@@ -1,6 +1,4 @@
-"""The simulation: a plan executed, where its time and memory go, and what would help
-(`partopt.simulation/1`).
-"""
+"""The simulation (`partopt.simulation/1`) of a plan: its time, its memory, and what would help."""
 
 from __future__ import annotations
 
@@ -158,7 +156,7 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
         return max(self.ranks, key=lambda each: each.peak_memory_bytes)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
-        """What types cannot say and is wrong."""
+        """Faults that the types do not express."""
         names = [level.name for level in self.topology.levels]
         if [each.level for each in self.levels] != names:
             yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
@@ -169,7 +167,7 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
 
 
 def _row_faults(row: RankTimeline, where: str) -> Iterator[PartoptError]:
-    """Actions that cannot be read, and lists that do not go together."""
+    """Actions that cannot be read, and lists of unequal length."""
     slots = row.actions.split()
     if not _SLOTS.fullmatch(row.actions):
         yield _fault(f"{where}.actions", "not actions", "write 2F0 2B0, and 2F3&5B1 of two at once")

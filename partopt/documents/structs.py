@@ -31,10 +31,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every struct in a file: immutable, and strict about its keys."""
 
     def faults(self) -> Iterator[PartoptError]:
-        """Everything that is wrong with it: types and constraints, and where these hold, what they
-        cannot say.
+        """Everything that is wrong with it: types and constraints, then inconsistencies.
 
-        What is read from a file is checked when it is read; what is made in code is checked here.
+        Inconsistencies are looked for only where types and constraints hold. What is read from a
+        file is checked when it is read; what is made in code is checked here.
         """
         found = list(struct_faults(self))
         yield from found or self.inconsistencies()
@@ -65,16 +65,18 @@ class Document(Part, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, content: bytes, where: str = "document") -> Self:
-        """The document in `content`, its types and its meaning checked; `where` names it in
-        errors.
+        """The document in `content`, its types and its meaning checked.
+
+        `where` names it in errors.
         """
         document = decode(content, cls, where)
         refuse(document.inconsistencies(), where)
         return document
 
     def save(self, path: PathLike, force: bool = False) -> None:
-        """Check the document and write it to `path`, whole or not at all; over a file only with
-        `force`.
+        """Check the document and write it to `path`, whole or not at all.
+
+        An existing file is replaced only with `force`.
         """
         refuse(self.faults(), os.fspath(path))
         write_bytes(path, encode(self), force)
@@ -97,15 +99,17 @@ def refuse(faults: Iterable[PartoptError], where: str) -> None:
 
 
 def encode(document: msgspec.Struct) -> bytes:
-    """Indented JSON in the order of the fields, ending in a newline: the same document gives the
-    same bytes.
+    """Indented JSON in the order of the fields, ending in a newline.
+
+    The same document gives the same bytes.
     """
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
-    """The document in `content`, or a PartoptError that names `where` and the path of every fault
-    found.
+    """The document in `content`.
+
+    Raises PartoptError that names `where` and the path of every fault found.
     """
     name = _schema_name(expected)
     document = _decode_known(content, expected, name)
@@ -115,7 +119,7 @@ def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
 
 
 def _decode_known(content: bytes, expected: type[Struct], name: str) -> Struct | None:
-    """The document, where it is of this version and all right; the quick way in."""
+    """The fast path: the document if it is valid and of this version, else None."""
     try:
         if msgspec.json.decode(content, type=_Head).schema == name:
             return msgspec.json.decode(content, type=expected)
@@ -132,9 +136,7 @@ def _decode_json(content: bytes, name: str, where: str) -> object:
 
 
 def _decode_or_explain(raw: object, expected: type[Struct], name: str, where: str) -> Struct:
-    """The slow way in, which knows the place of every fault and what a newer minor version may
-    add.
-    """
+    """The slow path: locate every fault, and drop what a newer minor version may add."""
     newer = _check_schema(raw, name, where)
     refuse(find_faults(raw, expected, "", ignore_unknown=newer), where)
     return msgspec.convert(known_part(raw, expected), expected)
@@ -148,8 +150,9 @@ def _schema_name(expected: type[msgspec.Struct]) -> str:
 
 
 def _check_schema(raw: object, known: str, where: str) -> bool:
-    """Whether `raw` is of a newer minor version than `known`; PartoptError where it is not a
-    document of that kind at all.
+    """Whether `raw` is of a newer minor version than `known`.
+
+    Raises PartoptError where it is not a document of that kind, or is of another major version.
     """
     found = raw.get("schema") if isinstance(raw, dict) else None
     kind = known.split("/")[0].removeprefix("partopt.")

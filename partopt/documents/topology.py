@@ -1,5 +1,6 @@
-"""The cluster: devices grouped by levels of links, innermost first (a YAML file that people write;
-carried whole in every plan).
+"""The cluster: devices grouped by levels of links, innermost first.
+
+It is a YAML file that people write, and every plan carries it whole.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from partopt.documents.yaml_text import malformed, read_yaml
 from partopt.errors import PartoptError
 
 # L   levels, k = 1..L innermost first; level k is `levels[k - 1]`
-# P   devices, ranks 0..P-1 numbered depth first: a level-k component is n_1 * ... * n_k consecutive
-#     ranks
+# P   devices, ranks 0..P-1 numbered depth first:
+#     a level-k component is n_1 * ... * n_k consecutive ranks
 
 # as written; a bare number is refused by partopt.units, which says why
 Quantity = str | int | float
@@ -124,10 +125,10 @@ class Topology(documents.Part, frozen=True, kw_only=True):
         )
 
     def resize(self, devices: int) -> Self:
-        """The topology with `devices` devices: inner levels are filled before outer ones, and the
-        outermost takes what is left.
+        """The topology with `devices` devices, which fill inner levels before outer ones.
 
-        Raises PartoptError for a number that does not fill the levels evenly.
+        The outermost level takes what is left. Raises PartoptError for a number that does not fill
+        the levels evenly.
         """
         sizes = [level.size for level in self.levels[:-1]]
         documents.check_option("devices", devices, Size, "choose a number of devices")
@@ -152,7 +153,7 @@ class Topology(documents.Part, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, devices=0, levels=levels)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
-        """Levels of one name."""
+        """Faults that the types do not express: levels of one name."""
         seen: set[str] = set()
         for index, level in enumerate(self.levels):
             if level.name in seen:
@@ -193,7 +194,7 @@ class Topology(documents.Part, frozen=True, kw_only=True):
 
     @property
     def outermost_level(self) -> int:
-        """The outermost level on which devices part; 0 of one device."""
+        """The outermost level that separates devices; 0 for a single device."""
         return self.common_level(0, self.devices - 1)
 
 
@@ -230,8 +231,9 @@ def _read(content: bytes, where: str) -> TopologyFile:
 
 
 def _fills(devices: int, sizes: Sequence[int]) -> bool:
-    """Whether `devices` fill levels of these `sizes` one after the other, all whole but the
-    outermost that they reach.
+    """Whether `devices` fill levels of these `sizes` one after the other.
+
+    Every level must be full but the outermost that they reach.
     """
     for size in sizes:
         if devices < size:

@@ -13,9 +13,7 @@ from partopt.errors import PartoptError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader without its traps: `16:30` and `0x10` and dates are text, and a key that
-    is given twice is refused.
-    """
+    """YAML's safe loader, but `16:30`, `0x10` and dates are text, and repeated keys are refused."""
 
     yaml_implicit_resolvers = {
         first: [
@@ -46,14 +44,15 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(content: bytes, where: str) -> object:
-    """The plain data in a YAML text. Raises PartoptError for malformed YAML, repeated keys and
-    control characters; `where` names the text in errors.
+    """The plain data in a YAML text, which `where` names in errors.
+
+    Raises PartoptError for malformed YAML, repeated keys and control characters.
     """
     try:
         raw: object = yaml.load(content, _Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error).at(where) from None
-    # of PyYAML's own: `!!int x`, lists nested without end
+    # raised by PyYAML itself: `!!int x`, lists nested without end
     except (ValueError, RecursionError) as error:
         raise malformed(f"not YAML that partopt reads: {error}").at(where) from None
     refuse(_text_faults(raw), where)
@@ -61,7 +60,7 @@ def read_yaml(content: bytes, where: str) -> object:
 
 
 def malformed(message: str) -> PartoptError:
-    """A text that is not what partopt reads there."""
+    """The error of a text that partopt cannot read."""
     return PartoptError(message, "see docs/formats.md for an example", code="malformed-document")
 
 

@@ -134,11 +134,10 @@ def _tensors(graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]) 
 def _stash_groups(
     graph: nx.DiGraph[int], order: list[_Node], index: dict[int, int]
 ) -> list[StashGroup]:
-    """Every result, kept by the layer that makes it and those that use it; the file does not say
-    which the backward really needs.
+    """Every result, kept by the layer that makes it and those that use it.
 
-    An operation in place, a view and an item of a tuple have no storage of their own: they are the
-    largest of what they are made from.
+    The file does not say which the backward really needs. An operation in place, a view and an item
+    of a tuple have no storage of their own: they use the largest of what they are made from.
     """
     storage: dict[int, _Node] = {}
     kept: dict[int, set[int]] = {}

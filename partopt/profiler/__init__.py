@@ -68,12 +68,12 @@ def measure_source(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Build the model that `source`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names and measure
-    it.
+    """Build the model that `source` names and measure it.
 
-    The file or module follows the contract of `partopt.profiler.load`; `arguments` are for its
-    build function, `name` is by default that of the file. Everything else is as in `measure`, and
-    so are the errors, which name the file where they are about it.
+    `source` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]` and follows the contract of
+    `partopt.profiler.load`; `arguments` are for its build function, `name` is by default that of
+    the file. Everything else is as in `measure`, and so are the errors, which name the file where
+    they are about it.
     """
     settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
     title = check_name(name)

@@ -23,14 +23,13 @@ class Clock(Protocol):
         """
 
     def idle_share(self) -> float | None:
-        """The difference of processor time and wall time, as a share of the wall time; None where
-        the clock does not know it.
-        """
+        """Difference of processor and wall time as a share of wall time; None if unknown."""
 
 
 class CpuClock:
-    """Wall time of the host, with the processor time next to it: they differ when something else
-    uses the processor.
+    """Wall time of the host, with the processor time next to it.
+
+    They differ when something else uses the processor.
     """
 
     def __init__(self) -> None:
@@ -53,8 +52,9 @@ class CpuClock:
 
 
 class CudaClock:
-    """Events on the current stream, taken from a pool: recording one costs microseconds and does
-    not wait for the device.
+    """Events on the current stream, taken from a pool.
+
+    Recording one costs microseconds and does not wait for the device.
     """
 
     def __init__(self) -> None:

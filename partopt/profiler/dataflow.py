@@ -28,9 +28,7 @@ from partopt.profiler.tracker import Tracker
 
 @dataclass
 class Flow:
-    """A storage that one layer wrote, the layers that read it, and the parts of it that they
-    read.
-    """
+    """A storage that one layer wrote, the layers that read it, and the parts that they read."""
 
     producer: int
     storage_bytes: int
@@ -109,8 +107,9 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note_read(self, tensor: Tensor, layer: int) -> bool:
-        """Note one input; whether it ties the operation to a layer: something made by one, or a
-        parameter.
+        """Note one input, and return whether it ties the operation to a layer.
+
+        Results of layers and parameters do.
         """
         constant = self._constants.get(tensor)
         if constant is not None:
@@ -123,9 +122,7 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return flow is not None
 
     def _note_written(self, results: list[Tensor], in_place: list[Tensor], layer: int) -> None:
-        """Tag results that are new, and those written in place by another layer than the one that
-        made them.
-        """
+        """Tag new results, and those written in place by a layer that did not make them."""
         for tensor in results:
             if not _has_storage(tensor) or self._constants.get(tensor) is not None:
                 continue
@@ -141,9 +138,7 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._tags.set(tensor, flow)
 
     def tensors(self) -> list[profile.Tensor]:
-        """What crosses between layers; tensors with the same producer and consumers are added
-        up.
-        """
+        """What crosses between layers, summed over tensors of the same producer and consumers."""
         merged: defaultdict[tuple[int, tuple[int, ...]], int] = defaultdict(int)
         for flow in self.flows:
             if flow.consumers:

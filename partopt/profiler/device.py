@@ -22,8 +22,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a CUDA device, else the CPU. Raises PartoptError where the
-    device asked for is not there.
+    """The device that `name` stands for; `auto` is CUDA where available, else the CPU.
+
+    Raises PartoptError for a device that is unknown or not available.
     """
     if name not in DEVICES:
         raise PartoptError(
@@ -88,12 +89,11 @@ def clock_of(device: torch.device) -> Clock:
 
 @contextlib.contextmanager
 def hold_still(device: torch.device) -> Iterator[None]:
-    """Make steps on the CPU repeat themselves in this context: one thread, so that wall and
-    processor time are the same, and memory kept.
+    """Make steps on the CPU repeatable in this context: one thread, and freed memory is kept.
 
-    The C library gives large blocks back to the system as soon as they are freed, and the next step
-    pays for every page again: two fifths of a step of VGG-16. CUDA's allocator keeps what is freed;
-    here the CPU's does so too.
+    With one thread, wall and processor time are the same. The C library gives large blocks back to
+    the system as soon as they are freed, and the next step pays for every page again: two fifths of
+    a step of VGG-16. CUDA's allocator keeps what is freed; here the CPU's does so too.
     """
     if device.type != "cpu":
         yield
@@ -109,8 +109,10 @@ def hold_still(device: torch.device) -> Iterator[None]:
 
 
 def _set_allocator(mapped_blocks: int, trim_bytes: int) -> None:
-    """How many blocks glibc may map on their own, and how many free bytes make it give memory back
-    (-1: never). Elsewhere, nothing.
+    """Set two limits of glibc's allocator; do nothing with another C library.
+
+    `mapped_blocks` is how many blocks it may map on their own, `trim_bytes` how many free bytes
+    make it give memory back (-1: never).
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no glibc: no mallopt
         library = ctypes.CDLL(None)

@@ -1,5 +1,6 @@
-"""Floating-point operations of the forward: matrix products, convolutions and attention, a
-multiply-add counted as two.
+"""Floating-point operations of the forward: matrix products, convolutions and attention.
+
+A multiply-add counts as two.
 """
 
 from __future__ import annotations

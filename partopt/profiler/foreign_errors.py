@@ -16,8 +16,9 @@ _EXTRAS = {"torchvision": "examples", "transformers": "examples"}
 
 @contextlib.contextmanager
 def explain(where: str) -> Iterator[None]:
-    """Turn what the model's own code raises into a PartoptError that names the line; running out of
-    memory passes through.
+    """Turn what the model's own code raises into a PartoptError that names the line.
+
+    Running out of memory passes through.
     """
     try:
         yield
@@ -34,8 +35,9 @@ def explain(where: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """An exception of foreign code in one line, with the innermost line outside of installed
-    packages that led to it.
+    """An exception of foreign code in one line, with the line of code that led to it.
+
+    That is the innermost line outside of installed packages.
     """
     frames = [
         frame

@@ -81,11 +81,10 @@ class ModelSource:
 def find_model(
     source: str | os.PathLike[str], arguments: Mapping[str, Any] | None = None
 ) -> ModelSource:
-    """The model that `source`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names; `arguments` are
-    for its build function.
+    """The model that `source`, `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, names.
 
-    Raises PartoptError where there is no such file, where it fails, or where it does not follow the
-    contract.
+    `arguments` are for its build function. Raises PartoptError where there is no such file, where
+    it fails, or where it does not follow the contract.
     """
     given = check_arguments(arguments)
     place, attribute = _split(source)
@@ -115,8 +114,9 @@ def _split(source: str | os.PathLike[str]) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _import_from(folder: Path) -> Iterator[None]:
-    """Let code import the modules that lie in `folder`, and forget them afterwards: another folder
-    may have others of the same name.
+    """Let code import the modules that lie in `folder`, and forget them afterwards.
+
+    Another folder may have others of the same name.
     """
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
@@ -167,7 +167,7 @@ def _import_dotted(place: str) -> ModuleType:
 
 
 def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str, Any]:
-    """The name of the model in `module` and what is there."""
+    """The name of the model in `module` and its value."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     if attribute is not None:
         if attribute not in public:
@@ -208,9 +208,7 @@ def _look_up(module: ModuleType, place: str, attribute: str | None) -> tuple[str
 
 
 def _is_own(value: object, module: ModuleType) -> bool:
-    """Whether `value` could be the model: a module, or something callable that this file
-    defines.
-    """
+    """Whether `value` could be the model: a module, or a callable that this file defines."""
     return isinstance(value, nn.Module) or (
         callable(value) and getattr(value, "__module__", None) == module.__name__
     )

@@ -1,6 +1,4 @@
-"""The measuring itself: for each microbatch size what each layer takes, what it keeps and what it
-passes on.
-"""
+"""Measuring: what each layer takes, keeps and passes on, for each microbatch size."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from partopt.profiler.units import called_modules, choose_units
 
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-# instrumented / bare: above it the layers' times are brought back to the bare step
+# instrumented / bare: above it the layers' times are scaled to the bare step
 RESCALE_ABOVE = 1.05
 # above it the hooks cost so much that the shares of the layers themselves are in doubt
 OVERHEAD_BOUND = 1.20
@@ -45,8 +43,9 @@ class Structure:
 
 
 class Measurer:
-    """Measures one subject size by size, the smallest first; the layers are numbered at the first
-    size that fits.
+    """Measures one subject size by size, the smallest first.
+
+    The layers are numbered at the first size that fits.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -59,8 +58,9 @@ class Measurer:
         self._optimizer_tried = False
 
     def measure(self, size: int) -> None:
-        """Add the measurement of one microbatch size; one that runs out of memory, or is larger
-        than one that did, is added as such.
+        """Add the measurement of one microbatch size.
+
+        A size that runs out of memory, or is larger than one that did, is added as out of memory.
         """
         if any(smaller.out_of_memory for smaller in self.measurements):
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
@@ -113,7 +113,7 @@ class Measurer:
             )
 
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
-        """Bare and instrumented steps in turn, so that a drift of the device meets both."""
+        """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
         steps, progress = self.subject.settings.steps, self.subject.settings.progress
         for step in range(steps):
@@ -163,8 +163,9 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
-    """Run both kinds of step untimed; the peak of memory in a bare one, where the device reports
-    it.
+    """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
+
+    The peak is None where the device does not report it.
     """
     if device.type == "cuda":
         release_memory()

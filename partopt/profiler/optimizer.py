@@ -1,5 +1,6 @@
-"""The time of one optimizer step, apart from forward and backward: it is paid once a batch, not
-once a microbatch.
+"""The time of one optimizer step, apart from forward and backward.
+
+It is paid once a batch, not once a microbatch.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ TIMED_STEPS = 3  # each touches every weight: few are needed, and they are long
 
 
 def time_optimizer(model: nn.Module, inputs: Inputs, loss_fn: Loss | None, clock: Clock) -> float:
-    """Median seconds of an AdamW step on the whole model; the learning rate is 0, so that the
-    weights stay as they are.
+    """Median seconds of an AdamW step on the whole model.
+
+    The learning rate is 0, so that the weights stay as they are.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0)

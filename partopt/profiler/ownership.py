@@ -1,5 +1,4 @@
-"""Which layer each node of the autograd graph belongs to, and hooks where the backward passes from
-one layer to the next.
+"""The layer of each node of the autograd graph, and hooks where the backward changes layer.
 
 Every node carries the number of its creation, so the numbers at which the layers of the forward
 began determine a node's layer. The engine runs the ready node with the highest number first, which

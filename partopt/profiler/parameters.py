@@ -1,5 +1,6 @@
-"""Which layer holds which parameter: every distinct parameter is on at least one layer, a shared
-one on each layer that uses it.
+"""Which layer holds which parameter.
+
+Every distinct parameter is on at least one layer, a shared one on each layer that uses it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> 
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a parameter of the module has a gradient: one that the loss does not depend on has
-    none, and no backward either.
+    """Whether a parameter of the module has a gradient.
+
+    One that the loss does not depend on has none, and no backward either.
     """
     return any(parameter.grad is not None for parameter in module.parameters())

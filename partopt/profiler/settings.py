@@ -22,8 +22,9 @@ _SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: the sizes, each once, the smallest first; where, in which number format, in
-    which layers, and how many steps.
+    """How to measure: sizes, device, number format, layers, steps, and how progress is reported.
+
+    Each size occurs once, the smallest first.
     """
 
     microbatch_sizes: tuple[int, ...]
@@ -49,7 +50,7 @@ def check_settings(
     steps: int,
     progress: Progress | None,
 ) -> Settings:
-    """The settings of these options. Raises PartoptError for one that cannot be."""
+    """The settings of these options. Raises PartoptError for an invalid one."""
     documents.check_option("steps", steps, Count, "10 steps show the spread")
     if granularity not in GRANULARITIES:
         raise invalid_option(
@@ -70,7 +71,7 @@ def check_settings(
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
-    """Raise PartoptError for what is not a model, its inputs and its loss."""
+    """Raise PartoptError unless these are a model, its inputs and its loss."""
     if not isinstance(model, nn.Module):
         raise PartoptError(
             f"the model is of type {type(model).__name__}, not an nn.Module",
@@ -101,8 +102,9 @@ def check_name(name: str | None) -> str | None:
 
 
 def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of the build function. Raises PartoptError for some that a profile could not
-    record.
+    """The arguments of the build function.
+
+    Raises PartoptError for arguments that a profile could not record.
     """
     given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
     if given is None or not all(isinstance(key, str) for key in given):
@@ -125,7 +127,7 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptError:
-    """An option's value that cannot be."""
+    """The error of an option with an invalid value."""
     return PartoptError(
         f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
     )

@@ -20,8 +20,9 @@ from partopt.profiler.tracker import Tracker
 
 
 class StashRecorder:
-    """Records which storages each layer keeps; use `hooks()` around one forward whose graph stays
-    alive meanwhile.
+    """Records which storages each layer keeps.
+
+    Use `hooks()` around one forward whose graph stays alive meanwhile.
     """
 
     def __init__(self, model: nn.Module, tracker: Tracker) -> None:

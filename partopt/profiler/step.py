@@ -17,8 +17,9 @@ Loss = Callable[[Any, Inputs], Tensor]
 
 
 def run_forward(model: nn.Module, inputs: Inputs) -> Any:
-    """The model's output; a tuple or list of inputs is spread over its arguments, a mapping over
-    its keywords.
+    """The model's output for `inputs`.
+
+    A tuple or list of inputs is spread over its arguments, a mapping over its keywords.
     """
     if isinstance(inputs, Mapping):
         return model(**inputs)
@@ -28,8 +29,9 @@ def run_forward(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def run_loss(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> Tensor:
-    """Forward and loss: what `loss_fn` returns, else the output's `.loss`, else the sum of its
-    floating tensors.
+    """Run the forward and compute the loss.
+
+    It is what `loss_fn` returns, else the output's `.loss`, else the sum of its floating tensors.
     """
     output = run_forward(model, inputs)
     return default_loss(output) if loss_fn is None else loss_fn(output, inputs)

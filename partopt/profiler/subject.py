@@ -1,4 +1,4 @@
-"""What one measurement is about."""
+"""The subject of a measurement: a model, its inputs and its loss."""
 
 from __future__ import annotations
 

@@ -56,8 +56,10 @@ class Tracker:
     def watch(
         self, entered: Entered | None = None, left: Left | None = None, discovering: bool = False
     ) -> Iterator[None]:
-        """Follow one forward; `entered(layer)` is called at each change of layer, `left(layer,
-        output)` at each end of a unit.
+        """Follow one forward, and call back at changes of layer and ends of units.
+
+        `entered(layer)` is called at each change of layer, `left(layer, output)` at each end of a
+        unit.
         """
         self._calls.clear()
         self.current, self._depth, self._discovering = 0, 0, discovering
@@ -95,8 +97,9 @@ class Tracker:
         return hook
 
     def _layer(self, name: str) -> int:
-        """The number of the layer that begins; a call that the numbered forward did not make stays
-        with the layer before it.
+        """The number of the layer that begins.
+
+        A call that the numbered forward did not make stays with the layer before it.
         """
         key = LayerKey(name, self._calls[name])
         self._calls[name] += 1

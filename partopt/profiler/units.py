@@ -38,10 +38,10 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def choose_units(
     model: nn.Module, called: set[str], granularity: str = "auto", globs: Sequence[str] = ()
 ) -> list[str]:
-    """Names of the modules that become layers, in the order of the module tree; `called` names
-    those that the forward calls.
+    """Names of the modules that become layers, in the order of the module tree.
 
-    Raises PartoptError where a glob matches no module that is called.
+    `called` names those that the forward calls. Raises PartoptError where a glob matches no module
+    that is called.
     """
     if globs:
         return list(_cover(model, "", _matching(called, globs), called))
@@ -119,9 +119,7 @@ def _blocks_by_class(module: nn.Module) -> Counter[type[nn.Module]]:
 
 
 def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
-    """The chosen units inside `module`, and between them the largest called modules that hold
-    none.
-    """
+    """The chosen units inside `module`, and the largest called modules that hold none."""
     if name in chosen or (name in called and not _inside(name, chosen)):
         yield name
         return

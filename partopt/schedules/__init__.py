@@ -53,8 +53,9 @@ def schedule(name: str) -> Schedule:
 
 
 def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None:
-    """Why the schedule `name` cannot pass `microbatches` through one pipeline of P devices with v
-    chunks each; None where it can.
+    """Why the schedule `name` cannot pass `microbatches` through a pipeline; None where it can.
+
+    It is one pipeline of P devices with v chunks each.
     """
     entry = schedule(name)
     try:
@@ -105,8 +106,9 @@ def order(name: str, layout: Layout) -> Order:
 
 
 def _usual_warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
-    """Forwards before the first backward of each stage; rows of schedules with several stages on a
-    device know their own.
+    """Forwards before the first backward of each stage.
+
+    They are 0 for several stages on a device: the rows of such schedules know their own.
     """
     if not isinstance(entry.counts, StageCounts):
         return [0] * len(layout.ranks)

@@ -1,5 +1,6 @@
-"""From the rows of single devices to an order: microbatches numbered, all-reduces and optimizer
-steps put in.
+"""From the rows of single devices to an order.
+
+Microbatches are numbered, all-reduces and optimizer steps put in.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ Actions = NDArray[np.int32]
 
 
 def number_microbatches(row: Row, chunks: Sequence[Chunk], layout: Layout) -> Actions:
-    """The actions of a row: the n-th of a kind and chunk is for the n-th microbatch that the chunk
-    gets.
+    """The actions of a row, with their microbatches numbered.
+
+    The n-th action of a kind and chunk is for the n-th microbatch that the chunk gets.
     """
     stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
     first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
@@ -34,9 +36,9 @@ def add_updates(
 ) -> Actions:
     """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
 
-    A stage exchanges after its last backward, a replica without microbatches at once; or
-    asynchronous after every round of one microbatch on each replica, and what a last, partial round
-    leaves over is not exchanged. One that has nobody to exchange with does not.
+    Synchronous, a stage exchanges after its last backward, a replica without microbatches at once.
+    Asynchronous, it exchanges after every round of one microbatch on each replica, and what a last,
+    partial round leaves over is not exchanged. A stage that shares no gradients does not exchange.
     """
     kind, stage, microbatch, _ = actions
     after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]

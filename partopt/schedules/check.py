@@ -21,11 +21,11 @@ NOWHERE = -1
 
 
 def check(order: Order, layout: Layout) -> None:
-    """PartoptError unless every stage does each microbatch once: a forward, then a backward, whole
-    or an I and then a W.
+    """Raise PartoptError unless every stage does each microbatch exactly once.
 
-    All on the rank that holds the stage's replica for that microbatch; a recomputation between the
-    two; joined, one forward and the one backward after it.
+    That is a forward, then a backward, whole or an I and then a W, all on the rank that holds the
+    stage's replica for that microbatch; a recomputation lies between the two. Joined actions are
+    one forward and the one backward after it.
     """
     _check_numbers(order, layout)
     _check_ranks(order, layout)
@@ -50,8 +50,9 @@ def _check_numbers(order: Order, layout: Layout) -> None:
 
 
 def _check_ranks(order: Order, layout: Layout) -> None:
-    """Every action is on a rank that holds its stage, and every microbatch's on the replica that
-    gets it.
+    """Every action is on a rank that holds its stage.
+
+    Every action for a microbatch is on the replica that gets it.
     """
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     replicas = np.array(layout.replicas)
@@ -81,8 +82,9 @@ def _check_ranks(order: Order, layout: Layout) -> None:
 
 
 def _places(order: Order, layout: Layout, task: Places, kind: int) -> Places:
-    """Where the action of a kind is for each task; NOWHERE where there is none, PartoptError where
-    there are two.
+    """Where the action of a kind is for each task; NOWHERE where there is none.
+
+    Raises PartoptError where there are two.
     """
     own = np.flatnonzero(order.kind == kind)
     found = np.full(len(layout.ranks) * layout.microbatches, NOWHERE, dtype=np.int64)
@@ -121,8 +123,9 @@ def _check_backwards(order: Order, layout: Layout, place: dict[int, Places]) -> 
 
 
 def _check_sequence(order: Order, place: dict[int, Places]) -> None:
-    """F before B or I, I before W, and R between F and B or I; they are on one rank, so that places
-    in the order compare.
+    """F comes before B or I, I before W, and R between F and B or I.
+
+    They are on one rank, so that places in the order compare.
     """
     backward = np.maximum(place[B], place[I])
     recomputed = place[R] != NOWHERE

@@ -1,9 +1,8 @@
-"""DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1): two copies of the pipeline, fed
-from both ends.
+"""DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1): a pipeline fed from both ends.
 
-Device p holds stage p of the copy that starts at device 0 and stage P-1-p of the one that starts at
-device P-1; half of the microbatches pass through each. Both halves of the devices do what
-DualPipeV's do, the ends of the two copies in the place of the V's turn.
+There are two copies of the pipeline. Device p holds stage p of the copy that starts at device 0 and
+stage P-1-p of the one that starts at device P-1; half of the microbatches pass through each. Both
+halves of the devices do what DualPipeV's do; where the V turns, the two copies end.
 """
 
 from __future__ import annotations

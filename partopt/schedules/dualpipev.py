@@ -1,9 +1,8 @@
-"""DualPipeV: DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1) cut in half, so that no
-stage is held twice.
+"""DualPipeV: DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1) cut in half.
 
-The cut is Sea AI Lab's ("DualPipe could be better without the dual", 2025). Device p holds stages p
-and 2P-1-p. In the steady state a forward of one chunk and a backward of the other run at once, in
-one slot, so that each one's communication hides behind the other.
+No stage is held twice. The cut is Sea AI Lab's ("DualPipe could be better without the dual", 2025).
+Device p holds stages p and 2P-1-p. In the steady state a forward of one chunk and a backward of the
+other run at once, in one slot, so that each one's communication hides behind the other.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ def row(place: Place) -> Row:
 
 
 def overlap_chunks(p: int, P: int, M: int) -> str:
-    """What the device at place p of P on one side of a V does with M microbatches, each passing it
-    twice.
+    """What the device at place p of P on one side of a V does with M microbatches.
 
-    On the device at the turn the first forward and backward of the steady state stay apart: its
-    backward need not wait for the forward. Of the last backwards those of its second half are in
-    two parts, and the weights' wait until nothing else is to be done.
+    Each microbatch passes the device twice. On the device at the turn the first forward and
+    backward of the steady state stay apart: its backward need not wait for the forward. Of the last
+    backwards those of its second half are in two parts, and the weights' part waits until nothing
+    else is to be done.
     """
     steady = "&Fb&fB" * (M - 2 * P + p + 1)
     ending = "bB" * (p + 1)

@@ -1,8 +1,8 @@
-"""What a schedule is: the order of each device, and every fact about it that formulas, planners and
-the simulator read.
+"""What a schedule is: the order of each device, and every fact about it.
 
-Each schedule's file makes its entry, `SCHEDULE = Schedule(...)`, beside its `row`. No fact has a
-default: one that is left out is an error when the entry is made.
+Formulas, planners and the simulator read these facts. Each schedule's file makes its entry,
+`SCHEDULE = Schedule(...)`, beside its `row`. No fact has a default: one that is left out is an
+error when the entry is made.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from partopt.schedules.order import Row
 
 # s, r_s   a stage and its replicas
 # p, P, v  position of a device in its pipeline, devices of the pipeline, stages on a device
-# M        microbatches of an iteration that pass through all replicas; of one pipeline where P is
-#          given; None: as many as come
+# M        microbatches of an iteration through all replicas; through one pipeline where P is given;
+#          None: no limit
 # slot     the time of a forward; a backward takes two, each of its parts one
 
 # weight versions of a stage: one for each microbatch in flight
@@ -88,8 +88,9 @@ class Schedule:
     one_at_a_time: bool  # devices overlap nothing: one microbatch is on its way at a time
     counts: StageCounts | DeviceCounts
     weight_versions: int  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
-    # slots of an iteration for which each device waits, of P, v and M: equal stages, messages that
-    # take no time, and microbatches enough to fill the pipeline; asynchronous: of the steady state
+    # slots of an iteration (asynchronous: of the steady state) for which each device waits, of P, v
+    # and M: for equal stages, messages that take no time, and enough microbatches to fill the
+    # pipeline
     bubble: Callable[[int, int, int], int]
     # stages on a device with which `schedule="auto"` tries it; empty: it is not tried
     auto_chunks: tuple[int, ...]
@@ -120,8 +121,9 @@ class Schedule:
 
     @property
     def kernel(self) -> Kernel | None:
-        """Microbatches in flight for compiled code; None where the optimal planner cannot plan for
-        the schedule.
+        """Microbatches in flight for compiled code.
+
+        None where the optimal planner cannot plan for the schedule.
         """
         return self.counts.kernel if isinstance(self.counts, StageCounts) else None
 

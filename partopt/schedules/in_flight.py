@@ -1,5 +1,6 @@
-"""How many microbatches an order keeps in flight: the exact count, with which the counts of
-each schedule (`partopt.schedules.entry`) must agree.
+"""How many microbatches an order keeps in flight, counted exactly.
+
+The counts of each schedule (`partopt.schedules.entry`) must agree with these.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ Integers = NDArray[np.int64]
 
 
 class Held(NamedTuple):
-    """The most microbatches that a rank holds at once of each stage that it works on, ordered by
-    rank and stage; n of them.
+    """The most microbatches that a rank holds at once of each stage that it works on.
+
+    The n entries are ordered by rank and stage.
     """
 
     rank: Integers  # shape (n,)
@@ -27,9 +29,9 @@ class Held(NamedTuple):
 def in_flight(order: Order) -> Integers:
     """The most microbatches that each rank holds at once, shape (ranks,).
 
-    From the start of a forward to the end of its backward, where that is split of W. One that is in
-    flight in several of a rank's chunks counts in each. Of two joined actions, the forward first,
-    both hold theirs until the slot ends.
+    A microbatch is held from the start of its forward to the end of its backward, or of its W where
+    the backward is split. One that is in flight in several of a rank's chunks counts in each. Of
+    two joined actions, the forward first, both hold theirs until the slot ends.
     """
     most = np.zeros(order.ranks, dtype=np.int64)
     busy = np.flatnonzero(np.diff(order.rows))
@@ -38,8 +40,9 @@ def in_flight(order: Order) -> Integers:
 
 
 def in_flight_by_stage(order: Order) -> Held:
-    """The most microbatches that each rank holds at once of each of its stages, counted as
-    `in_flight` does.
+    """The most microbatches that each rank holds at once of each of its stages.
+
+    They are counted as in `in_flight`.
     """
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     key = rank * (int(order.stage.max(initial=0)) + 1) + order.stage
@@ -56,8 +59,9 @@ def _change(order: Order) -> Integers:
 
 
 def _peaks(change: Integers, first: Integers) -> Integers:
-    """The largest sum of changes since the beginning of each section; sections begin at `first`,
-    and none is empty.
+    """The largest sum of changes since the beginning of each section, at least 0.
+
+    Sections begin at `first`, and none is empty.
     """
     if not len(first):
         return np.zeros(0, dtype=np.int64)

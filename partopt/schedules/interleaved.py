@@ -1,9 +1,9 @@
-"""Interleaved 1F1B (Narayanan et al., "Efficient large-scale language model training on GPU
-clusters", SC 2021, section 2.2).
+"""Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2).
 
-A device holds v chunks. Microbatches go through them in groups: G through chunk 0, the same G
-through chunk 1, and so on; backwards likewise from the last chunk. The paper has G = P; as torch
-does, M need not be a multiple of P: the groups are as many as fit, and equal.
+The paper is "Efficient large-scale language model training on GPU clusters". A device holds v
+chunks. Microbatches go through them in groups: G through chunk 0, the same G through chunk 1, and
+so on; backwards likewise from the last chunk. The paper has G = P; as in torch, M need not be a
+multiple of P: there are as many groups as fit, of equal size.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def group_size(P: int, M: int) -> int:
 
 
 def spread_over_chunks(row: Row, place: Place) -> Row:
-    """The row with each action given to its chunk: forwards go up through the chunks, group by
-    group, and the others down.
+    """The row with each action given to its chunk.
+
+    Forwards go up through the chunks, group by group, and the others down.
     """
     turn = microbatch_numbers(row) // group_size(place.P, place.M) % place.v
     chunk: NDArray[np.int32] = np.where(row.kind == F, turn, place.v - 1 - turn).astype(np.int32)

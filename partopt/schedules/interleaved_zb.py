@@ -1,9 +1,8 @@
-"""Interleaved 1F1B with the backward in two parts, as ZB-H1 splits it: the "ZB1P" of torch, after
-Qi et al., ICLR 2024.
+"""Interleaved 1F1B with the backward in two parts, as ZB-H1 splits it (Qi et al., ICLR 2024).
 
-Groups of microbatches go through the v chunks as in `interleaved`. A warm-up of one forward for
-each device downstream is enough, for the gradients of the inputs come back twice as fast; every
-device holds v P chunks, until their W.
+It is the "ZB1P" of torch. Groups of microbatches go through the v chunks as in `interleaved`. A
+warm-up of one forward for each device downstream is enough, because the gradients of the inputs
+come back twice as fast; every device holds v P chunks, until their W.
 """
 
 from __future__ import annotations

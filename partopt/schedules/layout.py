@@ -76,8 +76,9 @@ def own_microbatches(microbatches: int, replicas: int, k: int) -> int:
 
 
 def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
-    """The ranks of every stage of d pipelines of P devices side by side, on P d consecutive ranks,
-    replicas next to each other.
+    """The ranks of every stage of d pipelines of P devices side by side.
+
+    They are P d consecutive ranks, replicas next to each other.
     """
     devices = [list(range(p * d, (p + 1) * d)) for p in range(P)]
     if shape == MIRRORED:
@@ -93,8 +94,8 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
 def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, list[Chunk]]:
     """For every rank with work the stages that it holds, chunk 0 first.
 
-    PartoptError where they do not lie as `shape` says, or, but for `uneven`, are not all replicated
-    alike.
+    Raises PartoptError where they do not lie as `shape` says or, unless `uneven`, are not all
+    replicated alike.
     """
     if not uneven and len(set(layout.replicas)) > 1:
         raise PartoptError(
@@ -122,7 +123,7 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
 
 
 def _fits_shape(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[bool, str]:
-    """Whether the stages lie as `shape` says, and how that is."""
+    """Whether the stages lie as `shape` says, and what it needs, in words."""
     S, v = len(layout.ranks), len(held[layout.ranks[0][0]])
     if shape == STRAIGHT:
         return v == 1 and all(

@@ -1,5 +1,6 @@
-"""1F1B with a flush (PipeDream-flush; Narayanan et al., ICML 2021): a short warm-up, then one
-forward and one backward in turn.
+"""1F1B with a flush (PipeDream-flush; Narayanan et al., ICML 2021).
+
+A short warm-up comes first, then one forward and one backward in turn.
 """
 
 from __future__ import annotations

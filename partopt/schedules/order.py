@@ -1,5 +1,6 @@
-"""What every rank does, in order: actions as arrays, written as `torch.distributed.pipelining`
-writes them (`2F0`, `1B3`).
+"""What every rank does, in order: actions as arrays.
+
+They are written as `torch.distributed.pipelining` writes them (`2F0`, `1B3`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _NUMBERED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))]
 
 
 class Row(NamedTuple):
-    """The actions of one device, as its schedule sees them: kinds, which of its chunks each is for,
-    and which run with the next at once.
+    """The actions of one device, as its schedule sees them.
+
+    Of each action its kind, which of the device's chunks it is for, and whether it runs at once
+    with the next.
     """
 
     kind: NDArray[np.int8]
@@ -37,10 +40,11 @@ class Row(NamedTuple):
 
 
 def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
-    """The row that `text` spells: a letter an action, capital for the device's chunk 0 and small
-    for its chunk 1, or as `chunks` say.
+    """The row that `text` spells, a letter an action.
 
-    `&` joins the two actions after it: a forward and a backward that run at once, in one slot.
+    Capitals are for the device's chunk 0 and small letters for its chunk 1, unless `chunks` says
+    otherwise. `&` joins the two actions after it: a forward and a backward that run at once, in one
+    slot.
     """
     letters = np.frombuffer(text.encode(), dtype=np.uint8)
     sign = letters == ord("&")
@@ -84,7 +88,7 @@ class Order:
 
     @property
     def ranks(self) -> int:
-        """Ranks, those without work among them."""
+        """Number of ranks, including those without work."""
         return len(self.rows) - 1
 
     def name(self, action: int) -> str:

@@ -1,9 +1,9 @@
-"""Orders as the compute-only CSV that `torch.distributed.pipelining` executes: a row a rank, cells
-`0F0`, `(0F3;3B1)OVERLAP_F_B`.
+"""Orders as the compute-only CSV that `torch.distributed.pipelining` executes.
 
-torch runs one pipeline of its process group and adds transfers, all-reduces and updates itself. Of
-pipelines side by side, equal replicas of every stage, one is written, with its own numbers of ranks
-and microbatches: every group gets the same file.
+A row is a rank; cells read `0F0` or `(0F3;3B1)OVERLAP_F_B`. torch runs one pipeline of its process
+group and adds transfers, all-reduces and updates itself. Of pipelines side by side, equal replicas
+of every stage, one is written, with its own numbers of ranks and microbatches: every group gets the
+same file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _HINT = (
 
 
 def to_csv(order: Order, layout: Layout) -> str:
-    """The CSV of one of the layout's pipelines; recomputation, all-reduces and updates are left
-    out.
+    """The CSV of one of the layout's pipelines.
 
-    PartoptError where torch could not execute it: unequal replicas, stages on two ranks of one
-    pipeline, or unlike pipelines.
+    Recomputation, all-reduces and updates are left out. Raises PartoptError where torch could not
+    execute it: unequal replicas, stages on two ranks of one pipeline, or unlike pipelines.
     """
     side_by_side = _pipelines(layout)
     d = len(side_by_side)
@@ -51,11 +50,10 @@ def to_csv(order: Order, layout: Layout) -> str:
 
 
 def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
-    """The order that a CSV spells, done by each of the layout's pipelines, with the all-reduces and
-    updates that follow from it.
+    """The order that a CSV spells, done by each of the layout's pipelines.
 
-    Raises PartoptError that names row and cell, counted from 1, or the rank and the action that
-    does not fit the layout.
+    The all-reduces and updates that follow from it are added. Raises PartoptError that names row
+    and cell, counted from 1, or the rank and the action that does not fit the layout.
     """
     side_by_side = _pipelines(layout)
     lines = text.splitlines()
@@ -132,9 +130,7 @@ def _line(order: Order, rank: int, d: int) -> str:
 
 
 def _parse(line: str, number: int) -> Actions:
-    """The actions of a row, which is row `number` of its file; their microbatches as they are
-    written.
-    """
+    """The actions of row `number` of its file, with their microbatches as they are written."""
     actions: list[tuple[int, int, int, bool]] = []
     for place, cell in enumerate(line.split(","), start=1):
         written = cell.strip()

@@ -1,8 +1,8 @@
-"""ZB-H1 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 2.1): 1F1B with the
-backward in two parts.
+"""ZB-H1 (Qi et al., ICLR 2024, section 2.1): 1F1B with the backward in two parts.
 
-The gradient of the inputs goes upstream at once; that of the weights waits, longer on later
-devices, and fills the drain. Every device then holds as much as 1F1B's first: P microbatches.
+The paper is "Zero bubble pipeline parallelism". The gradient of the inputs goes upstream at once;
+that of the weights waits, longer on later devices, and fills the drain. Every device then holds as
+much as 1F1B's first: P microbatches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ def row(place: Place) -> Row:
 
 
 def delay_weights(warmup: str, forwards: int, lag: int) -> str:
-    """1F1B of `forwards` forwards after the forwards of `warmup`, each W `lag` backwards after its
-    I.
+    """1F1B with each W `lag` backwards after its I.
+
+    There are `forwards` forwards, those of `warmup` included.
     """
     first = len(warmup)
     steps = ["FI"] * (forwards - first) + ["I"] * first

@@ -1,11 +1,10 @@
-"""ZB-V (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024, section 6): backwards in two
-parts on a V of 2P half-chunks.
+"""ZB-V (Qi et al., ICLR 2024, section 6): backwards in two parts on a V of 2P half-chunks.
 
-The "V-ZB" of their "Pipeline parallelism with controllable memory", NeurIPS 2024, where its memory
-is derived from its building block. Device p holds stages p and 2P-1-p, so that the last stage
-shares a device with the first. A microbatch that has come back up the V is taken through its
-backward at once. With F = I = W and M >= 2P a device waits only until its first microbatch comes,
-and after its last.
+The paper is "Zero bubble pipeline parallelism". It is the "V-ZB" of their "Pipeline parallelism
+with controllable memory", NeurIPS 2024, where its memory is derived from its building block. Device
+p holds stages p and 2P-1-p, so that the last stage shares a device with the first. A microbatch
+that has come back up the V is taken through its backward at once. With F = I = W and M >= 2P a
+device waits only until its first microbatch comes, and after its last.
 """
 
 from __future__ import annotations
