@@ -94,8 +94,10 @@ def command(
     force: bool,
     **options: Any,
 ) -> None:
-    """Measure how long each layer of MODEL takes, forward and backward, what it keeps in memory and
-    what it passes on.
+    """Measure the time, memory and output of each layer of MODEL.
+
+    Time is that of the forward and the backward, memory what the layer keeps, output what it passes
+    on.
 
     MODEL is a Python file or a dotted module. It offers build(**options), which returns an
     nn.Module, and example_inputs(batch_size); a loss_fn(output, inputs) if it likes. Without :ATTR

@@ -12,8 +12,9 @@ from partopt.errors import PartoptError, did_you_mean
 @click.command(short_help="the JSON Schema of a file format")
 @click.argument("name")
 def command(name: str) -> None:
-    """Print the JSON Schema of NAME: profile, plan, topology, comparison, scaling, simulation or
-    verification.
+    """Print the JSON Schema of NAME.
+
+    NAME is profile, plan, topology, comparison, scaling, simulation or verification.
 
     \b
     Example:

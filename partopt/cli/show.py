@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 )
 @options.json_option
 def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None:
-    """Print FILE, or the shipped profile or topology of that name, for people to read: a profile, a
-    plan, a topology, a simulation, a comparison, a scaling or a verification.
+    """Print FILE, or the shipped profile or topology of that name, for people to read.
 
-    With --json the document is printed again. With --verify every number of a plan is worked out
+    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling or a verification.
+
+    With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
     --json then prints the checks.
 

@@ -32,8 +32,7 @@ _ASK_AGAIN_S = 0.2
 )
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
-    """Execute PLAN on the cluster for which it was made, or under other conditions, and say where
-    the time goes.
+    """Execute PLAN on its own cluster, or under other conditions, and say where the time goes.
 
     Draws the timeline, splits the time of every device into work and kinds of waiting, and points
     at what costs most. Where something is changed, stages stay as they are, and the plan's own

@@ -79,11 +79,11 @@ class Stage(documents.Part, frozen=True, kw_only=True):
 
 
 class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Traffic of the plan: a `send` from stage to stage per microbatch, or an `allreduce` of a
-    stage per round or iteration.
+    """Traffic of the plan: a `send` between stages, an `allreduce` of one, or a `tied` exchange.
 
-    Or `tied`: the stage's part in an exchange of the gradients of `parameters` among up to
-    `holders` stages that hold them. `level` is the outermost level of the topology that it crosses.
+    A `send` is per microbatch, an `allreduce` per round or iteration. `tied` is the stage's part in
+    an exchange of the gradients of `parameters` among up to `holders` stages that hold them.
+    `level` is the outermost level of the topology that it crosses.
     """
 
     kind: str
@@ -99,8 +99,9 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Load(documents.Part, frozen=True):
-    """Seconds per microbatch for which something is busy: `what` it is, of stage or cut number
-    `place` (cut c lies before stage c).
+    """Seconds per microbatch for which something is busy.
+
+    `what` it is, of stage or cut number `place` (cut c lies before stage c).
     """
 
     what: str
@@ -144,8 +145,9 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
 
 
 class Certificate(documents.Part, frozen=True, kw_only=True):
-    """What the planner minimised, the value that it reached, and the bound below which nothing
-    exists; `proof` says in a sentence why.
+    """What the planner minimised, the value that it reached, and a bound that no plan is below.
+
+    `proof` says why in one sentence.
     """
 
     status: str
@@ -156,8 +158,9 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
 
 
 class Request(documents.Part, frozen=True, kw_only=True):
-    """What was requested of the planner, beside what the plan says of its schedule, its messages
-    and its topology.
+    """What was requested of the planner.
+
+    The plan itself states its schedule, its messages and its topology.
 
     `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
@@ -174,9 +177,7 @@ class Request(documents.Part, frozen=True, kw_only=True):
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):
-    """The profile that the plan was made from: its model's name and parameters, and the digest of
-    its content.
-    """
+    """The profile of the plan: its model's name and parameters, and the digest of its content."""
 
     name: str
     sha256: str

@@ -31,9 +31,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Which model was measured: its name, where it was loaded from, and the arguments it was built
-    with.
-    """
+    """The model measured: its name, where it was loaded from, and its build arguments."""
 
     name: str
     entry: str = ""
@@ -58,9 +56,7 @@ class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A parameter that several layers use: a stage that holds more than one of them keeps it
-    once.
-    """
+    """A parameter that several layers use; a stage with more than one of them keeps it once."""
 
     name: str
     bytes: Bytes
@@ -80,8 +76,9 @@ class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Median seconds and bytes of one layer for one microbatch; `backward_input_s` is the
-    input-gradient part of the backward.
+    """Median seconds and bytes of one layer for one microbatch.
+
+    `backward_input_s` is the input-gradient part of the backward.
 
     `forward_flops` counts the floating-point operations of the matrix products and convolutions of
     the forward.
@@ -97,9 +94,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
 
 
 class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A tensor that one layer produces and later layers consume: it is carried through every cut
-    between them.
-    """
+    """A tensor of one layer that later ones consume, carried through every cut between them."""
 
     producer: Index
     consumers: Annotated[list[Index], msgspec.Meta(min_length=1)]
@@ -107,8 +102,9 @@ class Tensor(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StashGroup(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Storage kept from forward to backward, and the layers that keep it: a stage that holds any of
-    them pays for it once.
+    """Storage kept from forward to backward, and the layers that keep it.
+
+    A stage that holds any of them pays for it once.
     """
 
     layers: Annotated[list[Index], msgspec.Meta(min_length=1)]

@@ -18,8 +18,9 @@ _SLOTS = re.compile(rf"(?:{_ACTION}(?:&{_ACTION})?(?: |$))*")
 
 
 class RankTime(documents.Part, frozen=True, kw_only=True):
-    """Where the time of a rank goes between `window_start_s` and `window_end_s`; `idle_s` is the
-    sum of the three after it.
+    """Where the time of a rank goes between `window_start_s` and `window_end_s`.
+
+    `idle_s` is the sum of the three fields after it.
     """
 
     rank: Index
@@ -36,8 +37,9 @@ class RankTime(documents.Part, frozen=True, kw_only=True):
 
 
 class LevelTime(documents.Part, frozen=True, kw_only=True):
-    """How busy the busiest port of a level is between `window_start_s` and `window_end_s`, and what
-    was sent over the level.
+    """How busy a level is between `window_start_s` and `window_end_s`.
+
+    The shares are those of its busiest port; `sent_bytes` is what was sent over the level.
     """
 
     level: str
@@ -93,8 +95,9 @@ class RankTimeline(documents.Part, frozen=True, kw_only=True):
 
 
 class DrawnTimeline(documents.Part, frozen=True, kw_only=True):
-    """What a page draws of a timeline: some ranks, `note` says which where they are not all,
-    between `begin_s` and `end_s`.
+    """What a page draws of a timeline: some ranks between `begin_s` and `end_s`.
+
+    `note` says which ranks where they are not all.
     """
 
     begin_s: Seconds

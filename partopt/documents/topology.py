@@ -31,17 +31,16 @@ DEVICE_LIMIT = 2**20
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
-    """The kind of device that the cluster is made of; `memory_bytes` is `None` where no limit is
-    known.
-    """
+    """The kind of device that the cluster has; `memory_bytes` is `None` where no limit is known."""
 
     name: str
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
 
 
 class Level(documents.Part, frozen=True, kw_only=True):
-    """A tier of the topology: groups of `size` members, each behind `links` links of
-    `bandwidth_bytes_per_s` in one direction.
+    """A tier of the topology: groups of `size` members, each behind `links` links.
+
+    A link carries `bandwidth_bytes_per_s` in one direction.
     """
 
     name: str

@@ -7,9 +7,7 @@ from partopt.documents.profile import Seconds
 
 
 class VerificationRow(documents.Part, frozen=True, kw_only=True):
-    """One check, how long it took, its numbers, and the fields that differ, each with both
-    values.
-    """
+    """One check: the time it took, its numbers, and the fields that differ, with both values."""
 
     check: str
     passed: bool
