@@ -19,8 +19,9 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents import Note
-    from partopt.documents.plan import Certificate, Plan, Stage
+    from partopt.documents.plan import Certificate, Plan
     from partopt.documents.profile import Profile
+    from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.importers import IMPORTERS, import_profile
     from partopt.job import Job
@@ -49,7 +50,7 @@ _PLACES = {
     "Result": "partopt.search.solve",
     "SCHEDULES": "partopt.schedules",
     "Simulation": "partopt.simulation",
-    "Stage": "partopt.documents.plan",
+    "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
     "compare": "partopt.search.compare",
     "find_fitting": "partopt.search.does_not_fit",

@@ -41,7 +41,7 @@ def no_schedule_fits(plan: Plan) -> PartoptError:
 
 
 def _excess(plan: Plan) -> str:
-    from partopt.documents.plan import stages_text
+    from partopt.documents.stage import stages_text
     from partopt.units import format_bytes
 
     limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes

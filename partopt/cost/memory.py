@@ -6,7 +6,7 @@ Weights in all their versions, gradients, optimizer state, activations and recei
 from __future__ import annotations
 
 from partopt.cost.chain import Chain
-from partopt.documents.plan import Memory
+from partopt.documents.stage import Memory
 
 # W   parameter bytes of the stage
 # V   weight versions

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from partopt.cost.links import allreduce_s, exchange_s, side_s, tied_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.cost.ranges import Group
-from partopt.documents.plan import Load, Plan
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Load
 from partopt.schedules import schedule
 
 # C        compute seconds of a stage for one microbatch on one replica

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from partopt.cost.flight import chunks_in_flight, in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
@@ -18,7 +20,8 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import Partition, Problem
-from partopt.documents.plan import Certificate, Estimate, Flow, Memory, Plan, Predicted, Stage
+from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
+from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT
 
@@ -119,56 +122,55 @@ def devices_used(partition: Partition) -> int:
 
 
 def _communication(partition: Partition, problem: Problem) -> list[Flow]:
-    """The messages of a plan: sends across cuts, all-reduces and tied exchanges.
-
-    Activations go forward and gradients backward across each cut; each replicated stage has an
-    all-reduce, and each stage its part in tied exchanges.
-    """
-    topology, flows = problem.topology, []
-    per = "round" if problem.microbatches is None else "iteration"
-    for s, stage in enumerate(partition.stages):
-        if s > 0:
-            outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
-            level, size = topology.levels[outermost - 1].name, round(problem.chain.a[stage.start])
-            flows += [
-                Flow(
-                    kind="send",
-                    source=source,
-                    destination=destination,
-                    bytes=size,
-                    per="microbatch",
-                    level=level,
-                )
-                for source, destination in ((s - 1, s), (s, s - 1))
-                if outermost > 0
-            ]
-        if len(stage.ranks) > 1:
-            level = topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name
-            size = round(problem.chain.parameter_bytes(stage.start, stage.stop))
-            flows.append(
-                Flow(
-                    kind="allreduce",
-                    stage=s,
-                    ranks=list(stage.ranks),
-                    bytes=size,
-                    per=per,
-                    level=level,
-                )
-            )
-        for group, holders in tied_groups(partition, s, problem):
-            level, names = topology.levels[topology.outermost_level - 1].name, list(group.names)
-            flows.append(
-                Flow(
-                    kind="tied",
-                    stage=s,
-                    holders=holders,
-                    parameters=names,
-                    bytes=round(group.size),
-                    per=per,
-                    level=level,
-                )
-            )
+    """The messages of a plan, stage by stage: sends across cuts, all-reduces, tied exchanges."""
+    flows: list[Flow] = []
+    for s in range(len(partition.stages)):
+        flows += _sends(partition, s, problem)
+        flows += _exchanges(partition, s, problem)
     return flows
+
+
+def _sends(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
+    """Activations forward and gradients backward across the cut before stage s."""
+    outermost = 0
+    if s > 0:
+        outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
+    if outermost == 0:  # there is no cut, or a device passes to itself
+        return
+    for source, destination in ((s - 1, s), (s, s - 1)):
+        yield Flow(
+            kind="send",
+            source=source,
+            destination=destination,
+            bytes=round(problem.chain.a[partition.stages[s].start]),
+            per="microbatch",
+            level=problem.topology.levels[outermost - 1].name,
+        )
+
+
+def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
+    """The all-reduce of stage s over its replicas, and its part in tied exchanges."""
+    stage, topology = partition.stages[s], problem.topology
+    per = "round" if problem.microbatches is None else "iteration"
+    if len(stage.ranks) > 1:
+        yield Flow(
+            kind="allreduce",
+            stage=s,
+            ranks=list(stage.ranks),
+            bytes=round(problem.chain.parameter_bytes(stage.start, stage.stop)),
+            per=per,
+            level=topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name,
+        )
+    for group, holders in tied_groups(partition, s, problem):
+        yield Flow(
+            kind="tied",
+            stage=s,
+            holders=holders,
+            parameters=list(group.names),
+            bytes=round(group.size),
+            per=per,
+            level=topology.levels[topology.outermost_level - 1].name,
+        )
 
 
 def _predicted(partition: Partition, problem: Problem) -> Predicted:

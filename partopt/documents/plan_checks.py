@@ -12,7 +12,8 @@ import msgspec
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt.documents.plan import Plan, Stage
+    from partopt.documents.plan import Plan
+    from partopt.documents.stage import Stage
 
 
 def _fault(message: str, hint: str) -> PartoptError:

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from partopt.cost.flight import noam
-from partopt.documents.plan import Certificate, Load, Plan, Predicted, Stage, stages_text
+from partopt.documents.plan import Certificate, Plan, Predicted
+from partopt.documents.stage import Load, Stage, stages_text
 from partopt.report.head import head_of_plan
 from partopt.report.limit import against_limit
 from partopt.report.ranks import format_ranks, ranks_text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from partopt.documents.plan import Plan, stages_text
+from partopt.documents.plan import Plan
+from partopt.documents.stage import stages_text
 from partopt.schedules import SCHEDULES
 from partopt.simulator.change import Change, suggest
 from partopt.units import format_seconds

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partopt.documents.plan import Plan, Stage
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules.in_flight import in_flight_by_stage
 from partopt.schedules.order import Order

@@ -6,7 +6,8 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from partopt.documents.plan import Plan, Stage
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from partopt.cost.flight import in_flight, noam, warmup, weight_versions
 from partopt.cost.links import allreduce_s, tied_s
 from partopt.cost.memory import device_memory
-from partopt.documents.plan import Plan, Stage
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import order, schedule
@@ -49,36 +50,46 @@ def with_conditions(
             code="microbatches-missing",
             schedule=name,
         )
-    on = topology or plan.topology
-    tied = _tied_exchanges_s(plan, on)
-    stages = [
-        replace(
-            stage,
-            allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, on),
-            tied_exchange_s=tied[s],
-        )
-        for s, stage in enumerate(plan.stages)
-    ]
-    changed = replace(plan, schedule=name, microbatches=M, topology=on, stages=stages, **fields)
-    replicas = [stage.replicas for stage in stages]
-    if schedule(name).shape != STRAIGHT:
-        counts = _count(order(name, layout_of(changed)), changed)
-    elif warmups is None:
-        counts = [
-            (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
-            for s in range(len(stages))
-        ]
-    else:
-        counts = [(own, own + 1) for own in warmups]
-    usual = noam(len(plan.stages_by_rank()), replicas[0])
+    changed = _on_network(plan, topology or plan.topology)
+    changed = replace(changed, schedule=name, microbatches=M, **fields)
+    counts = _counts(changed, warmups)
+    usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(
         changed,
         noam=usual if warmups is None else counts[0][1],
         stages=[
             with_counts(stage, first, held, weight_versions(name, held))
-            for stage, (first, held) in zip(stages, counts, strict=True)
+            for stage, (first, held) in zip(changed.stages, counts, strict=True)
         ],
     )
+
+
+def _on_network(plan: Plan, topology: Topology) -> Plan:
+    """The plan on `topology`, its exchanges of gradients as long as they take there."""
+    tied = _tied_exchanges_s(plan, topology)
+    stages = [
+        replace(
+            stage,
+            allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, topology),
+            tied_exchange_s=tied[s],
+        )
+        for s, stage in enumerate(plan.stages)
+    ]
+    return replace(plan, topology=topology, stages=stages)
+
+
+def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[tuple[int, int]]:
+    """The warm-up and the microbatches in flight of each stage, under the plan's schedule."""
+    name, M = plan.schedule, plan.microbatches
+    replicas = [stage.replicas for stage in plan.stages]
+    if schedule(name).shape != STRAIGHT:
+        return _count(order(name, layout_of(plan)), plan)
+    if warmups is not None:
+        return [(own, own + 1) for own in warmups]
+    return [
+        (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
+        for s in range(len(replicas))
+    ]
 
 
 def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partopt.documents.plan import Stage
 from partopt.documents.simulation import Finding
+from partopt.documents.stage import Stage
 from partopt.documents.topology import Level
 from partopt.schedules import SCHEDULES
 from partopt.simulator.case import BUSY, NOTICED, Case, finding

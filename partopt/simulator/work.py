@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.documents.plan import Plan, Stage
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.order import KINDS
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
-from partopt.documents.plan import (
-    Estimate,
-    Memory,
-    Plan,
-    Predicted,
-    ProfileReference,
-    Request,
-    Stage,
-)
+from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, Request
+from partopt.documents.stage import Memory, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.layout import Layout, ranks_of
 from partopt.simulator.engine import simulate

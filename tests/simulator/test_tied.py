@@ -8,7 +8,7 @@ Stages take 1 s forward, 2 s backward.
 import pytest
 from msgspec.structs import replace
 
-from partopt.documents.plan import Flow
+from partopt.documents.stage import Flow
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execute
 from partopt.simulator.advice import findings

@@ -1,0 +1,110 @@
+"""What a plan is made of: stages with their memory, the traffic between them, and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count, Index, Seconds
+
+# S   stages; s   one of them, 0..S-1 in the order of the layers
+
+
+class Memory(documents.Part, frozen=True, kw_only=True):
+    """Bytes on each device of a stage."""
+
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    buffers_bytes: Bytes
+    total_bytes: Bytes
+
+
+class Stage(documents.Part, frozen=True, kw_only=True):
+    """Layers `[start, stop)` on `ranks`.
+
+    Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
+
+    `compute_s` is one microbatch on one replica: `forward_s`, `backward_s`, and the forward once
+    more where activations are recomputed; `backward_weight_s` is the part of the backward that the
+    gradients of the weights take. `allreduce_s` is one all-reduce of the gradients over the ranks,
+    `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
+    step of the optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the
+    stage, per microbatch, and `stash_bytes` are what its backward needs kept.
+    """
+
+    start: Index
+    stop: Count
+    modules: list[str]
+    replicas: Count
+    ranks: list[Index]
+    recompute: bool
+    warmup: Index
+    in_flight: Count
+    weight_versions: Count
+    compute_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    backward_weight_s: Seconds
+    allreduce_s: Seconds
+    tied_exchange_s: Seconds = 0.0
+    optimizer_s: Seconds
+    parameter_bytes: Bytes
+    input_bytes: Bytes
+    output_bytes: Bytes
+    stash_bytes: Bytes
+    memory: Memory
+
+    @property
+    def layers(self) -> range:
+        """The layers, by their numbers in the profile."""
+        return range(self.start, self.stop)
+
+    @property
+    def gradients_s(self) -> float:
+        """Seconds in which gradients are exchanged, over the ranks and with other stages."""
+        return self.allreduce_s + self.tied_exchange_s
+
+
+class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Traffic of the plan: a `send` between stages, an `allreduce` of one, or a `tied` exchange.
+
+    A `send` is per microbatch, an `allreduce` per round or iteration. `tied` is the stage's part in
+    an exchange of the gradients of `parameters` among up to `holders` stages that hold them.
+    `level` is the outermost level of the topology that it crosses.
+    """
+
+    kind: str
+    source: Index | None = None
+    destination: Index | None = None
+    stage: Index | None = None
+    ranks: list[Index] = []
+    holders: Count | None = None
+    parameters: list[str] = []
+    bytes: Bytes
+    per: str
+    level: str
+
+
+class Load(documents.Part, frozen=True):
+    """Seconds per microbatch for which something is busy.
+
+    `what` it is, of stage or cut number `place` (cut c lies before stage c).
+    """
+
+    what: str
+    place: Index
+    seconds: Seconds
+
+    def __str__(self) -> str:
+        return f"{self.what} {'before' if self.what == 'cut' else 'of'} stage {self.place}"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """Stages as messages name them: `stage 0`, or `stages 0 and 4` where a device holds several."""
+    return (
+        f"stage {stages[0]}"
+        if len(stages) == 1
+        else f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
+    )
