@@ -11,6 +11,7 @@ from partopt.simulator import execute
 from partopt.simulator.metrics import shares
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
+from tests.helpers import flat
 from tests.simulator.plans import plan_of, plans
 
 
@@ -75,6 +76,28 @@ def test_queues_that_fill_slowly_are_not_a_steady_state():
     found = execute(plan)
     assert found.steady.settled
     assert found.period_s == pytest.approx(2.002, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "cuts", "weights", "latency_s", "warmups"),
+    [
+        ([2, 4, 4], [6, 2, 5], [0, 3], [18, 0, 0], 200, [52, 34, 0]),
+        ([4, 4, 2], [1, 3, 4], [3, 4], [18, 18, 0], 200, [50, 33, 0]),
+        ([2, 1, 4], [5, 6, 2], [1, 3], [18, 18, 0], 500, [48, 32, 0]),
+    ],
+)
+def test_bursts_that_latency_parts_are_not_a_steady_state(
+    forward, backward, cuts, weights, latency_s, warmups
+):
+    """Some fifty microbatches follow each other at the pace of the computations, then everybody
+    waits for a message: within a burst even whole microbatches repeat.
+    """
+    on = flat(3, 1.0, latency=latency_s)
+    plan = plan_of([1, 1, 1], forward, backward, cuts, weights, on)
+    found = execute(with_conditions(plan, warmups=warmups))
+    assert found.steady.settled
+    longer = execute(with_conditions(plan, warmups=warmups), 4 * found.microbatches)
+    assert found.period_s == pytest.approx(slope_s(longer, found.steady.microbatches), rel=1e-9)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
