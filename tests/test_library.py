@@ -85,6 +85,15 @@ def test_a_rank_that_is_not_there(rank):
     assert (raised.value.code, raised.value.fields) == ("unknown-rank", {"rank": rank})
 
 
+def test_a_rank_that_the_plan_leaves_idle():
+    job = partopt.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[1, 1])
+    plan = partopt.solve(job).plan
+    assert plan.stages_of(3) == []
+    with pytest.raises(partopt.PartoptError, match="rank 3 is idle") as raised:
+        plan.stage_of(3)
+    assert (raised.value.code, raised.value.fields) == ("idle-rank", {"rank": 3})
+
+
 def test_stages_of_a_rank_under_a_schedule_with_several():
     job = partopt.Job(uniform_profile(8), flat(2), schedule="interleaved", microbatches=4)
     plan = partopt.solve(job.with_(planner="gpipe")).plan

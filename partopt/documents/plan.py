@@ -225,9 +225,16 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     def stage_of(self, rank: int, chunk: int = 0) -> Stage:
         """The stage that `rank` holds; where it holds several, the one of number `chunk`.
 
-        Raises PartoptError for a rank or a chunk that does not exist.
+        Raises PartoptError for a rank or a chunk that does not exist, and for an idle rank.
         """
         held = self.stages_of(rank)
+        if not held:
+            raise PartoptError(
+                f"rank {rank} is idle: the plan has no stage on it",
+                "`stages_of` gives an empty list for it",
+                code="idle-rank",
+                rank=rank,
+            )
         if not 0 <= chunk < len(held):
             raise PartoptError(
                 f"rank {rank} holds {len(held)} stages, none of number {chunk}",
