@@ -105,7 +105,7 @@ def _fullest(first, last, size):  # type: ignore[no-untyped-def]
     return max(size - first % size, last % size + 1)
 
 
-@compiled()
+@compiled(allocates=True)
 def trees_of(leaves):  # type: ignore[no-untyped-def]
     """Maxima over subtrees for `first_at_least`, of every row of `leaves`.
 

@@ -36,15 +36,19 @@ KEPT = 4  # digest folders, of this and of other versions of the sources
 _IMPORT = re.compile(rb"^from (partopt[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's njit with its cache on disk.
+def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba's njit with its cache on disk, and without its counting of references to arrays.
+
+    The counting is atomic and takes most of the time of a loop that reads arrays out of tuples. A
+    function that makes or returns an array needs it: one that `allocates`.
 
     There is no cache where no folder can be written, nor for functions outside this package, whose
     sources the digest does not cover.
     """
 
     def compile_(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = njit(**options)(function)
+        settings: dict[str, Any] = {"_nrt": allocates, **options}
+        dispatcher: Any = njit(**settings)(function)
         is_own = Path(function.__code__.co_filename).resolve() in compiled_sources(PACKAGE)
         folder = cache_folder() if is_own else None
         if folder is not None and hasattr(dispatcher, "_cache"):  # NUMBA_DISABLE_JIT has none

@@ -29,7 +29,7 @@ def plan(problem: Problem) -> Decision:
     )
 
 
-@compiled()
+@compiled(allocates=True)
 def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
     """The K+1 boundaries of the partition, from prefix sums of the costs, shape (N+1,)."""
     N = len(prefix) - 1
@@ -45,7 +45,7 @@ def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
     return boundaries
 
 
-@compiled()
+@compiled(allocates=True)
 def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
     """Fill row q from row q-1 by divide and conquer.
 

@@ -77,7 +77,7 @@ class Row(NamedTuple):
         )
 
 
-@compiled()
+@compiled(allocates=True)
 def _jumps(cuts):  # type: ignore[no-untyped-def]
     """For each s the next index, upward and downward, with a cut not above that of s.
 

@@ -25,7 +25,7 @@ from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 # N   layers; [i, j) is a stage
 
 
-@compiled()
+@compiled(allocates=True)
 def furthest_ends(layers):  # type: ignore[no-untyped-def]
     """For each i the last j at which a stage [i, j) may end, N itself for i = N; shape (N+1,).
 
@@ -42,7 +42,7 @@ def furthest_ends(layers):  # type: ignore[no-untyped-def]
     return furthest
 
 
-@compiled()
+@compiled(allocates=True)
 def longest_passes_s(layers, furthest):  # type: ignore[no-untyped-def]
     """Seconds in which the largest stage with each layer passes a microbatch on; shape (N,)."""
     N = len(furthest) - 1

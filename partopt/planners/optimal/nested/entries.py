@@ -94,6 +94,8 @@ class Nest(NamedTuple):
     rows: NDArray[np.void]  # of ROW, shape (L, N+1, L+1 kinds, entries)
     counts: NDArray[np.int64]  # shape (L, N+1, L+1)
     frames: NDArray[np.void]  # of FRAME, shape (L,)
+    # the kinds of entry that the cut that is filled may have, shape (L+1,)
+    bearable: NDArray[np.bool_]
     work: NDArray[np.void]  # of WORK, shape (1,)
 
 
@@ -106,6 +108,7 @@ def empty_nest(L: int, N: int, entries: int, work: int) -> Nest:
         np.zeros((L, N + 1, L + 1, entries), ROW),
         np.zeros((L, N + 1, L + 1), np.int64),
         np.zeros(L, FRAME),
+        np.zeros(L + 1, np.bool_),
         np.array([(work, 0)], WORK),
     )
 

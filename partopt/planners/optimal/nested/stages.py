@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
     most_in_flight,
@@ -27,37 +25,42 @@ def fill_innermost(layers, caps, levels, nest):  # type: ignore[no-untyped-def]
     For each start, the end that the start after it has is tried first.
     """
     frame, size = nest.frames[0], levels.size[0]
-    last, needs = frame.last, caps.needs / frame.outside
-    bearable = np.zeros(nest.rows.shape[2], np.bool_)
-    hint, high = last, last
+    last = hint = high = frame.last
     for i in range(last - 1, frame.earliest_start - 1, -1):
         begins = i <= frame.latest_start
-        floor, room = _members_between(caps, nest, needs, size, i)
-        if floor > room or not _set_bearable(layers, caps, levels, nest, i, begins, bearable):
+        floor, room = _members_between(caps, nest, size, i)
+        if floor > room or not _set_bearable(layers, caps, levels, nest, i, begins):
             continue
-        while high > i + 1 and needs[high] - needs[i] > size + DEVICE:
+        while high > i + 1 and _needed(caps, nest, i, high) > size + DEVICE:
             high -= 1
         nest.work[0].left -= 1 + (high - i) // 16
         if nest.work[0].left <= 0:
             return
         if i < hint <= high:
-            _join(layers, caps, levels, nest, i, hint, room, bearable)
-        most = _most_members(nest, i, bearable, size)
+            _join(layers, caps, levels, nest, i, hint, room)
+        most = _most_members(nest, i, size)
         for c in range(high, i, -1):
             if most < floor + 1 and not caps.stages:
                 break
             if nest.counts[0, c, 1] == 0:
                 continue
-            least = nest.rows[0, c, 1, 0].members + max(1.0, needs[c] - needs[i] - DEVICE)
+            least = nest.rows[0, c, 1, 0].members + max(1.0, _needed(caps, nest, i, c) - DEVICE)
             if caps.stages or least < most - DEVICE:
-                _join(layers, caps, levels, nest, i, c, room, bearable)
-                now = _most_members(nest, i, bearable, size)
+                _join(layers, caps, levels, nest, i, c, room)
+                now = _most_members(nest, i, size)
                 if now < most:
                     most, hint = now, c
 
 
+@compiled()
+def _needed(caps, nest, i, j):  # type: ignore[no-untyped-def]
+    """The members that the layers [i, j) take by their compute, at the least."""
+    Q = nest.frames[0].outside
+    return caps.needs[j] / Q - caps.needs[i] / Q
+
+
 @compiled(inline="always")
-def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def]
+def _members_between(caps, nest, size, i):  # type: ignore[no-untyped-def]
     """The fewest members from cut i to the end of the pipeline, and the most left for them.
 
     The layers behind i take the first at the least; the layers before i leave the second.
@@ -66,21 +69,23 @@ def _members_between(caps, nest, needs, size, i):  # type: ignore[no-untyped-def
     last, start, Q = frame.last, frame.latest_start, frame.outside
     behind = nest.rows[0, last, 1, 0].used
     after = caps.min_devices_after[i]
-    floor = max(needs[last] - needs[i], (after - behind) / Q, 1.0) - DEVICE
+    floor = max(_needed(caps, nest, i, last), (after - behind) / Q, 1.0) - DEVICE
     room = float(size)
     if i > start:
-        takes = max(needs[i] - needs[start] - DEVICE, (caps.floor[start] - after) / Q - DEVICE)
+        takes = max(
+            _needed(caps, nest, start, i) - DEVICE, (caps.floor[start] - after) / Q - DEVICE
+        )
         room -= max(0.0, takes)
     return floor, room
 
 
 @compiled()
-def _set_bearable(layers, caps, levels, nest, i, begins, bearable):  # type: ignore[no-untyped-def]
+def _set_bearable(layers, caps, levels, nest, i, begins):  # type: ignore[no-untyped-def]
     """Set which kinds of entry cut i may have.
 
     Those whose stage behind it, with most replicas, bears the cut. Returns whether there are any.
     """
-    frames, x = nest.frames, layers.cuts[i]
+    frames, bearable, x = nest.frames, nest.bearable, layers.cuts[i]
     bearable[:] = False
     bearable[0] = i == 0
     within = _side_s(layers, caps, passed_s(layers, 0, len(layers.cuts) - 1, layers.first_mode))
@@ -108,21 +113,21 @@ def _side_s(layers, caps, passed):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _most_members(nest, i, bearable, size):  # type: ignore[no-untyped-def]
+def _most_members(nest, i, size):  # type: ignore[no-untyped-def]
     """The members of the worst of the kinds of entry that cut i may have.
 
     More than the level has where one is missing.
     """
     most = 0
-    for kind in range(len(bearable)):
-        if bearable[kind]:
+    for kind in range(len(nest.bearable)):
+        if nest.bearable[kind]:
             members = nest.rows[0, i, kind, 0].members if nest.counts[0, i, kind] else size + 1
             most = max(most, members)
     return most
 
 
 @compiled()
-def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-untyped-def]
+def _join(layers, caps, levels, nest, i, c, room):  # type: ignore[no-untyped-def]
     """Add the stages [i, c) before every entry of c, with at most `room` members in all."""
     Q = nest.frames[0].outside
     nest.work[0].left -= 1 + nest.counts[0, c, 1] // 4
@@ -136,8 +141,8 @@ def _join(layers, caps, levels, nest, i, c, room, bearable):  # type: ignore[no-
             if need > caps.max_replicas or (caps.stages and row.stages >= caps.stages):
                 continue
             r = -(-need // Q)
-            for kind in range(len(bearable)):
-                if bearable[kind]:
+            for kind in range(len(nest.bearable)):
+                if nest.bearable[kind]:
                     _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage)
 
 
