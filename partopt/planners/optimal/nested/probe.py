@@ -30,7 +30,7 @@ from partopt.planners.optimal.nested.entries import Caps, Levels, empty_nest
 from partopt.planners.optimal.nested.sweep import begin, open_inside, solve
 from partopt.planners.optimal.probes import Answer
 
-WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: some seconds
+WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: a second or two
 _ENTRIES = 16  # of a cut and a kind, at most
 _ENTRIES_COUNTED = 128  # where stages are counted
 
