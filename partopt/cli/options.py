@@ -53,6 +53,12 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
+memory_option = click.option(
+    "--memory",
+    metavar="SIZE",
+    help='Limit of a device, such as "40 GB", instead of the topology\'s.',
+)
+
 _JOB_OPTIONS = [
     click.option(
         "--topology",
@@ -134,11 +140,7 @@ _JOB_OPTIONS = [
         show_default=True,
         help="For its memory.",
     ),
-    click.option(
-        "--memory",
-        metavar="SIZE",
-        help='Limit of a device, such as "40 GB", instead of the topology\'s.',
-    ),
+    memory_option,
     click.option(
         "--comm",
         type=click.Choice(["overlap", "serial"]),

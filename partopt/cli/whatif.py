@@ -45,11 +45,7 @@ _OPTIONS = [
         metavar="LEVEL=N",
         help="Parallel links of each member of a level (repeat).",
     ),
-    click.option(
-        "--memory",
-        metavar="SIZE",
-        help='Limit of a device, such as "40 GB", instead of the topology\'s.',
-    ),
+    options.memory_option,
     click.option(
         "--comm",
         type=click.Choice(["overlap", "serial"]),

@@ -92,7 +92,7 @@ _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor
 
 
 def refuse(faults: Iterable[PartoptError], where: str) -> None:
-    """Raise all of `faults` at once, placed at `where`; nothing where there are none."""
+    """Raise all of `faults` at once, placed at `where`; return where there are none."""
     found = [fault.at(where) for fault in faults]
     if found:
         raise PartoptError.together(found)

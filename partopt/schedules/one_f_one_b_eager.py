@@ -8,23 +8,15 @@ replica does its share of those: twice the devices downstream over its own, roun
 
 from __future__ import annotations
 
-from partopt.schedules.entry import Schedule, downstream
-from partopt.schedules.layout import STRAIGHT
-from partopt.schedules.one_f_one_b import row
+from dataclasses import replace
 
-SCHEDULE = Schedule(
+from partopt.schedules import one_f_one_b
+from partopt.schedules.entry import downstream
+
+SCHEDULE = replace(
+    one_f_one_b.SCHEDULE,
     name="1f1b-eager",
     summary="1F1B with twice the warm-up, which hides the links' latency",
-    row=row,
-    shape=STRAIGHT,
-    asynchronous=False,
-    split=False,
-    uneven=True,
-    recomputes=False,
-    one_at_a_time=False,
     counts=downstream(2),
-    weight_versions=1,
-    bubble=lambda P, v, M: 3 * (P - 1),
-    auto_chunks=(1,),
     data_parallel=False,
 )

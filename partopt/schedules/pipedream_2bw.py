@@ -8,23 +8,13 @@ exchanged after every round, as PipeDream's are.
 
 from __future__ import annotations
 
-from partopt.schedules.entry import Schedule, downstream
-from partopt.schedules.layout import STRAIGHT
-from partopt.schedules.one_f_one_b import row
+from dataclasses import replace
 
-SCHEDULE = Schedule(
+from partopt.schedules import pipedream
+
+SCHEDULE = replace(
+    pipedream.SCHEDULE,
     name="pipedream-2bw",
     summary="PipeDream-2BW: asynchronous, two weight versions",
-    row=row,
-    shape=STRAIGHT,
-    asynchronous=True,
-    split=False,
-    uneven=True,
-    recomputes=False,
-    one_at_a_time=False,
-    counts=downstream(1),
     weight_versions=2,
-    bubble=lambda P, v, M: 0,
-    auto_chunks=(),
-    data_parallel=False,
 )
