@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.cost.links import Network, network_of, run_sides_s
 from partopt.documents.topology import Topology
 
 # L      levels
@@ -27,22 +28,24 @@ class Shapes(NamedTuple):
     """Rates of the runs of every shape.
 
     The all-reduce of x bytes takes `slope * x + latency` seconds; a side of a cut of x bytes holds
-    its ports for `x / side` seconds, and the devices that wait for it for `x / exchange`.
+    its ports for `x / sides` seconds or more. `network` says what both cuts of a run hold together.
     """
 
     group: NDArray[np.int64]  # shape (L+1,)
     slope: NDArray[np.float64]  # s/byte, shape (G, P+1)
     latency: NDArray[np.float64]  # s, shape (G, P+1)
-    side: NDArray[np.float64]  # bytes/s, shape (L, G, P+1); the first index is gap - 1
-    exchange: NDArray[np.float64]  # bytes/s, shape (L, G, P+1)
+    # bytes/s of the cut before and of that behind, shape (2, L, G, P+1), by gap - 1; infinite where
+    # no port has to carry it
+    sides: NDArray[np.float64]
+    network: Network
 
 
 def shapes_of(topology: Topology) -> Shapes:
     """The tables of a topology."""
     levels, P = topology.levels, topology.devices
-    group = np.array([topology.group_size(k) for k in range(len(levels) + 1)])
-    G = int(group[-2])
-    tables = np.zeros((2, G, P + 1)), np.ones((2, len(levels), G, P + 1))
+    network = network_of(topology)
+    G = int(network.group[-2])
+    ring, sides = np.zeros((2, G, P + 1)), np.ones((2, len(levels), G, P + 1))
     rates = np.array(
         [
             [level.bandwidth_bytes_per_s, level.links, level.latency_s, level.bus]
@@ -50,25 +53,25 @@ def shapes_of(topology: Topology) -> Shapes:
         ],
         dtype=np.float64,
     )
-    _fill(group, rates, *tables)
-    return Shapes(group, tables[0][0], tables[0][1], tables[1][0], tables[1][1])
+    _fill(network, rates, ring, sides)
+    return Shapes(network.group, ring[0], ring[1], sides, network)
 
 
 @compiled()
-def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
+def _fill(network, rates, ring, sides):  # type: ignore[no-untyped-def]
     """Fill the tables of `Shapes` from the rates of the levels.
 
-    `ring` holds slope and latency, `ports` side and exchange; `rates` holds the bandwidth, links,
-    latency and bus of each level.
+    `ring` holds slope and latency; `rates` holds the bandwidth, links, latency and bus of each
+    level.
     """
+    group = network.group
     L, G, P = len(rates), ring.shape[1], ring.shape[2] - 1
     for rho in range(G):
         for r in range(1, P + 1):
-            first, last, span = rho, rho + r - 1, 0
+            first, last = rho, rho + r - 1
             for k in range(1, L + 1):
                 if not _crosses(first, last, group[k - 1], group[k]):
                     continue
-                span = k
                 sharers = (
                     _fullest(first // group[k - 1], last // group[k - 1], group[k] // group[k - 1])
                     if rates[k - 1, 3]
@@ -78,11 +81,10 @@ def _fill(group, rates, ring, ports):  # type: ignore[no-untyped-def]
                 ring[0, rho, r] = max(ring[0, rho, r], seconds)
                 ring[1, rho, r] = max(ring[1, rho, r], 2 * (r - 1) * rates[k - 1, 2])
             for gap in range(1, L + 1):
-                K = max(gap, span)
-                bus = rates[K - 1, 3] > 0
-                q = 1 if bus else last // group[K - 1] - first // group[K - 1] + 1
-                ports[0, gap - 1, rho, r] = rates[K - 1, 0] * q / (2 if bus else 1)
-                ports[1, gap - 1, rho, r] = rates[K - 1, 0] * q / 2
+                before = run_sides_s(network, 1.0, 0.0, first, last, gap, L + 1)
+                after = run_sides_s(network, 0.0, 1.0, first, last, L + 1, gap)
+                sides[0, gap - 1, rho, r] = 1.0 / before if before > 0.0 else np.inf
+                sides[1, gap - 1, rho, r] = 1.0 / after if after > 0.0 else np.inf
 
 
 @compiled()

@@ -54,8 +54,13 @@ class Chain:
         return np.concatenate([[0.0], np.cumsum(self.f + self.g)])
 
     @cached_property
-    def _forward_prefix(self) -> NDArray[np.float64]:
+    def forward_prefix(self) -> NDArray[np.float64]:
+        """Forward seconds of the layers before each cut, shape (N+1,)."""
         return np.concatenate([[0.0], np.cumsum(self.f)])
+
+    @cached_property
+    def _weight_prefix(self) -> NDArray[np.float64]:
+        return np.concatenate([[0.0], np.cumsum(self.gw)])
 
     @property
     def layers(self) -> int:
@@ -69,11 +74,22 @@ class Chain:
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
-        return self.compute_prefix + self._forward_prefix if recompute else self.compute_prefix
+        return self.compute_prefix + self.forward_prefix if recompute else self.compute_prefix
+
+    def passing_prefix(self, split: bool, recompute: bool) -> NDArray[np.float64]:
+        """Backward seconds of the layers before each cut until their gradient leaves, shape (N+1,).
+
+        Where backwards are `split` the gradients of the weights come later; with `recompute` the
+        forward comes first once more.
+        """
+        prefix = self.compute_prefix - self.forward_prefix
+        if split:
+            prefix = prefix - self._weight_prefix
+        return prefix + self.forward_prefix if recompute else prefix
 
     def forward_s(self, i: int, j: int) -> float:
         """Forward seconds of layers [i, j)."""
-        return float(self._forward_prefix[j] - self._forward_prefix[i])
+        return float(self.forward_prefix[j] - self.forward_prefix[i])
 
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
         """C(i, j): forward and backward seconds of layers [i, j).

@@ -14,18 +14,23 @@ from numpy.typing import NDArray
 from partopt.cost.compiled import compiled
 from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
+from partopt.cost.passes import (
+    NEVER,
+    message_s,
+    most_in_time,
+    passing_prefix,
+    split_work_s,
+    work_s,
+)
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
-from partopt.cost.tolerances import PACE, ROUNDED_BYTES
+from partopt.cost.tolerances import EPSILON, PACE, ROUNDED_BYTES
 from partopt.schedules import schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH, OWN
+from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 
 # F      microbatches in flight
-# R      devices in use behind a stage
 # M      microbatches of an iteration, 0 for an asynchronous schedule
-# NEVER  more replicas than any topology has
-
-NEVER = 2**40
+# T      seconds: the period of an asynchronous schedule, the iteration of a synchronous one
 
 
 class Tied(NamedTuple):
@@ -44,38 +49,50 @@ class Layers(NamedTuple):
 
     # seconds before each cut, shape (2, N+1): without recomputation and with it
     compute: NDArray[np.float64]
+    forward: NDArray[np.float64]  # seconds before each cut, shape (N+1,)
+    # backward seconds before each cut until gradients leave, shape (2, N+1): as `compute`
+    passing: NDArray[np.float64]
+    # the head, the round without its messages, the message and the tail of a stage that begins or
+    # ends at each cut, shape (N+1,): `partopt.cost.passes.Passes`
+    head: NDArray[np.float64]
+    behind: NDArray[np.float64]
+    message: NDArray[np.float64]
+    tail: NDArray[np.float64]
     cuts: NDArray[np.float64]  # bytes, shape (N+1,)
     weights: Differences
     stash: Differences
     # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
     versions: int
     depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
-    factor: int  # of DOWNSTREAM: microbatches in flight for each of the devices downstream
+    any_warmup: bool  # plans state the warm-up: what is in flight may be as little as fits
     M: int
     optimizer: float  # bytes of state for a byte of parameters
     memory: float  # limit in bytes of a device, infinite where there is none
     serial: bool  # devices wait for their transfers
+    blocking: bool  # and for their all-reduces
+    split: bool  # backwards are in two parts
     first_mode: int  # stages may run from `first_mode` to `last_mode`: 0 keeps activations,
     last_mode: int  # 1 recomputes them
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
-    # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
-    extra: NDArray[np.int64]
     depth: int  # the most stages of a plan, where what is in flight depends on them
-    # stages recompute while they wait, so that passing a microbatch on takes no recomputation
-    recompute_is_free: bool
+    bus: bool  # a level is a bus
     tied: Tied
 
 
 class StageCost(NamedTuple):
     """What a stage [i, j) costs and holds, whatever its replicas and wherever it stands."""
 
+    start: int  # i
+    stop: int  # j
     weights: float  # bytes
     stash: float  # bytes of one microbatch, 0 where memory is not limited
     before: float  # bytes of its cuts
     after: float
     mode: int
-    compute_s: float
-    passed_s: float  # seconds in which it passes one microbatch on
+    forward_s: float
+    backward_s: float  # recomputation included
+    passing_s: float  # the part of it after which the gradient leaves
+    round_s: float  # from the end of a forward to the arrival of its gradient
     tied_s: float  # seconds to exchange the gradients of tied parameters
 
 
@@ -85,24 +102,35 @@ def layers_of(problem: Problem) -> Layers:
     whole = chain.parameter_bytes(0, chain.layers)
     entry = schedule(problem.schedule)
     assert entry.kernel is not None, "optimal plans for schedules with a kernel alone"
+    first_mode = int(problem.recompute and not problem.recompute_per_stage)
+    passing = np.array([passing_prefix(problem, mode) for mode in (False, True)])
+    back, forward = passing[first_mode], chain.forward_prefix
+    message = np.array([message_s(problem, c) for c in range(chain.layers + 1)])
     return Layers(
         compute=np.array([chain.busy_prefix(False), chain.busy_prefix(True)]),
+        forward=forward,
+        passing=passing,
+        head=forward + message,
+        behind=(forward[-1] - forward) + (back[-1] - back),
+        message=message,
+        tail=back + message,
         cuts=np.asarray(chain.a, dtype=np.float64),
         weights=chain.parameter_bytes.differences(),
         stash=chain.stash_bytes.differences(),
         versions=entry.weight_versions,
         depends_on=entry.kernel.depends_on,
-        factor=entry.kernel.factor,
+        any_warmup=entry.takes_warmup,
         M=problem.microbatches or 0,
         optimizer=float(optimizer_bytes(1.0, problem.optimizer, chain.sixteen_bit)),
         memory=np.inf if problem.memory_bytes is None else float(problem.memory_bytes),
         serial=problem.serial_transfers,
-        first_mode=int(problem.recompute and not problem.recompute_per_stage),
+        blocking=problem.blocking_allreduce and problem.microbatches is None,
+        split=entry.split,
+        first_mode=first_mode,
         last_mode=int(problem.recompute or problem.recompute_per_stage),
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
-        extra=np.zeros(chain.layers + 1, np.int64),
         depth=0,
-        recompute_is_free=entry.recomputes,
+        bus=any(level.bus for level in problem.topology.levels),
         tied=tied_of(problem),
     )
 
@@ -166,24 +194,39 @@ def exchanged_table(tied: Tied) -> NDArray[np.float64]:
 
 
 @compiled()
-def passed_s(layers, i, j, mode):  # type: ignore[no-untyped-def]
-    """Seconds in which a stage [i, j) passes one microbatch on."""
-    prefix = layers.compute[0 if layers.recompute_is_free else mode]
-    return prefix[j] - prefix[i]
+def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
+    """The StageCost of [i, j)."""
+    stash = 0.0 if layers.memory == np.inf else between(layers.stash, i, j)
+    return cost_of(
+        layers,
+        i,
+        j,
+        mode,
+        between(layers.weights, i, j),
+        stash,
+        layers.cuts[j],
+        layers.message[j],
+        exchanged_s(layers.tied, i, j),
+    )
 
 
 @compiled()
-def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
-    """The StageCost of [i, j)."""
+def cost_of(layers, i, j, mode, weights, stash, after, message, tied):  # type: ignore[no-untyped-def]
+    """The StageCost of [i, j) with these sizes, and this message over the cut behind it."""
+    forward = layers.forward[j] - layers.forward[i]
     return StageCost(
-        between(layers.weights, i, j),
-        0.0 if layers.memory == np.inf else between(layers.stash, i, j),
+        i,
+        j,
+        weights,
+        stash,
         layers.cuts[i],
-        layers.cuts[j],
+        after,
         mode,
-        layers.compute[mode, j] - layers.compute[mode, i],
-        passed_s(layers, i, j, mode),
-        exchanged_s(layers.tied, i, j),
+        forward,
+        layers.compute[mode, j] - layers.compute[mode, i] - forward,
+        layers.passing[mode, j] - layers.passing[mode, i],
+        layers.behind[j] + 2 * message,
+        tied,
     )
 
 
@@ -222,41 +265,84 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def replicas_to_fit(layers, F, R):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which a stage has at most F in flight, R devices behind it.
+def replicas_in_time(layers, stage, T, F):  # type: ignore[no-untyped-def]
+    """The fewest replicas with which a stage does its work within T, holding F at most.
 
-    Microbatches in flight are those of `partopt.cost.flight.in_flight`.
+    Asynchronous: the compute C takes at most T for each replica, and so does what a replica holds,
+    by Little's law. Synchronous: a replica works through its microbatches, the update apart. NEVER
+    where no number suffices.
     """
     if F < 1:
         return NEVER
-    if F == NEVER:
-        return 1
-    own = -(-layers.M // F) if layers.M else NEVER
-    if layers.depends_on == OWN:
-        return own
-    if layers.depends_on == DEPTH:
-        return 1 if layers.depth <= F else own
-    downstream = 1 if R == 0 else (NEVER if F == 1 else -(-layers.factor * R // (F - 1)))
-    return min(own, downstream)
+    f, b = stage.forward_s, stage.backward_s
+    if layers.M == 0:
+        seconds = max(f + b, (f + b + stage.round_s) / F)
+        if seconds <= 0.0:
+            return 1
+        if seconds > T * NEVER:
+            return NEVER
+        r = np.int64(max(1.0, seconds / T * (1 - PACE)))
+        while seconds / r > T:
+            r += 1
+        return r
+    budget = T * (1 + PACE) - layers.head[stage.start]
+    most = layers.M if layers.any_warmup or holds_all(layers, F) else min(layers.M, F)
+    F = F if layers.any_warmup else layers.M
+    n = most_in_time(
+        most,
+        F,
+        f,
+        b,
+        stage.passing_s,
+        stage.round_s,
+        layers.split,
+        budget,
+        budget - layers.tail[stage.start],
+    )
+    return -(-layers.M // n) if n > 0 else NEVER
 
 
 @compiled()
-def replicas_to_keep_pace(layers, stage, pace):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which the compute C of a stage keeps the pace.
+def holds_all(layers, F):  # type: ignore[no-untyped-def]
+    """Whether a stage may get more microbatches than the F that it holds, at a fixed warm-up."""
+    return layers.depends_on == DEPTH and layers.depth <= F
 
-    Asynchronous: C / r is at most `pace` seconds. Synchronous: ceil(M / r) C minus the seconds in
-    which the stage passes one microbatch on is at most `pace`; the difference is how much longer
-    the stage takes for all of its microbatches than to pass the first on.
+
+@compiled()
+def waits_in_time(layers, stage, T, r, waiting):  # type: ignore[no-untyped-def]
+    """Whether r replicas that wait `waiting` seconds for each microbatch do their work within T."""
+    each = stage.forward_s + stage.backward_s + waiting
+    if layers.M == 0:
+        return each <= T * r * (1 + EPSILON)
+    tail = 0.0 if layers.split else layers.tail[stage.start]
+    return waited_s(layers, stage, each, r) + tail <= T * (1 + EPSILON)
+
+
+@compiled()
+def waited_s(layers, stage, each, r):  # type: ignore[no-untyped-def]
+    """When r replicas are done that take `each` seconds for a microbatch, waiting included.
+
+    Their first and their last message are part of it.
     """
-    C = stage.compute_s
-    if C <= 0.0:
-        return 1
-    if layers.M > 0:
-        turns = np.int64(min((pace + stage.passed_s) / C * (1 + PACE), float(layers.M)))
-        return -(-layers.M // turns) if turns > 0 else NEVER
-    if pace * NEVER < C:
-        return NEVER
-    r = np.int64(max(1.0, C / pace * (1 - PACE)))
-    while C / r > pace:
-        r += 1
-    return r
+    outside = layers.head[stage.start] - 2 * layers.message[stage.start]
+    return outside + -(-layers.M // r) * each
+
+
+@compiled()
+def time_left_s(layers, stage, T, F, r, waiting):  # type: ignore[no-untyped-def]
+    """Seconds of T that a stage with r replicas leaves for its update, or for each round's.
+
+    `waiting` is as in `waits_in_time`, 0 where devices do not wait.
+    """
+    f, b = stage.forward_s, stage.backward_s
+    if layers.M == 0:
+        return T * r - (f + b if layers.blocking else 0.0)
+    n = -(-layers.M // r)
+    if layers.split:
+        work = split_work_s(n, f, b, stage.round_s)
+    else:
+        work = work_s(n, F if layers.any_warmup else n, f, b, stage.passing_s, stage.round_s)
+    done = layers.head[stage.start] + work
+    if layers.serial:
+        done = max(done, waited_s(layers, stage, f + b + waiting, r))
+    return T - done

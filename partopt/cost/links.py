@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
 from partopt.documents.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
 # lambda_k   seconds of latency of level k
 # r          devices that take part in a collective
-# q          level-(K-1) members that a group of ranks spans, K the level of a cut
 
 
 def transfer_s(size_bytes: float, k: int, topology: Topology) -> float:
@@ -115,40 +119,107 @@ def tied_s(size_bytes: float, holders: int, topology: Topology) -> float:
     )
 
 
-def side_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for which one side of a cut holds its own ports.
+def port_rate(k: int, topology: Topology) -> float:
+    """Bytes/s of one cut that a port of level k carries at most, on all of its links.
 
-    They are a / (beta_K q), or 2 a / beta_K on each bus. `ranks` is the stage on that side and `k`
-    the level K at which the cut lies. The stage spans q members of level K-1, each with its own
-    port, among which its replicas take turns. Activations and gradients go in opposite directions,
-    which only a bus must share; the copies of a nested pipeline have a bus each. Level 0, a device
-    passing to itself, costs nothing.
+    Activations and gradients go in opposite directions, which only a bus must share.
     """
-    if k == 0:
-        return 0.0
     level = topology.levels[k - 1]
-    if level.bus:
-        return 2 * cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k, topology))
-    return cut_bytes / (level.bandwidth_bytes_per_s * members_spanned(ranks, k - 1, topology))
+    return level.bandwidth_bytes_per_s * level.links / (2 if level.bus else 1)
 
 
-def exchange_s(cut_bytes: float, ranks: Sequence[int], k: int, topology: Topology) -> float:
-    """Seconds per microbatch for an activation, then a gradient, to pass one side of a cut.
+class Network(NamedTuple):
+    """The levels of a topology, for compiled code."""
 
-    See `side_s`.
+    group: NDArray[np.int64]  # ranks of a level-k component, shape (L+1,)
+    # bytes/s of one cut that the ports of level k and of all levels above it carry, shape (L,): a
+    # message that parts at level k or above takes one of them, of its own side
+    above: NDArray[np.float64]
+    bus: NDArray[np.bool_]  # shape (L,)
+    bandwidth: NDArray[np.float64]  # bytes/s of one link, shape (L,)
+    delay: NDArray[np.float64]  # s, infinite where no devices part, shape (L,)
+
+
+def network_of(topology: Topology) -> Network:
+    """The levels of `topology`."""
+    levels = topology.levels
+    rates = [
+        port_rate(k, topology) if level.size > 1 else 0.0 for k, level in enumerate(levels, start=1)
+    ]
+    return Network(
+        np.array([topology.group_size(k) for k in range(len(levels) + 1)], dtype=np.int64),
+        np.cumsum(rates[::-1])[::-1].astype(np.float64),
+        np.array([level.bus for level in levels], dtype=np.bool_),
+        np.array([level.bandwidth_bytes_per_s for level in levels], dtype=np.float64),
+        np.array([level.latency_s if level.size > 1 else np.inf for level in levels]),
+    )
+
+
+@compiled()
+def run_sides_s(network, before, after, first, last, gap_before, gap_after):  # type: ignore[no-untyped-def]
+    """Seconds per microbatch for which a stage on consecutive ranks keeps its busiest port busy.
+
+    At the least, whatever its neighbours: `before` and `after` bytes cross its two cuts (0 where
+    there is none), and the gaps are the levels at which its `first` and its `last` rank part from
+    the neighbours' nearest rank; its replicas take turns. Every message of a level-(k-1) member
+    parts at level k or above, but for the member at the end of the run where the gap is lower: the
+    neighbour may lie there too. What parts at k or above goes through the member's port of level k
+    or one of those above it; on a bus, through that of all members.
     """
-    return side_s(cut_bytes, ranks, k, topology) * (1 if k and topology.levels[k - 1].bus else 2)
+    busiest, r = 0.0, last - first + 1
+    for k in range(min(gap_before, gap_after), len(network.above) + 1):
+        rate, inner = network.above[k - 1], network.group[k - 1]
+        outer = network.group[k] if network.bus[k - 1] else inner
+        inside = first // outer + 1
+        for port in (first // outer, inside, last // outer):
+            low, high = max(first, port * outer), min(last, port * outer + outer - 1)
+            if low > high or rate == 0.0:
+                continue
+            carried = 0.0
+            if gap_before <= k:
+                since = low if gap_before == k else max(low, (first // inner + 1) * inner)
+                carried += max(0, high - since + 1) * before
+            if gap_after <= k:
+                until = high if gap_after == k else min(high, last // inner * inner - 1)
+                carried += max(0, until - low + 1) * after
+            busiest = max(busiest, carried / (r * rate))
+    return busiest
+
+
+@compiled()
+def wait_s(network, cut_bytes, gap):  # type: ignore[no-untyped-def]
+    """Seconds of one message between devices that part at level `gap` or above, at the least.
+
+    0 for gap 0, a device that passes to itself, and where no devices part.
+    """
+    if gap == 0:
+        return 0.0
+    least = np.inf
+    for k in range(gap - 1, len(network.delay)):
+        least = min(least, network.delay[k] + cut_bytes / network.bandwidth[k])
+    return least if least < np.inf else 0.0
+
+
+def paired_sides_s(
+    ranks: Sequence[int], cuts: Sequence[tuple[float, Sequence[int]]], topology: Topology
+) -> float:
+    """Seconds per microbatch for which the ranks of a stage keep their busiest port busy.
+
+    `cuts` are the bytes of each of its cuts and the ranks of the neighbour there, of which rank k
+    exchanges with rank k, or all part at one level, as in nested plans. Level 0, a device passing
+    to itself, takes nothing.
+    """
+    carried: Counter[tuple[int, int]] = Counter()
+    for cut_bytes, others in cuts:
+        for place, rank in enumerate(ranks):
+            k = topology.common_level(rank, others[place % len(others)])
+            if k:
+                size = topology.group_size(k if topology.levels[k - 1].bus else k - 1)
+                carried[k, rank // size] += cut_bytes / len(ranks)  # type: ignore[assignment]
+    return max((size / port_rate(k, topology) for (k, _), size in carried.items()), default=0.0)
 
 
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:
     """How many level-(k-1) members that hold some of `ranks` share the fullest level-k bus."""
     members = {rank // topology.group_size(k - 1) for rank in ranks}
     return max(Counter(member // topology.levels[k - 1].size for member in members).values())
-
-
-def members_spanned(ranks: Sequence[int], k: int, topology: Topology) -> int:
-    """How many level-k components hold some of `ranks`."""
-    size = topology.group_size(k)
-    if isinstance(ranks, range) and ranks.step == 1:
-        return ranks[-1] // size - ranks[0] // size + 1
-    return len({rank // size for rank in ranks})

@@ -5,14 +5,30 @@ Per microbatch in steady state; per iteration of a synchronous schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from partopt.cost.links import allreduce_s, exchange_s, side_s, tied_s
+from partopt.cost.links import (
+    allreduce_s,
+    network_of,
+    paired_sides_s,
+    run_sides_s,
+    tied_s,
+    wait_s,
+)
+from partopt.cost.passes import (
+    message_s,
+    most_in_flight,
+    passes_of,
+    passing_prefix,
+    split_work_s,
+    work_s,
+)
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.cost.ranges import Group
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Load
 from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT, own_microbatches
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
@@ -20,18 +36,23 @@ from partopt.schedules import schedule
 # M        microbatches per iteration
 
 
-def cut_level(partition: Partition, c: int, of: int, problem: Problem) -> int:
-    """The level K of the cut before stage c, as the stage `of` (c-1 or c) sees it.
+def cut_level(partition: Partition, c: int, problem: Problem) -> int:
+    """The level at which stages c-1 and c part.
 
-    Contiguous: the lowest level that holds that stage and the neighbouring device. Nested: the
-    level at which the two replicas of one microbatch part, the same for all.
+    Contiguous: that of the nearest two ranks of both; others may part further out. Nested: the
+    level at which the two replicas of one microbatch part, the same for all; of other families the
+    lowest of all pairs, 0 where a device passes to itself, at the turn of a V.
     """
-    before, after = partition.stages[c - 1].ranks, partition.stages[c].ranks
-    if partition.family != CONTIGUOUS:  # 0 where a device passes to itself, at the turn of a V
-        return problem.topology.common_level(before[0], after[0])
-    if of == c:
-        return problem.topology.common_level(before[-1], after[-1])
-    return problem.topology.common_level(before[0], after[0])
+    before, after, topology = (
+        partition.stages[c - 1].ranks,
+        partition.stages[c].ranks,
+        problem.topology,
+    )
+    if partition.family == CONTIGUOUS:
+        return topology.common_level(before[-1], after[0])
+    if partition.family == NESTED:
+        return topology.common_level(before[0], after[0])
+    return min(topology.common_level(one, other) for one, other in zip(before, after, strict=False))
 
 
 def compute_s(stage: Assignment, problem: Problem) -> float:
@@ -39,36 +60,80 @@ def compute_s(stage: Assignment, problem: Problem) -> float:
     return problem.chain.compute_s(stage.start, stage.stop, problem.recomputes(stage))
 
 
-def cuts_of(partition: Partition, s: int, problem: Problem) -> list[tuple[int, float, int]]:
-    """The cuts before and after stage s: number, bytes, and level as the stage sees it."""
-    stage = partition.stages[s]
-    cuts = [(s, stage.start)] if s > 0 else []
-    cuts += [(s + 1, stage.stop)] if s + 1 < len(partition.stages) else []
-    return [
-        (c, float(problem.chain.a[layer]), cut_level(partition, c, s, problem)) for c, layer in cuts
-    ]
-
-
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
-    """The loads of stage s for each microbatch: its devices, its all-reduce, its sides of the cuts.
+    """The loads of stage s for each microbatch, none of which the simulator can go below.
 
-    The all-reduce includes the exchange of the gradients of tied parameters with other stages; both
-    take place once for r microbatches, one on each replica. With serial transfers the devices also
-    wait for every activation and gradient that their stage sends or receives.
+    They are those of its devices, its all-reduce, the ports of its two sides and of both together,
+    and what it holds. The all-reduce includes the exchange of the gradients of tied parameters with
+    other stages; both take place once for r microbatches, one on each replica. With serial
+    transfers the devices also wait for every activation and gradient, with blocking all-reduces for
+    these.
     """
-    ranks, topology = partition.stages[s].ranks, problem.topology
-    r = len(ranks)
-    cuts = cuts_of(partition, s, problem)
+    r, topology = len(partition.stages[s].ranks), problem.topology
     busy = Load(
         "compute",
         s,
         sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)),
     )
+    computed = busy.seconds
+    cuts = [c for c in (s, s + 1) if 0 < c < len(partition.stages)]
     if problem.serial_transfers and cuts:
-        waiting = sum(exchange_s(size, ranks, k, topology) for _, size, k in cuts)
-        busy = Load("compute and transfers", s, busy.seconds + waiting)
-    sides = [Load("cut", c, side_s(size, ranks, k, topology)) for c, size, k in cuts]
-    return [busy, Load("all-reduce", s, _gradients_s(partition, s, problem) / r), *sides]
+        network = network_of(topology)
+        waiting = sum(
+            wait_s(network, _cut_bytes(partition, c, problem), cut_level(partition, c, problem))
+            for c in cuts
+        )
+        busy = Load("compute and transfers", s, busy.seconds + 2 * waiting / r)
+    exchange = gradients_s(partition, s, problem)
+    loads = [busy, Load("all-reduce", s, exchange / r)]
+    if problem.microbatches is None and problem.blocking_allreduce:
+        loads.append(Load("compute and all-reduce", s, computed + exchange / r))
+    loads += [Load("cut", c, _sides_s(partition, s, [c], problem)) for c in cuts]
+    if len(cuts) > 1:
+        loads.append(Load("both cuts", s, _sides_s(partition, s, cuts, problem)))
+    return loads + list(_held(partition, s, problem))
+
+
+def _cut_bytes(partition: Partition, c: int, problem: Problem) -> float:
+    """Bytes that cross the cut before stage c."""
+    return float(problem.chain.a[partition.stages[c].start])
+
+
+def _sides_s(partition: Partition, s: int, cuts: Sequence[int], problem: Problem) -> float:
+    """Seconds per microbatch for which some `cuts` of stage s keep the busiest of its ports busy.
+
+    Of M microbatches some replicas get one less than others.
+    """
+    stages, ranks, topology = partition.stages, partition.stages[s].ranks, problem.topology
+    M, r = problem.microbatches, len(ranks)
+    even = 1.0 if M is None else M // r * r / M
+    if partition.family == CONTIGUOUS:
+        size = [_cut_bytes(partition, c, problem) if c in cuts else 0.0 for c in (s, s + 1)]
+        gaps = [
+            cut_level(partition, c, problem) if c in cuts else len(topology.levels) + 1
+            for c in (s, s + 1)
+        ]
+        network = network_of(topology)
+        return float(even * run_sides_s(network, *size, ranks[0], ranks[-1], *gaps))
+    around = [
+        (_cut_bytes(partition, c, problem), stages[c - 1 if c == s else c].ranks) for c in cuts
+    ]
+    return even * paired_sides_s(ranks, around, topology)
+
+
+def _held(partition: Partition, s: int, problem: Problem) -> Iterator[Load]:
+    """The load of the microbatches that stage s holds, of an asynchronous schedule.
+
+    By Little's law a replica that holds F of them, for as long as they take from their forward on
+    s to their backward, takes in no more than F in that time; memory limits F.
+    """
+    if problem.microbatches is not None or problem.memory_bytes is None:
+        return
+    stage = partition.stages[s]
+    F = most_in_flight(stage, problem)
+    if F > 0:
+        held_s = passes_of(stage, problem).held_s
+        yield Load("microbatches in flight", s, held_s / (F * len(stage.ranks)))
 
 
 def _together(partition: Partition, s: int) -> list[Assignment]:
@@ -111,7 +176,7 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
     )
 
 
-def _gradients_s(partition: Partition, s: int, problem: Problem) -> float:
+def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds for stage s to exchange gradients among its replicas, and tied ones with others."""
     stage = partition.stages[s]
     weights = problem.chain.parameter_bytes(stage.start, stage.stop)
@@ -153,17 +218,74 @@ def fullest(partition: Partition, problem: Problem) -> list[Load]:
 
 
 def iteration_s(partition: Partition, problem: Problem) -> float:
-    """Seconds for one iteration of a synchronous schedule with M microbatches.
+    """Seconds that no iteration of a synchronous schedule goes below, with M microbatches.
 
-    For the stage that makes it longest: every other stage passes one microbatch on, C each, and
-    this one works through all of them; then the gradients are exchanged and the weights updated.
-    Without replication that is sum of t + (M-1) max t. GPipe recomputes while it waits, so that
-    passing on takes no recomputation. The naive schedule overlaps nothing but replicas: the sum of
-    ceil(M / r) C. With v stages on a device the pipeline is filled in a v-th of the time; what the
-    zero-bubble schedules save beyond that is left to the simulator.
+    It is that of the stage or the port that takes longest. Where devices hold several stages, a
+    device begins when its first microbatch has come, works through all of its stages, and makes its
+    smallest update.
     """
-    passing, others, update = parts_of_iteration(partition, problem)
-    return passing + others + update
+    stages = range(len(partition.stages))
+    if schedule(problem.schedule).shape == STRAIGHT:
+        return max(_stage_iteration_s(partition, s, problem) for s in stages)
+    heads = [problem.chain.forward_s(0, stage.start) for stage in partition.stages]
+    M = problem.microbatches
+    assert M is not None
+    most = 0.0
+    for s in stages:
+        held = _together(partition, s)
+        numbers = [t for t in stages if partition.stages[t] in held]
+        work = sum(M // len(own.ranks) * compute_s(own, problem) for own in held)
+        update = min(update_s(partition, t, problem) for t in numbers)
+        most = max(most, min(heads[t] for t in numbers) + work + update)
+    return most
+
+
+def _stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
+    """Seconds of an iteration, at the least, for stage s, its ports, and those around it.
+
+    Its first replica begins when the first microbatch has come, and works through its own
+    (`partopt.cost.passes.work_s`); then it updates, while its last gradient passes on. All messages
+    over a cut come between the layers before it.
+    """
+    stage, M, entry = partition.stages[s], problem.microbatches, schedule(problem.schedule)
+    assert M is not None
+    n, own = own_microbatches(M, len(stage.ranks), 0), passes_of(stage, problem)
+    f, b, passing, R = own.forward_s, own.backward_s, own.passing_s, own.round_s
+    update = update_s(partition, s, problem)
+    if entry.split:
+        ends = [split_work_s(n, f, b, R) + update, n * (f + passing) + own.tail_s]
+    else:
+        F = n
+        if entry.one_at_a_time:
+            F = 1
+        elif entry.takes_warmup:
+            F = max(1, most_in_flight(stage, problem))
+        ends = [work_s(n, F, f, b, passing, R) + max(update, own.tail_s)]
+    busy, _, *sides = stage_loads(partition, s, problem)
+    if problem.serial_transfers:
+        last = update if entry.split else max(update, own.tail_s)
+        outside = 2 * message_s(problem, stage.start)
+        ends.append(n * len(stage.ranks) * busy.seconds + last - outside)
+    ports = [_port_iteration_s(partition, load, problem) for load in sides]
+    return float(max([own.head_s + max(ends), *ports]))
+
+
+def _port_iteration_s(partition: Partition, load: Load, problem: Problem) -> float:
+    """Seconds of an iteration, at the least, in which a port carries `load` for each microbatch.
+
+    It carries nothing before the first microbatch has come to it, and after its last message there
+    are the layers that the gradient passes through yet. A port that is no bus sends a cut's
+    activations alone: behind the last of them follow all the layers after the cut, too.
+    """
+    M, chain = problem.microbatches, problem.chain
+    assert M is not None
+    back = passing_prefix(problem, problem.recompute and not problem.recompute_per_stage)
+    before = partition.stages[load.place].start
+    bus = any(level.bus for level in problem.topology.levels)
+    if load.what == "cut" and not bus:
+        return float(chain.forward_prefix[-1] + back[-1]) + M * load.seconds
+    sends_from = before if bus or load.what == "cut" else partition.stages[load.place].stop
+    return float(chain.forward_prefix[sends_from] + back[before]) + M * load.seconds
 
 
 def objective_s(partition: Partition, problem: Problem) -> float:
@@ -175,50 +297,9 @@ def objective_s(partition: Partition, problem: Problem) -> float:
     )
 
 
-def parts_of_iteration(partition: Partition, problem: Problem) -> tuple[float, float, float]:
-    """The three addends of `iteration_s`.
-
-    One microbatch's pass, what the stage that paces takes for the other microbatches, and the
-    largest update.
-    """
-    M = problem.microbatches
-    assert M is not None
-    computes = [compute_s(stage, problem) for stage in partition.stages]
-    update = max(_update_s(partition, s, problem) for s in range(len(partition.stages)))
-    entry = schedule(problem.schedule)
-    if entry.one_at_a_time:
-        turns = [-(-M // len(stage.ranks)) for stage in partition.stages]
-        return (
-            sum(count * seconds for count, seconds in zip(turns, computes, strict=True)),
-            0.0,
-            update,
-        )
-    passing = (
-        [problem.chain.compute_s(stage.start, stage.stop) for stage in partition.stages]
-        if entry.recomputes
-        else computes
-    )
-    chunks = len(_together(partition, 0))
-    return (
-        sum(passing) / chunks,
-        max(_all_s(partition, s, M, problem) - passed / chunks for s, passed in enumerate(passing)),
-        update,
-    )
-
-
-def _all_s(partition: Partition, s: int, M: int, problem: Problem) -> float:
-    """Seconds for stage s to work through M microbatches.
-
-    Its fullest replica gets ceil(M / r) of them; its cuts carry all.
-    """
-    r = len(partition.stages[s].ranks)
-    busy, _, *sides = stage_loads(partition, s, problem)
-    return max([-(-M // r) * r * busy.seconds, *(M * side.seconds for side in sides)])
-
-
-def _update_s(partition: Partition, s: int, problem: Problem) -> float:
+def update_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds after the last backward of stage s: gradient exchange and optimizer step."""
-    return _gradients_s(partition, s, problem) + optimizer_step_s(partition.stages[s], problem)
+    return gradients_s(partition, s, problem) + optimizer_step_s(partition.stages[s], problem)
 
 
 def optimizer_step_s(stage: Assignment, problem: Problem) -> float:

@@ -19,7 +19,7 @@ from partopt.cost.period import (
     tied_groups,
     utilisation,
 )
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
 from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
@@ -132,9 +132,7 @@ def _communication(partition: Partition, problem: Problem) -> list[Flow]:
 
 def _sends(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
     """Activations forward and gradients backward across the cut before stage s."""
-    outermost = 0
-    if s > 0:
-        outermost = max(cut_level(partition, s, of, problem) for of in (s - 1, s))
+    outermost = _outermost_level(partition, s, problem) if s > 0 else 0
     if outermost == 0:  # there is no cut, or a device passes to itself
         return
     for source, destination in ((s - 1, s), (s, s - 1)):
@@ -146,6 +144,17 @@ def _sends(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
             per="microbatch",
             level=problem.topology.levels[outermost - 1].name,
         )
+
+
+def _outermost_level(partition: Partition, c: int, problem: Problem) -> int:
+    """The outermost level that messages between stages c-1 and c cross, 0 for none.
+
+    Consecutive ranks part furthest out at their ends; other pairs by `cut_level`.
+    """
+    before, after = partition.stages[c - 1].ranks, partition.stages[c].ranks
+    if partition.family == CONTIGUOUS:
+        return problem.topology.common_level(before[0], after[-1])
+    return cut_level(partition, c, problem)
 
 
 def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:

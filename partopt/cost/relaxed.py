@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes
-from partopt.documents.topology import Level, Topology
+from partopt.cost.links import port_rate
+from partopt.documents.topology import Topology
 
 # m_k   members of level k on which each component of the level has a copy
 # r     replicas, m_1 * ... * m_L
@@ -26,23 +27,24 @@ def relax(shapes: Shapes, topology: Topology) -> Shapes:
     """
     P = topology.devices
     slope, latency = shapes.slope.min(axis=0), shapes.latency.min(axis=0)
-    side, exchange = shapes.side.max(axis=(0, 1)), shapes.exchange.max(axis=(0, 1))
-    r, nested_slope, nested_latency, nested_side, nested_exchange = _nested(topology.levels)
+    side = shapes.sides.max(axis=(0, 1, 2))
+    r, nested_slope, nested_latency, nested_side = _nested(topology)
     np.minimum.at(slope, r, nested_slope)
     np.minimum.at(latency, r, nested_latency)
     np.maximum.at(side, r, nested_side)
-    np.maximum.at(exchange, r, nested_exchange)
-    return Shapes(
-        np.array([1, P]), slope[None], latency[None], side[None, None], exchange[None, None]
+    ends = np.array([1, P])
+    network = shapes.network._replace(
+        group=ends, above=np.array([np.inf]), bus=np.array([False], dtype=np.bool_)
     )
+    return Shapes(ends, slope[None], latency[None], np.stack([side, side])[:, None, None], network)
 
 
-def _nested(levels: list[Level]) -> tuple[NDArray[np.int64], ...]:
+def _nested(topology: Topology) -> tuple[NDArray[np.int64], ...]:
     """Rates of nested replicas for every m_1, ..., m_L.
 
-    r, its all-reduce's seconds per byte and latency, and the most bytes/s of a side and of an
-    exchange.
+    r, its all-reduce's seconds per byte and latency, and the most bytes/s of a side.
     """
+    levels = topology.levels
     counts = np.array(
         list(product(*[range(1, level.size + 1) for level in levels])), dtype=np.int64
     )
@@ -58,11 +60,10 @@ def _nested(levels: list[Level]) -> tuple[NDArray[np.int64], ...]:
     spread = np.where(
         bus, np.concatenate([above[:, 1:], np.ones((len(r), 1), np.int64)], axis=1), above
     )
-    side = np.where(bus, rates / 2, rates) * spread
+    side = np.array([port_rate(k, topology) for k in range(1, len(levels) + 1)]) * spread
     return (
         r,
         2 * (r - 1) / r * ring,
         2 * (r - 1) * np.where(crossed, waits, 0.0).max(axis=1),
         side.max(axis=1),
-        (rates / 2 * spread).max(axis=1),
     )

@@ -61,19 +61,5 @@ whole bytes: three of them, half a byte each; the exact sum is tested afterwards
 FITS_BYTES: Final = 8.0
 """Bytes: all five terms of a stage's memory rounded, and 1e-16 of 10^15 bytes for their sums."""
 
-LESS_MEMORY: Final = 5e-4
-"""Relative, of the memory of the fullest device: less than this is not searched for among ties.
-
-No error: each digit of it would cost another probe.
-"""
-
-LEAST_BYTES: Final = 0.25
-"""Bytes: the same, where a plan takes hardly any memory: bytes are whole numbers."""
-
 TINY: Final = 1e-300
 """In place of a zero to divide by, where the quotient is then bounded by something else."""
-
-RECOMPUTE_UNITS: Final = 2**50
-"""Units in which the recomputation of the whole model is counted, in whole numbers so that adding
-them up has no error. Each stage's share is rounded by at most one unit, 1e-15 of the whole, and the
-bound is raised by a unit for each layer."""

@@ -10,16 +10,14 @@ later cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.kernels import exchanged_table, tied_of
-from partopt.cost.links import exchange_s, side_s
+from partopt.cost.links import network_of, port_rate, wait_s
 from partopt.cost.problem import CONTIGUOUS, Decision, Partition, Problem, certify, consecutive
-from partopt.documents.topology import Topology
 from partopt.planners.placing import stage_count
 from partopt.planners.split import Cuts, Inner, Row, split_off
 
@@ -49,11 +47,12 @@ def plan(problem: Problem) -> Decision:
     return Decision(partition, certify(period_s, period_s, status, proof))
 
 
-def _at_cuts(
-    cost_s: Callable[[float, range, int, Topology], float], problem: Problem, k: int
-) -> NDArray[np.float64]:
-    """What each cut costs either of its devices when it lies at level k, shape (N+1,)."""
-    return np.array([cost_s(size, range(1), k, problem.topology) for size in problem.chain.a])
+def _waits_s(problem: Problem, k: int) -> NDArray[np.float64]:
+    """Seconds of a message over each cut when it lies at level k or above, shape (N+1,)."""
+    network = network_of(problem.topology)
+    waits = np.array([wait_s(network, size, k) for size in problem.chain.a])
+    waits[[0, -1]] = 0.0
+    return waits
 
 
 def _fill(problem: Problem, K: int) -> Row:
@@ -63,7 +62,7 @@ def _fill(problem: Problem, K: int) -> Row:
     """
     topology, N = problem.topology, problem.chain.layers
     sides = range(1, len(topology.levels) + 1)
-    cuts = {k: Cuts.of(_at_cuts(side_s, problem, k)) for k in sides}
+    cuts = {k: Cuts.of(problem.chain.a / port_rate(k, topology)) for k in sides}
     row = Row.empty(K, N)
 
     @cache
@@ -96,10 +95,7 @@ def _stage_table(problem: Problem, before: int, after: int) -> NDArray[np.float6
     prefix = chain.busy_prefix(problem.recompute)
     table = prefix[None, :] - prefix[:, None]
     if problem.serial_transfers:
-        table += (
-            _at_cuts(exchange_s, problem, before)[:, None]
-            + _at_cuts(exchange_s, problem, after)[None, :]
-        )
+        table += 2 * _waits_s(problem, before)[:, None] + 2 * _waits_s(problem, after)[None, :]
     if problem.microbatches is None and chain.tied:
         table = np.maximum(table, exchanged_table(tied_of(problem)))
     return np.triu(table)

@@ -3,8 +3,8 @@
 Probes (`partopt.planners.optimal.families`) tell whether a bound can be kept, and how; the search
 narrows the interval between the largest bound without a plan and the best plan.
 
-Asynchronous schedules: the least period (`partopt.planners.optimal.bisection`). Synchronous ones:
-the least iteration (`partopt.planners.optimal.iteration`).
+What is least is the period of an asynchronous schedule, the iteration of a synchronous one
+(`partopt.planners.optimal.bisection`): each is the largest of terms that belong to one stage.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partopt.cost.kernels import passed_s, replica_counts
-from partopt.cost.period import binding, objective_s
+from partopt.cost.kernels import replica_counts
+from partopt.cost.period import objective_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Decision, Partition, Problem, certify
 from partopt.cost.tolerances import OPTIMAL, SUM
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.optimal.bisection import bisect_minimum
-from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.families import FamilyProbe, families
-from partopt.planners.optimal.iteration import least_iteration
 from partopt.planners.optimal.ties import break_ties
 from partopt.planners.placing import stage_count
 
@@ -39,7 +38,7 @@ def plan(problem: Problem) -> Decision:
         stage_count(problem)
     problem = drop_useless_recompute(problem)
     probes = list(families(problem))
-    incumbent, value = _incumbent(problem)
+    incumbent, value = coarse_incumbent(problem, _LONG, _GRAIN)
     best, value, lower = _search(probes, value)
     best = best or incumbent
     if best is None:
@@ -71,24 +70,6 @@ def drop_useless_recompute(problem: Problem) -> Problem:
         problem,
         recompute_per_stage=problem.recompute_per_stage and problem.memory_bytes is not None,
     )
-
-
-def _incumbent(problem: Problem) -> tuple[Partition | None, float]:
-    """A plan to begin with, or `None`, and its objective.
-
-    The best plan of a coarser chain; where the stages of a synchronous schedule may choose, also of
-    those with all of them recomputing or none.
-    """
-    best, value = coarse_incumbent(problem, _LONG, _GRAIN)
-    if not problem.recompute_per_stage or problem.microbatches is None:
-        return best, value
-    for recompute in (False, True):
-        alike = replace(problem, recompute_per_stage=False, recompute=recompute)
-        found, value, _ = _search(list(families(alike)), value)
-        if found is not None:
-            stages = [replace(stage, recompute=recompute) for stage in found.stages]
-            best = replace(found, stages=stages)
-    return best, value
 
 
 def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition | None, float]:
@@ -142,17 +123,14 @@ def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
 def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | None, float, float]:
     """The best plan of all families below `value`, its objective, and a lower bound."""
     problem, best, lower = probes[0].problem, None, math.inf
-    search = _least_period if problem.microbatches is None else least_iteration
     every = replica_counts(problem)
-    if problem.microbatches is not None and len(every) > 1:
-        every.sort(key=lambda counts: sum(probes[0].floors_s(counts)))
     for done, counts in enumerate(every):
         problem.progress("optimal: replicas", done, len(every))
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
             continue
         for probe in probes:
-            found, value, bound = search(probe, counts, value)
-            proved = probe.complete and not (probe.gave_up and problem.microbatches is None)
+            found, value, bound = _least(probe, counts, value)
+            proved = probe.complete and not probe.gave_up
             best, lower = found or best, min(lower, bound if proved else _floor_s(probe, counts))
     return best, value, lower
 
@@ -160,25 +138,24 @@ def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | No
 def _floor_s(probe: FamilyProbe, counts: Counts) -> float:
     """Seconds that no plan goes below, whatever a probe found.
 
-    Asynchronous: the compute shared among all devices, or the largest period refuted. Synchronous:
-    one microbatch's pass.
+    The compute shared among all devices, one pass of an iteration, or the largest bound refuted.
     """
-    problem, layers = probe.problem, probe.layers
-    if problem.microbatches is None:
-        shared = float(layers.compute[layers.first_mode, -1]) / problem.topology.devices * (1 - SUM)
-        return max(shared, probe.refuted_s(counts))
-    return float(passed_s(layers, 0, problem.chain.layers, layers.first_mode)) * (1 - SUM)
+    layers = probe.layers
+    compute = float(layers.compute[layers.first_mode, -1]) * max(layers.M, 1)
+    shared = compute / probe.problem.topology.devices
+    one_pass = float(layers.behind[0]) if layers.M else 0.0
+    return max(max(shared, one_pass) * (1 - SUM), probe.refuted_s(counts))
 
 
-def _least_period(
+def _least(
     probe: FamilyProbe, counts: Counts, value: float
 ) -> tuple[Partition | None, float, float]:
-    """The plan with the least period below `value`, that period, and a lower bound."""
+    """The plan with the least period or iteration below `value`, that, and a lower bound."""
     problem, lower = probe.problem, _floor_s(probe, counts)
     slack = SUM * (value if value < math.inf else lower)
     return bisect_minimum(
-        lambda T: probe.find(Bounds(T), counts, problem.stages),
-        lambda found: binding(found, problem).seconds,
+        lambda T: probe.find(T, counts, problem.stages),
+        lambda found: objective_s(found, problem),
         min(lower, value),
         value,
         slack,

@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
-    NEVER,
     Layers,
     between,
-    passed_s,
 )
-from partopt.cost.tolerances import FITS_BYTES, RECOMPUTE_UNITS, TINY
-from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.cost.tolerances import FITS_BYTES, TINY
 from partopt.planners.optimal.probes import Answer
 from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 
@@ -42,18 +39,6 @@ def furthest_ends(layers):  # type: ignore[no-untyped-def]
     return furthest
 
 
-@compiled(allocates=True)
-def longest_passes_s(layers, furthest):  # type: ignore[no-untyped-def]
-    """Seconds in which the largest stage with each layer passes a microbatch on; shape (N,)."""
-    N = len(furthest) - 1
-    longest = np.zeros(N)
-    for i in range(N):
-        passed = passed_s(layers, i, furthest[i], layers.first_mode)
-        for layer in range(i, furthest[i]):
-            longest[layer] = max(longest[layer], passed)
-    return longest
-
-
 @compiled()
 def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
     """Whether [i, j) fits with F in flight, its cuts not counted."""
@@ -66,24 +51,13 @@ def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
     return held <= layers.memory + FITS_BYTES
 
 
-def devices_needed(
-    layers: Layers, longest: NDArray[np.float64], bounds: Bounds, counts: Counts
-) -> NDArray[np.float64]:
+def devices_needed(layers: Layers, T: float) -> NDArray[np.float64]:
     """Devices that the layers before each cut take by their compute, at the least; shape (N+1,).
 
-    A synchronous stage takes the fewest replicas or M C / (X + passed) if that is more, where what
-    it passes on in is at most `longest`: each of its layers accounts for its own share of that.
+    `T` is the period of an asynchronous schedule, the iteration of a synchronous one.
     """
-    M, T, (fewest, most) = layers.M, bounds.pace_s, counts
-    compute = layers.compute[layers.first_mode]
-    if M == 0:
-        return np.asarray(compute / T)
-    turns = -(-M // most)
-    longest = longest if turns == 1 else np.minimum(longest, T / (turns - 1))
-    passed = np.diff(layers.compute[0 if layers.recompute_is_free else layers.first_mode])
-    counted = fewest * passed / np.maximum(longest, TINY)
-    paced = M * np.diff(compute) / np.maximum(T + longest, TINY)
-    return np.concatenate([[0.0], np.cumsum(np.minimum(np.maximum(counted, paced), NEVER))])
+    compute = layers.compute[layers.first_mode] * max(layers.M, 1)
+    return np.asarray(compute / max(T, TINY))
 
 
 def devices_around(
@@ -99,16 +73,6 @@ def devices_around(
         return needs[-1] - needs, needs
     possible = np.where(np.isinf(after), 0.0, after)
     return np.maximum(after, needs[-1] - needs), np.maximum(needs, after[0] - possible)
-
-
-def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
-    """Seconds of a unit, and the whole units that recomputation adds before each cut.
-
-    They add to the pass of the layers before the cut; shape (N+1,).
-    """
-    forward = layers.compute[1] - layers.compute[0]
-    unit_s = max(float(forward[-1]), TINY) / RECOMPUTE_UNITS
-    return unit_s, np.rint(forward / unit_s).astype(np.int64)
 
 
 def find_at_depth(layers: Layers, stages: int | None, find: Callable[[Layers], Answer]) -> Answer:

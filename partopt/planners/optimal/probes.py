@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from partopt.cost.kernels import Layers
 from partopt.cost.problem import Partition, Problem
-from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.planners.optimal.bounds import Counts
 
 
 class Answer(NamedTuple):
-    """Whether there is a plan within the bounds that were asked for, and which.
+    """Whether there is a plan within the seconds that were asked for, and which.
 
     Where there is none, that is a proof if the probe is `complete` (no entry was left out of a
     full cut) and did not give up. `devices_after` are the fewest devices that the layers behind
@@ -27,28 +27,23 @@ class Answer(NamedTuple):
 
 
 class Probe(Protocol):
-    """Tells whether a family has a plan within given bounds, and which."""
+    """Tells whether a family has a plan within given seconds, and which."""
 
     family: str
     problem: Problem
     layers: Layers
-    bounds_recompute: bool  # what recomputing adds to a pass varies, and the probe bounds it
 
     def find(
         self,
-        bounds: Bounds,
+        T: float,
         counts: Counts,
         stages: int | None,
         min_devices_after: NDArray[np.float64] | None = None,
     ) -> Answer:
-        """A plan within the bounds with as many replicas of each stage as `counts` allows.
+        """A plan within `T` seconds with as many replicas of each stage as `counts` allows.
 
         `counts` are the fewest and the most; the plan has exactly `stages` stages, `None` for any
         number. `min_devices_after` are devices that the layers behind each cut take at the least,
         shape (N+1,).
         """
-        ...
-
-    def within_memory(self, memory_bytes: int) -> Probe:
-        """The probe of the same problem within so much memory a device."""
         ...

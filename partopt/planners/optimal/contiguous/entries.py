@@ -28,7 +28,6 @@ class Entry(NamedTuple):
     limit: int  # the stage before ends by this rank, and after `low`
     low: int
     used: int  # devices in use
-    extra: int  # what all stages add to a microbatch's pass, in the unit of `Layers.extra`
     gap: int
     stages: int
     end: int  # where its first stage ends, and the entry there
@@ -46,14 +45,10 @@ class Room(NamedTuple):
 
 
 ROW = np.dtype([(name, np.int64) for name in Entry._fields], align=True)
-# Bounds on the entries of a block of cuts: the largest limit + needed, the smallest used - needed,
-# the largest limit, and the smallest used and extra; `needed` are the fewest devices that the
-# layers behind a cut take.
+# Bounds on the entries of a block of cuts: the largest limit + needed and the largest limit;
+# `needed` are the fewest devices that the layers behind a cut take.
 BLOCK = np.dtype(
-    [
-        (name, np.float64)
-        for name in ("limit_and_needed", "used_less_needed", "limit", "used", "extra")
-    ],
+    [(name, np.float64) for name in ("limit_and_needed", "limit")],
     align=True,
 )
 
@@ -65,7 +60,6 @@ class Table(NamedTuple):
     counts: NDArray[np.int64]  # entries of each cut, shape (N+1,)
     limit: NDArray[np.float64]  # the largest of each cut, shape (N+1,)
     used: NDArray[np.float64]  # the smallest
-    extra: NDArray[np.float64]  # the smallest
     fine: NDArray[np.void]  # of BLOCK, shape (blocks,)
     coarse: NDArray[np.void]
     sizes: tuple[int, int]  # cuts in a fine block and in a coarse one, a multiple of it
@@ -78,7 +72,6 @@ def empty_table(layers: int, entries: int, sizes: tuple[int, int]) -> Table:
         np.zeros((layers + 1, entries), ROW),
         np.zeros(layers + 1, np.int64),
         np.full(layers + 1, -np.inf),
-        np.full(layers + 1, np.inf),
         np.full(layers + 1, np.inf),
         np.zeros(layers // sizes[0] + 1, BLOCK),
         np.zeros(layers // sizes[1] + 1, BLOCK),
@@ -119,48 +112,41 @@ def dominates(group, gap, one, other):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def is_dominated(entries, group, gap, start, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether a stage that begins at `start` adds nothing to the entries of its cut.
-
-    With it `used` devices are in use, and `extra` or more is recomputed.
-    """
+def is_dominated(entries, group, gap, start, floor):  # type: ignore[no-untyped-def]
+    """Whether a stage that begins at `start` adds nothing to the entries of its cut."""
     room = room_before(group, gap, start)
     if is_empty(room, floor):
         return True
     for position in range(len(entries)):
         row = entries[position]
-        cheap = row.used <= used and row.extra <= extra and row.gap == gap
-        if cheap and dominates(group, gap, row, room):
+        if row.gap == gap and dominates(group, gap, row, room):
             return True
     return False
 
 
 @compiled()
-def all_dominated(entries, group, free, latest, used, extra, floor):  # type: ignore[no-untyped-def]
-    """Whether no stage that begins by `latest` adds anything to the entries of its cut.
-
-    With it `used` devices are in use, and `extra` or more is recomputed.
-    """
+def all_dominated(entries, group, free, latest, floor):  # type: ignore[no-untyped-def]
+    """Whether no stage that begins by `latest` adds anything to the entries of its cut."""
     latest = min(latest, group[-1] - 1)
     if latest < floor:
         return True
     if free:
-        return is_dominated(entries, group, 0, latest, used, extra, floor)
+        return is_dominated(entries, group, 0, latest, floor)
     L, G = len(group) - 1, group[-2]
-    if not is_dominated(entries, group, L, latest, used, extra, floor):
+    if not is_dominated(entries, group, L, latest, floor):
         return False
     for gap in range(1, L):
         size = group[gap]
         for member in range(G // size):
             first = latest // G * G + member * size
             if first <= latest < first + size - 1:
-                if not is_dominated(entries, group, gap, latest, used, extra, floor):
+                if not is_dominated(entries, group, gap, latest, floor):
                     return False
                 first -= G
             elif first > latest:
                 first -= G
             last = first + size - 1
-            if first >= 0 and not is_dominated(entries, group, gap, last, used, extra, floor):
+            if first >= 0 and not is_dominated(entries, group, gap, last, floor):
                 return False
     return True
 
@@ -174,7 +160,7 @@ def append(rows, count, entry):  # type: ignore[no-untyped-def]
     if count == len(rows):
         return count, 1
     row = rows[count]
-    row.limit, row.low, row.used, row.extra = entry.limit, entry.low, entry.used, entry.extra
+    row.limit, row.low, row.used = entry.limit, entry.low, entry.used
     row.gap, row.stages, row.mode = entry.gap, entry.stages, entry.mode
     row.end, row.end_entry = entry.end, entry.end_entry
     row.start, row.replicas = entry.start, entry.replicas
@@ -182,14 +168,7 @@ def append(rows, count, entry):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _leads(one, other, group, limited):  # type: ignore[no-untyped-def]
-    """Whether an entry is as good as another of the same gap, or better."""
-    cheap = (not limited or one.used <= other.used) and one.extra <= other.extra
-    return cheap and dominates(group, one.gap, one, other)
-
-
-@compiled()
-def insert_undominated(table, group, limited, c, entry):  # type: ignore[no-untyped-def]
+def insert_undominated(table, group, c, entry):  # type: ignore[no-untyped-def]
     """Add an entry to cut c unless one there dominates it; leave out those that it dominates.
 
     Of equal ones that with fewer stages stays, then that with fewer devices.
@@ -198,9 +177,9 @@ def insert_undominated(table, group, limited, c, entry):  # type: ignore[no-unty
     for position in range(table.counts[c]):
         row = rows[position]
         if row.gap == entry.gap:
-            worse = _leads(entry, row, group, limited)
+            worse = dominates(group, entry.gap, entry, row)
             fewer = (entry.stages, entry.used) < (row.stages, row.used)
-            if _leads(row, entry, group, limited) and not (worse and fewer):
+            if dominates(group, entry.gap, row, entry) and not (worse and fewer):
                 return
             if worse:
                 continue

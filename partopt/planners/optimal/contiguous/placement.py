@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import NEVER
+from partopt.cost.kernels import time_left_s, waits_in_time
+from partopt.cost.links import run_sides_s, wait_s
 from partopt.cost.tolerances import EPSILON, TINY
 from partopt.planners.optimal.contiguous.entries import (
     Entry,
@@ -24,74 +25,104 @@ from partopt.planners.optimal.contiguous.entries import (
 
 
 class Link(NamedTuple):
-    """A stage to be placed: the entry behind it, its recomputation and its fewest replicas."""
+    """A stage to be placed: the entry behind it, what it may hold, and its fewest replicas."""
 
     end: int  # the cut at its end, and the entry there
     end_entry: int
-    extra: int  # recomputation of it and of all behind it
+    in_flight: int  # microbatches that fit, at the most
     replicas: int  # at the least
 
 
 @compiled()
-def _waits(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
-    """Whether devices that wait for their transfers keep the pace.
-
-    They take compute and both exchanges for each microbatch.
-    """
-    waiting = stage.compute_s / r
-    if gap_before > 0:
-        waiting += stage.before / caps.exchange[gap_before - 1, rho, r]
-    if gap_after > 0:
-        waiting += stage.after / caps.exchange[gap_after - 1, rho, r]
-    if layers.M == 0:
-        return waiting <= caps.pace
-    return -(-layers.M // r) * r * waiting <= (caps.pace + stage.passed_s) * (1 + EPSILON)
+def _waiting_s(layers, caps, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
+    """Seconds for which a device waits for the messages of one microbatch, where devices wait."""
+    if not layers.serial:
+        return 0.0
+    before = wait_s(caps.network, stage.before, gap_before)
+    return 2 * (before + wait_s(caps.network, stage.after, gap_after))
 
 
 @compiled()
-def _updates(layers, caps, rho, r, stage):  # type: ignore[no-untyped-def]
+def _updates(layers, caps, rho, r, stage, F, waiting):  # type: ignore[no-untyped-def]
     """Whether there is time to exchange gradients and to update.
 
     The gradients include those of parameters tied with other stages.
     """
     seconds = caps.slope[rho, r] * stage.weights + caps.latency[rho, r] + stage.tied_s
-    return seconds <= caps.update * (1 if layers.M else r)
+    return seconds <= time_left_s(layers, stage, caps.T, F, r, waiting)
 
 
 @compiled()
-def fewest_replicas(layers, caps, rho, r, most, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
+def _bears_cuts(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
+    """Whether the ports of a stage carry its cuts in time, each alone and both together."""
+    last, none, network, forward = rho + r - 1, len(caps.group), caps.network, layers.forward
+    begin, end, even = stage.start, stage.stop, r
+    if layers.M > 0:
+        even = layers.M // r * r
+    back = layers.tail
+    for which in range(3):
+        before, after = (which != 1) and gap_before > 0, (which != 0) and gap_after > 0
+        if (which == 0 and not before) or (which == 1 and not after):
+            continue
+        if which == 2 and not (before and after):
+            continue
+        seconds = run_sides_s(
+            network,
+            stage.before if before else 0.0,
+            stage.after if after else 0.0,
+            rho,
+            last,
+            gap_before if before else none,
+            gap_after if after else none,
+        )
+        if layers.M == 0:
+            if seconds > caps.T:
+                return False
+            continue
+        outside = layers.behind[0]
+        if layers.bus or which == 2:
+            cut = end if which == 1 else begin
+            sends = cut if layers.bus or which < 2 else end
+            outside = forward[sends] + (back[cut] - layers.message[cut])
+        if outside + even * seconds > caps.T * (1 + EPSILON):
+            return False
+    return True
+
+
+@compiled()
+def fewest_replicas(layers, caps, rho, r, most, stage, F, gap_before, gap_after):  # type: ignore[no-untyped-def]
     """The fewest replicas from r to `most` with which a stage carries its weights and its cuts.
 
-    The stage begins at rho. The result is above `most` where none do.
+    The stage begins at rho and holds F microbatches at most. The result is above `most` where none
+    do.
     """
-    within = caps.pace if layers.M == 0 else (caps.pace + stage.passed_s) / layers.M
-    scale = 1.0 / max(within, TINY)
-    if layers.M and stage.tied_s > caps.update:
-        return NEVER
+    scale = 1.0 / max(caps.T, TINY)
+    waiting = _waiting_s(layers, caps, stage, gap_before, gap_after)
     while r <= most:
         s = first_at_least(caps.weights[rho], r, stage.weights)
-        if gap_before > 0:
-            s = first_at_least(caps.sides[gap_before - 1, rho], s, stage.before * scale)
-        if gap_after > 0:
-            s = first_at_least(caps.sides[gap_after - 1, rho], s, stage.after * scale)
-        if s == r:
-            paced = not layers.serial or _waits(layers, caps, rho, r, stage, gap_before, gap_after)
-            if paced and (stage.tied_s == 0.0 or _updates(layers, caps, rho, r, stage)):
-                break
-            s = r + 1
-        r = s
+        if layers.M == 0 and gap_before > 0:
+            s = first_at_least(caps.sides[0, gap_before - 1, rho], s, stage.before * scale)
+        if layers.M == 0 and gap_after > 0:
+            s = first_at_least(caps.sides[1, gap_after - 1, rho], s, stage.after * scale)
+        if s == r and (
+            _bears_cuts(layers, caps, rho, r, stage, gap_before, gap_after)
+            and _updates(layers, caps, rho, r, stage, F, waiting)
+            and (not layers.serial or waits_in_time(layers, stage, caps.T, r, waiting))
+        ):
+            break
+        r = max(s, r + 1)
     return r
 
 
 @compiled()
-def latest_feasible_start(layers, caps, row, floor, rho, r, stage, gap):  # type: ignore[no-untyped-def]
+def latest_feasible_start(layers, caps, row, floor, rho, r, stage, F, gap):  # type: ignore[no-untyped-def]
     """The latest start at rho of a stage before the entry `row`, and its fewest replicas.
 
     The start is `floor` or later, the replicas are r or more; (-1, 0) where there is none.
     """
     G, most = caps.group[-2], min(caps.max_replicas, row.limit - floor)
     while True:
-        r = fewest_replicas(layers, caps, rho, r, most, stage, gap, row.gap)
+        r = fewest_replicas(layers, caps, rho, r, most, stage, F, gap, row.gap)
         start = row.limit - r - (row.limit - r - rho) % G
         if r > most or start < floor:
             return -1, 0
@@ -103,25 +134,23 @@ def latest_feasible_start(layers, caps, row, floor, rho, r, stage, gap):  # type
 @compiled()
 def place(layers, caps, table, i, floor, row, link, stage):  # type: ignore[no-untyped-def]
     """Add every useful place of a stage that begins at cut i before the entry `row`."""
-    L, G, r = len(caps.group) - 1, caps.group[-2], link.replicas
+    L, G, r, F = len(caps.group) - 1, caps.group[-2], link.replicas, link.in_flight
     first, last = (0, 0) if caps.free[i] else (1, L)
-    if first == last and row.limit - r >= floor:
+    if r > caps.max_replicas or row.limit - r < floor:
+        return
+    if first == last:
         rho = (row.limit - r) % G
-        start, replicas = latest_feasible_start(layers, caps, row, floor, rho, r, stage, first)
+        start, replicas = latest_feasible_start(layers, caps, row, floor, rho, r, stage, F, first)
         if start == row.limit - r:
             _add(caps, table, i, floor, row, link, stage.mode, first, start, replicas)
             return
     for gap in range(first, last + 1):
-        least = max(r, caps.min_replicas_for_cut[gap, i])
-        if least > caps.max_replicas or row.limit - least < floor:
-            continue
-        used = row.used + least if caps.limited else NEVER
-        for latest in range(row.limit - least, max(floor - 1, row.limit - least - G), -1):
+        for latest in range(row.limit - r, max(floor - 1, row.limit - r - G), -1):
             entries = table.rows[i, : table.counts[i]]
-            if is_dominated(entries, caps.group, gap, latest, used, float(link.extra), floor):
+            if is_dominated(entries, caps.group, gap, latest, floor):
                 continue
             start, replicas = latest_feasible_start(
-                layers, caps, row, floor, latest % G, least, stage, gap
+                layers, caps, row, floor, latest % G, r, stage, F, gap
             )
             if start >= 0:
                 _add(caps, table, i, floor, row, link, stage.mode, gap, start, replicas)
@@ -137,7 +166,6 @@ def _add(caps, table, i, floor, row, link, mode, gap, start, replicas):  # type:
         room.limit,
         room.low,
         row.used + replicas,
-        link.extra,
         gap,
         row.stages + 1,
         link.end,
@@ -146,4 +174,4 @@ def _add(caps, table, i, floor, row, link, mode, gap, start, replicas):  # type:
         replicas,
         mode,
     )
-    insert_undominated(table, caps.group, caps.limited, i, entry)
+    insert_undominated(table, caps.group, i, entry)

@@ -1,9 +1,7 @@
-"""The probe of contiguous plans: whether there is one within given bounds, and which."""
+"""The probe of contiguous plans: whether there is one within given seconds, and which."""
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +12,7 @@ from partopt.cost.kernels import Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.contiguous.caps import Caps, caps_of
 from partopt.planners.optimal.contiguous.entries import Table, empty_table
 from partopt.planners.optimal.contiguous.sweep import begin, sweep
@@ -23,21 +21,17 @@ from partopt.planners.optimal.needs import (
     devices_needed,
     find_at_depth,
     furthest_ends,
-    longest_passes_s,
-    recompute_units,
 )
 from partopt.planners.optimal.probes import Answer
-from partopt.schedules.entry import DEPTH
 
 SHAPE_LIMIT = 9_000_000  # shapes times levels; about 1 GB of tables
 BLOCKS = (32, 1024)  # cuts that are passed over at once
 _ENTRIES = 64  # of a cut, at most, where there are several levels
-_ENTRIES_BY_RECOMPUTE = 1000  # and where recomputation is bounded
 _ENTRIES_IN_ALL = 10_000_000  # 88 bytes each
 
 
 class ContiguousProbe:
-    """Tells whether there is a contiguous plan within given bounds, and which.
+    """Tells whether there is a contiguous plan within given seconds, and which.
 
     Its tables are made once. `shapes` are what runs of ranks carry, by default as the topology has
     it; `blocks` how many cuts are passed over at once, first in small blocks and then in large
@@ -53,91 +47,38 @@ class ContiguousProbe:
         self.problem, self.layers = problem, layers_of(problem)
         self.shapes, self.blocks = shapes or shapes_of(problem.topology), blocks
         self.furthest = furthest_ends(self.layers)
-        self.longest = longest_passes_s(self.layers, self.furthest)
-        L, G, width = self.shapes.side.shape
-        self.sides = trees_of(self.shapes.side.reshape(L * G, width)).reshape(L, G, -1)
-        self.bounds_recompute = (
-            problem.recompute_per_stage
-            and problem.microbatches is not None
-            and not self.layers.recompute_is_free
-        )
-        self.unit_s, self.extra = recompute_units(self.layers)
-        weights = problem.chain.parameter_bytes
-        self.heaviest = max(weights(layer, layer + 1) for layer in range(problem.chain.layers))
+        sides = self.shapes.sides
+        flat = trees_of(sides.reshape(-1, sides.shape[-1]))
+        self.sides = flat.reshape(*sides.shape[:-1], -1)
         self.tables: list[Table] = []
         # caps for which tables of ever more stages have been filled, and how many of these
         self.swept: tuple[object, int] = (None, 0)
 
     def find(
         self,
-        bounds: Bounds,
+        T: float,
         counts: Counts,
         stages: int | None,
         min_devices_after: NDArray[np.float64] | None = None,
     ) -> Answer:
-        """A plan within the bounds, rounding apart, or a proof that there is none.
+        """A plan within `T` seconds, rounding apart, or a proof that there is none.
 
         Each stage has as many replicas as `counts` says, from and to, and there are `stages`
         stages, `None` for any number. `min_devices_after` are devices that the layers behind each
         cut take at the least, infinite where no stage may begin, by default what their compute
         takes; shape (N+1,).
         """
-        needs = devices_needed(self.layers, self.longest, bounds, counts)
+        needs = devices_needed(self.layers, T)
         around = devices_around(needs, min_devices_after)
-        caps = caps_of(self.layers, self.shapes, self.sides, bounds, counts, needs, around)
-        answer = find_at_depth(self.layers, stages, partial(self._sweep, caps, stages))
-        if answer.plan is None or self._recompute_s(answer.plan) <= bounds.recompute_s:
-            return answer
-        caps = caps._replace(
-            max_extra=np.floor(bounds.recompute_s / self.unit_s) + self.problem.chain.layers + 1
-        )
-        counted = self.layers._replace(extra=self.extra)
-        return find_at_depth(counted, stages, partial(self._sweep, caps, stages))
-
-    def floors_s(self, counts: Counts) -> tuple[float, float]:
-        """Seconds that X and U of a synchronous plan do not go below.
-
-        `counts` are the fewest and the most replicas of every stage. The largest layer takes as
-        much, and so does the largest stage of as many as there are devices for.
-        """
-        layers, shapes, (least, most) = self.layers, self.shapes, counts
-        passed = layers.compute[0 if layers.recompute_is_free else layers.first_mode]
-        stages = self.problem.topology.devices // least
-        largest = max(float(np.diff(passed).max()), float(passed[-1]) / stages)
-        whole = self.problem.chain.parameter_bytes(0, self.problem.chain.layers)
-        W, replicas = max(self.heaviest, whole / stages), slice(least, most + 1)
-        slope = shapes.slope[:, replicas] + layers.optimizer_rate
-        update = slope * W + shapes.latency[:, replicas]
-        return (-(-layers.M // most) - 1) * largest, float(update.min())
-
-    def within_memory(self, memory_bytes: int) -> ContiguousProbe:
-        """The probe of the same problem within so much memory a device."""
-        other = copy(self)
-        other.problem = replace(self.problem, memory_bytes=memory_bytes)
-        other.layers = self.layers._replace(memory=float(memory_bytes))
-        other.furthest = furthest_ends(other.layers)
-        other.longest = longest_passes_s(other.layers, other.furthest)
-        other.tables, other.swept = [], (None, 0)
-        return other
-
-    def _recompute_s(self, plan: Partition) -> float:
-        """Seconds that recomputing adds to the pass of a microbatch."""
-        forward = self.layers.compute[1] - self.layers.compute[0]
-        return float(
-            sum(
-                forward[stage.stop] - forward[stage.start]
-                for stage in plan.stages
-                if stage.recompute
-            )
-        )
+        caps = caps_of(self.layers, self.shapes, self.sides, T, counts, needs, around)
+        return find_at_depth(self.layers, stages, partial(self._sweep, caps, stages))
 
     def _sweep(self, caps: Caps, stages: int | None, layers: Layers) -> Answer:
         """A plan within the caps.
 
         For the same caps, tables of ever more stages are filled only once.
         """
-        key = (caps.pace, caps.update, caps.min_replicas, caps.max_replicas, caps.max_extra)
-        of = (*key, layers.depth)
+        of = (caps.T, caps.min_replicas, caps.max_replicas, layers.depth)
         same, filled = self.swept
         if stages is None or same != of:
             filled = 0
@@ -160,7 +101,7 @@ class ContiguousProbe:
 
     def _make_tables(self, count: int) -> None:
         layers, several_levels = self.problem.chain.layers, len(self.shapes.group) > 2
-        most = _ENTRIES_BY_RECOMPUTE if self.bounds_recompute else _ENTRIES if several_levels else 8
+        most = _ENTRIES if several_levels else 8
         entries = max(8, min(most, _ENTRIES_IN_ALL // (layers * count)))
         while len(self.tables) < count:
             self.tables.append(empty_table(layers, entries, self.blocks))
@@ -168,14 +109,12 @@ class ContiguousProbe:
     def _plan(self, k: int, one_table: bool) -> Partition:
         """The plan behind the best entry of cut 0.
 
-        Best is the least recomputation, unless what is in flight depends on the number of stages;
-        then the fewest stages, then the fewest devices.
+        Best are the fewest stages, then the fewest devices.
         """
-        order = (
-            ["stages", "used"] if self.layers.depends_on == DEPTH else ["extra", "stages", "used"]
-        )
         first = self.tables[k].rows[0, : self.tables[k].counts[0]]
-        position = min(range(len(first)), key=lambda entry: first[order][entry].tolist())
+        position = min(
+            range(len(first)), key=lambda entry: first[["stages", "used"]][entry].tolist()
+        )
         stages: list[Assignment] = []
         cut = 0
         while cut < self.problem.chain.layers:

@@ -17,13 +17,10 @@ import numpy as np
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
-    NEVER,
-    StageCost,
     between,
+    cost_of,
     most_in_flight,
-    passed_s,
-    replicas_to_fit,
-    replicas_to_keep_pace,
+    replicas_in_time,
     stage_cost,
 )
 from partopt.cost.tolerances import DEVICE
@@ -31,7 +28,6 @@ from partopt.planners.optimal.contiguous.entries import Entry, all_dominated, ap
 from partopt.planners.optimal.contiguous.placement import Link, place
 
 # N        layers; [i, j) is a stage
-# R        devices in use behind a stage
 # floor    the earliest start that leaves the layers before i enough devices
 # needed   devices that the layers from i on take by their compute, at the least
 
@@ -44,14 +40,13 @@ def begin(table, devices):  # type: ignore[no-untyped-def]
     """
     N = len(table.counts) - 1
     table.counts[:], table.dropped[0] = 0, 0
-    table.limit[:], table.used[:], table.extra[:] = -np.inf, np.inf, np.inf
+    table.limit[:], table.used[:] = -np.inf, np.inf
     for blocks in (table.fine, table.coarse):
         for number in range(len(blocks)):
             block = blocks[number]
             block.limit_and_needed, block.limit = -np.inf, -np.inf
-            block.used_less_needed, block.used, block.extra = np.inf, np.inf, np.inf
     if devices > 0:
-        table.counts[N], _ = append(table.rows[N], 0, Entry(devices, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        table.counts[N], _ = append(table.rows[N], 0, Entry(devices, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     _summarise(table, N, 0.0)
 
 
@@ -73,16 +68,14 @@ def sweep(layers, caps, furthest, source, table):  # type: ignore[no-untyped-def
 @compiled()
 def _summarise(table, i, needed):  # type: ignore[no-untyped-def]
     """Set the bounds of cut i from its entries, and widen those of its blocks."""
-    limit, used, extra = -np.inf, np.inf, np.inf
+    limit, used = -np.inf, np.inf
     for position in range(table.counts[i]):
         row = table.rows[i, position]
-        limit, used, extra = max(limit, row.limit), min(used, row.used), min(extra, row.extra)
-    table.limit[i], table.used[i], table.extra[i] = limit, used, extra
+        limit, used = max(limit, row.limit), min(used, row.used)
+    table.limit[i], table.used[i] = limit, used
     for block in (table.fine[i // table.sizes[0]], table.coarse[i // table.sizes[1]]):
         block.limit_and_needed = max(block.limit_and_needed, limit + needed)
-        block.used_less_needed = min(block.used_less_needed, used - needed)
-        block.limit, block.used = max(block.limit, limit), min(block.used, used)
-        block.extra = min(block.extra, extra)
+        block.limit = max(block.limit, limit)
 
 
 @compiled()
@@ -115,10 +108,8 @@ def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type:
     Late ends come first: they have less behind them.
     """
     block = source.fine[low // source.sizes[0]]
-    r = _min_replicas_to(layers, caps, i, low, block.used)
-    if r > caps.max_replicas or _is_useless(
-        caps, table, i, floor, block.limit - r, block.used + r, block.extra
-    ):
+    r = _min_replicas_to(layers, caps, i, low)
+    if r > caps.max_replicas or _is_useless(caps, table, i, floor, block.limit - r):
         return
     for j in range(high, low - 1, -1):
         if source.counts[j] == 0:
@@ -128,31 +119,25 @@ def _fill_from_block(layers, caps, source, table, i, low, high, floor):  # type:
             caps.min_devices_after[i] - caps.min_devices_after[j],
             float(caps.min_replicas),
         )
-        if not _is_useless(
-            caps, table, i, floor, source.limit[j] - takes, source.used[j] + takes, source.extra[j]
-        ):
+        if not _is_useless(caps, table, i, floor, source.limit[j] - takes):
             _join(layers, caps, source, table, i, j, floor)
 
 
 @compiled()
-def _min_replicas_to(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
+def _min_replicas_to(layers, caps, i, j):  # type: ignore[no-untyped-def]
     """A lower bound on the replicas of every stage from i to j or further.
 
-    R devices or more are in use behind it. Only what rises with the end is counted. The exchange of
-    tied gradients does not rise, as it ends where a stage holds all of the layers, nor does the cut
-    at the end: both are left out.
+    Only what rises with the end is counted. The exchange of tied gradients does not rise, as it
+    ends where a stage holds all of the layers, nor does the cut at the end: both are left out.
     """
     W, mode = between(layers.weights, i, j), layers.first_mode
-    C, passed = layers.compute[mode, j] - layers.compute[mode, i], passed_s(layers, i, j, mode)
-    stash = between(layers.stash, i, j) if caps.limited else 0.0
-    stage = StageCost(W, stash, layers.cuts[i], 0.0, mode, C, passed, 0.0)
-    r = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
-    if caps.limited:
-        F = most_in_flight(layers, stage)
-        if layers.last_mode > mode:
-            recomputed = StageCost(W, stash, layers.cuts[i], 0.0, layers.last_mode, C, passed, 0.0)
-            F = max(F, most_in_flight(layers, recomputed))
-        r = max(r, replicas_to_fit(layers, F, np.int64(R)))
+    stash = 0.0 if layers.memory == np.inf else between(layers.stash, i, j)
+    stage = cost_of(layers, i, j, mode, W, stash, 0.0, 0.0, 0.0)
+    F = most_in_flight(layers, stage)
+    if layers.last_mode > mode:
+        recomputed = cost_of(layers, i, j, layers.last_mode, W, stash, 0.0, 0.0, 0.0)
+        F = max(F, most_in_flight(layers, recomputed))
+    r = max(replicas_in_time(layers, stage, caps.T, F), caps.min_replicas)
     return first_at_least(caps.any_weights, r, W)
 
 
@@ -162,29 +147,17 @@ def _is_useless_block(caps, table, i, floor, block, needed):  # type: ignore[no-
 
     The layers between i and that end count with what they take at the least.
     """
-    limit, used = block.limit_and_needed - needed, block.used_less_needed + needed
-    return _is_useless(caps, table, i, floor, limit, used, block.extra)
+    return _is_useless(caps, table, i, floor, block.limit_and_needed - needed)
 
 
 @compiled()
-def _is_useless(caps, table, i, floor, latest, used, extra):  # type: ignore[no-untyped-def]
-    """Whether a start by `latest` with `used` devices and `extra` recomputed adds nothing to cut i.
-
-    The same holds for more of both. `latest` and `used` are not rounded yet.
-    """
-    after = caps.min_devices_after[i]
-    latest, used = min(latest, caps.group[-1] - after), max(used, after)
-    if latest < floor - 1 or extra > caps.max_extra:
+def _is_useless(caps, table, i, floor, latest):  # type: ignore[no-untyped-def]
+    """Whether a start by `latest`, which is not rounded yet, adds nothing to cut i."""
+    latest = min(latest, caps.group[-1] - caps.min_devices_after[i])
+    if latest < floor - 1:
         return True
-    return all_dominated(
-        table.rows[i, : table.counts[i]],
-        caps.group,
-        caps.free[i],
-        np.int64(np.floor(latest + DEVICE)),
-        np.int64(np.ceil(used - DEVICE)) if caps.limited else NEVER,
-        extra,
-        floor,
-    )
+    entries, rounded = table.rows[i, : table.counts[i]], np.int64(np.floor(latest + DEVICE))
+    return all_dominated(entries, caps.group, caps.free[i], rounded, floor)
 
 
 @compiled()
@@ -192,17 +165,9 @@ def _join(layers, caps, source, table, i, j, floor):  # type: ignore[no-untyped-
     """The entries of cut i whose first stage is [i, j)."""
     for mode in range(layers.first_mode, layers.last_mode + 1):
         stage = stage_cost(layers, i, j, mode)
-        pace = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
         F = most_in_flight(layers, stage)
-        own = layers.extra[j] - layers.extra[i] if mode else 0
-        for position in range(source.counts[j] if F > 0 else 0):
+        r = max(replicas_in_time(layers, stage, caps.T, F), caps.min_replicas)
+        for position in range(source.counts[j] if r <= caps.max_replicas else 0):
             row = source.rows[j, position]
-            r = max(
-                pace, replicas_to_fit(layers, F, row.used), caps.min_replicas_for_cut[row.gap, j]
-            )
-            extra = row.extra + own
-            if r <= caps.max_replicas and not _is_useless(
-                caps, table, i, floor, row.limit - r, row.used + r, float(extra)
-            ):
-                link = Link(j, position, extra, r)
-                place(layers, caps, table, i, floor, row, link, stage)
+            if not _is_useless(caps, table, i, floor, row.limit - r):
+                place(layers, caps, table, i, floor, row, Link(j, position, F, r), stage)

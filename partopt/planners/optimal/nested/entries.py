@@ -1,6 +1,6 @@
 """Ways to place the layers from a cut to the end of a nested pipeline, and which to keep.
 
-Of two ways the one that leaves more members and uses fewer devices dominates. Frames hold what is
+Of two ways the one that leaves more members dominates. Frames hold what is
 known of the pipelines.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
+from partopt.cost.links import Network
 
 # L         levels with more than one member; k = 1..L, n_k members, innermost first
 # N         layers; [i, c) is a stage, [i, end) a pipeline inside one component
@@ -60,13 +61,11 @@ WORK = np.dtype([("left", np.int64), ("dropped", np.int64)], align=True)
 class Caps(NamedTuple):
     """What stages may carry in one probe."""
 
-    pace: float  # seconds: `partopt.cost.kernels.replicas_to_keep_pace`
-    update: float  # seconds for a synchronous schedule's all-reduce and optimizer step
+    T: float  # seconds: `partopt.cost.kernels.replicas_in_time`
     # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
     needs: NDArray[np.float64]
     min_replicas: int  # of a stage
     max_replicas: int
-    limited: bool  # devices in use matter: memory is limited
     stages: int  # exactly so many, 0 for any number
     # devices that the layers behind a cut take, infinite where there can be no cut, shape (N+1,)
     min_devices_after: NDArray[np.float64]
@@ -81,8 +80,7 @@ class Levels(NamedTuple):
     group: NDArray[np.int64]  # devices of a level-k component, shape (L+1,), of a device 1
     # bytes/s of one member's side of a cut; on a bus, of all of its members'
     side: NDArray[np.float64]
-    # bytes/s in which a device waits for an activation and a gradient
-    exchange: NDArray[np.float64]
+    network: Network
     ring: NDArray[np.float64]  # s/byte of one member in an all-reduce
     latency: NDArray[np.float64]  # s
     bus: NDArray[np.bool_]
@@ -114,17 +112,16 @@ def empty_nest(L: int, N: int, entries: int, work: int) -> Nest:
 
 
 @compiled()
-def dominates(one, other, limited):  # type: ignore[no-untyped-def]
-    """Whether an entry takes no more members and devices than another."""
-    return one.members <= other.members and (not limited or one.used <= other.used)
+def dominates(one, other):  # type: ignore[no-untyped-def]
+    """Whether an entry takes no more members than another."""
+    return one.members <= other.members
 
 
 @compiled()
-def has_dominating(caps, nest, k, i, kind, members, used):  # type: ignore[no-untyped-def]
-    """Whether an entry of this cut has no more members and devices."""
+def has_dominating(nest, k, i, kind, members):  # type: ignore[no-untyped-def]
+    """Whether an entry of this cut has no more members."""
     for position in range(nest.counts[k - 1, i, kind]):
-        row = nest.rows[k - 1, i, kind, position]
-        if row.members <= members and (not caps.limited or row.used <= used):
+        if nest.rows[k - 1, i, kind, position].members <= members:
             return True
     return False
 
@@ -155,9 +152,9 @@ def insert_undominated(caps, nest, k, i, kind, entry):  # type: ignore[no-untype
     for position in range(nest.counts[k - 1, i, kind]):
         row = rows[position]
         if not caps.stages or row.stages == entry.stages:
-            worse = dominates(entry, row, caps.limited)
+            worse = dominates(entry, row)
             fewer = (entry.stages, entry.used) < (row.stages, row.used)
-            if dominates(row, entry, caps.limited) and not (worse and fewer):
+            if dominates(row, entry) and not (worse and fewer):
                 return
             if worse:
                 continue

@@ -1,4 +1,4 @@
-"""The probe of nested plans: whether there is one within given bounds, and which.
+"""The probe of nested plans: whether there is one within given seconds, and which.
 
 Nested plans are pipelines inside the members of levels, replicated over them. The family is that of
 PipeDream's recurrence (SOSP 2019, section 3.1), under the physical cost and within the memory;
@@ -7,24 +7,22 @@ members may stay idle.
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.kernels import Layers, layers_of
+from partopt.cost.links import network_of, port_rate
 from partopt.cost.problem import NESTED, NONE, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.planners.blocks import Block, stages_of
-from partopt.planners.optimal.bounds import Bounds, Counts
+from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.needs import (
     devices_around,
     devices_needed,
     find_at_depth,
-    furthest_ends,
-    longest_passes_s,
 )
 from partopt.planners.optimal.nested.entries import Caps, Levels, empty_nest
 from partopt.planners.optimal.nested.sweep import begin, open_inside, solve
@@ -36,42 +34,35 @@ _ENTRIES_COUNTED = 128  # where stages are counted
 
 
 class NestedProbe:
-    """Tells whether there is a nested plan within given bounds, and which.
+    """Tells whether there is a nested plan within given seconds, and which.
 
     Its tables are made once, and its limit of work is shared by all its answers.
     """
 
     family = NESTED
-    bounds_recompute = False
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.layers = problem, layers_of(problem)
         self.levels = levels_of(problem.topology)
-        self.longest = longest_passes_s(self.layers, furthest_ends(self.layers))
         entries = _ENTRIES if problem.stages is None else _ENTRIES_COUNTED
         self.nest = empty_nest(len(self.levels.size), problem.chain.layers, entries, WORK)
 
     def find(
         self,
-        bounds: Bounds,
+        T: float,
         counts: Counts,
         stages: int | None,
         min_devices_after: NDArray[np.float64] | None = None,
     ) -> Answer:
-        """A plan within the bounds, as `partopt.planners.optimal.probes.Probe`.
-
-        The bound on recomputation is ignored.
-        """
-        needs = devices_needed(self.layers, self.longest, bounds, counts)
+        """A plan within `T` seconds, as `partopt.planners.optimal.probes.Probe`."""
+        needs = devices_needed(self.layers, T)
         after, _ = devices_around(needs, min_devices_after)
         possible = np.where(np.isinf(after), 0.0, after)
         caps = Caps(
-            pace=bounds.pace_s,
-            update=bounds.update_s,
+            T=T,
             needs=needs,
             min_replicas=counts[0],
-            max_replicas=counts[1],
-            limited=self.problem.memory_bytes is not None,
+            max_replicas=min(counts[1], self.layers.M) if self.layers.M else counts[1],
             stages=stages or 0,
             min_devices_after=after,
             floor=np.minimum.accumulate(after),
@@ -97,19 +88,6 @@ class NestedProbe:
             plan = Partition(NESTED, stages_of(blocks, self.levels.group.tolist()))
         work = nest.work[0]
         return Answer(plan, complete=bool(work["dropped"] == 0), gave_up=bool(work["left"] <= 0))
-
-    def within_memory(self, memory_bytes: int) -> NestedProbe:
-        """The probe of the same problem within so much memory a device.
-
-        It counts stages and gives up sooner.
-        """
-        other = copy(self)
-        other.problem = replace(self.problem, memory_bytes=memory_bytes)
-        other.layers = self.layers._replace(memory=float(memory_bytes))
-        other.longest = longest_passes_s(other.layers, furthest_ends(other.layers))
-        L, N = len(self.levels.size), self.problem.chain.layers
-        other.nest = empty_nest(L, N, _ENTRIES_COUNTED, WORK // 10)
-        return other
 
     def _blocks(
         self, layers: Layers, caps: Caps, k: int, start: int, kind: int, wanted: np.void
@@ -162,17 +140,17 @@ class NestedProbe:
 def levels_of(topology: Topology) -> Levels:
     """The levels with more than one member, for compiled code."""
     levels = [level for level in topology.levels if level.size > 1]
-    rates = np.array([level.bandwidth_bytes_per_s for level in levels])
-    bus = np.array([level.bus for level in levels], dtype=np.bool_)
+    parted = [k for k, level in enumerate(topology.levels, start=1) if level.size > 1]
+    rates = np.array([level.bandwidth_bytes_per_s * level.links for level in levels])
     size = np.array([level.size for level in levels], dtype=np.int64)
     return Levels(
         size=size,
         group=np.concatenate([[1], np.cumprod(size)]),
-        side=np.where(bus, rates / 2, rates),
-        exchange=rates / 2,
-        ring=1 / (rates * np.array([level.links for level in levels])),
+        side=np.array([port_rate(k, topology) for k in parted]),
+        network=network_of(structs.replace(topology, levels=levels)),
+        ring=1 / rates,
         latency=np.array([level.latency_s for level in levels]),
-        bus=bus,
+        bus=np.array([level.bus for level in levels], dtype=np.bool_),
     )
 
 

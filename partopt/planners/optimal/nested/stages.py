@@ -5,11 +5,12 @@ from __future__ import annotations
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
     most_in_flight,
-    passed_s,
-    replicas_to_fit,
-    replicas_to_keep_pace,
+    replicas_in_time,
     stage_cost,
+    time_left_s,
+    waits_in_time,
 )
+from partopt.cost.links import wait_s
 from partopt.cost.tolerances import DEVICE, EPSILON
 from partopt.planners.optimal.nested.entries import Entry, insert_undominated
 
@@ -85,10 +86,9 @@ def _set_bearable(layers, caps, levels, nest, i, begins):  # type: ignore[no-unt
 
     Those whose stage behind it, with most replicas, bears the cut. Returns whether there are any.
     """
-    frames, bearable, x = nest.frames, nest.bearable, layers.cuts[i]
+    frames, bearable = nest.frames, nest.bearable
     bearable[:] = False
     bearable[0] = i == 0
-    within = _side_s(layers, caps, passed_s(layers, 0, len(layers.cuts) - 1, layers.first_mode))
     for kind in range(1, len(bearable) if i > 0 else 1):
         if kind == 1 or begins:
             spread = (
@@ -96,7 +96,9 @@ def _set_bearable(layers, caps, levels, nest, i, begins):  # type: ignore[no-unt
                 if levels.bus[kind - 1]
                 else _components(nest, kind - 1, levels.size[0])
             )
-            bearable[kind] = x <= within * levels.side[kind - 1] * spread
+            # seconds that the side of the cut takes for half of the microbatches and more
+            least = layers.cuts[i] / (levels.side[kind - 1] * spread) * max(1.0, layers.M / 2)
+            bearable[kind] = least <= caps.T * (1 + EPSILON)
     return bearable.any()
 
 
@@ -104,12 +106,6 @@ def _set_bearable(layers, caps, levels, nest, i, begins):  # type: ignore[no-unt
 def _components(nest, k, r):  # type: ignore[no-untyped-def]
     """Level-k components that a stage with r replicas in its innermost component is on."""
     return nest.frames[k - 1].outside if k > 0 else nest.frames[0].outside * r
-
-
-@compiled()
-def _side_s(layers, caps, passed):  # type: ignore[no-untyped-def]
-    """Seconds that a stage's side of a cut may take for each microbatch."""
-    return caps.pace if layers.M == 0 else (caps.pace + passed) / layers.M * (1 + EPSILON)
 
 
 @compiled()
@@ -133,21 +129,21 @@ def _join(layers, caps, levels, nest, i, c, room):  # type: ignore[no-untyped-de
     nest.work[0].left -= 1 + nest.counts[0, c, 1] // 4
     for mode in range(layers.first_mode, layers.last_mode + 1):
         stage = stage_cost(layers, i, c, mode)
-        pace = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
         F = most_in_flight(layers, stage)
-        for position in range(nest.counts[0, c, 1] if F > 0 else 0):
-            row = nest.rows[0, c, 1, position]
-            need = max(pace, replicas_to_fit(layers, F, row.used))
-            if need > caps.max_replicas or (caps.stages and row.stages >= caps.stages):
+        need = max(replicas_in_time(layers, stage, caps.T, F), caps.min_replicas)
+        if need > caps.max_replicas:
+            continue
+        r = -(-need // Q)
+        for position in range(nest.counts[0, c, 1]):
+            if caps.stages and nest.rows[0, c, 1, position].stages >= caps.stages:
                 continue
-            r = -(-need // Q)
             for kind in range(len(nest.bearable)):
                 if nest.bearable[kind]:
-                    _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage)
+                    _place(layers, caps, levels, nest, i, c, position, kind, r, F, room, stage)
 
 
 @compiled(inline="always")
-def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  # type: ignore[no-untyped-def]
+def _place(layers, caps, levels, nest, i, c, position, kind, r, F, room, stage):  # type: ignore[no-untyped-def]
     """Add the stage [i, c) before an entry of c with the fewest replicas that carry it.
 
     The replicas are r or more inside its component.
@@ -155,7 +151,7 @@ def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  #
     Q, row = nest.frames[0].outside, nest.rows[0, c, 1, position]
     last_kind = nest.frames[0].last_kind if c == nest.frames[0].last else 1
     while row.members + r <= room and Q * r <= caps.max_replicas:
-        if _carries(layers, caps, levels, nest, stage, r, kind, last_kind):
+        if _carries(layers, caps, levels, nest, stage, r, F, kind, last_kind):
             members, used = row.members + r, row.used + Q * r
             entry = Entry(members, used, row.stages + 1, c, position, r, stage.mode, 0)
             if kind != 1 or members < levels.size[0]:
@@ -165,32 +161,53 @@ def _place(layers, caps, levels, nest, i, c, position, kind, r, room, stage):  #
 
 
 @compiled()
-def _carries(layers, caps, levels, nest, stage, r, kind, last_kind):  # type: ignore[no-untyped-def]
+def _carries(layers, caps, levels, nest, stage, r, F, kind, last_kind):  # type: ignore[no-untyped-def]
     """Whether a stage with r replicas inside its component carries its weights and both cuts.
 
     The cut before it is of level `kind`, the cut behind it of level `last_kind`.
     """
     replicas = nest.frames[0].outside * r
-    if not _updates(layers, caps, levels, nest, stage, r):
+    if layers.M > 0 and replicas > layers.M:
         return False
-    within, waiting = _side_s(layers, caps, stage.passed_s), stage.compute_s / replicas
-    for cut in range(2):
-        level, x = (last_kind, stage.after) if cut else (kind, stage.before)
-        if level > 0:
-            spread = _components(nest, level if levels.bus[level - 1] else level - 1, r)
-            if x > within * levels.side[level - 1] * spread:
-                return False
-            waiting += x / (levels.exchange[level - 1] * spread)
-    if not layers.serial:
-        return True
-    if layers.M == 0:
-        return waiting <= caps.pace
-    turns = -(-layers.M // replicas) * replicas
-    return turns * waiting <= (caps.pace + stage.passed_s) * (1 + EPSILON)
+    waiting = 0.0
+    if layers.serial:
+        waits = wait_s(levels.network, stage.before, kind)
+        waiting = 2 * (waits + wait_s(levels.network, stage.after, last_kind))
+        if not waits_in_time(layers, stage, caps.T, replicas, waiting):
+            return False
+    if not _updates(layers, caps, levels, nest, stage, r, F, waiting):
+        return False
+    before = _side_s(levels, nest, kind, stage.before, r)
+    after = _side_s(levels, nest, last_kind, stage.after, r)
+    even = layers.M // replicas * replicas if layers.M > 0 else 1
+    i, j, back = stage.start, stage.stop, layers.tail[stage.start] - layers.message[stage.start]
+    outside_before = outside_after = outside_both = 0.0
+    if layers.M > 0:
+        outside_before = outside_after = layers.behind[0]
+        outside_both = layers.forward[i if layers.bus else j] + back
+        if layers.bus:
+            outside_before = layers.forward[i] + back
+            outside_after = layers.forward[j] + (layers.tail[j] - layers.message[j])
+    limit = caps.T * (1 + EPSILON)
+    if kind > 0 and outside_before + even * before > limit:
+        return False
+    if last_kind > 0 and outside_after + even * after > limit:
+        return False
+    both = kind > 0 and kind == last_kind
+    return not both or outside_both + even * (before + after) <= limit
+
+
+@compiled()
+def _side_s(levels, nest, kind, cut_bytes, r):  # type: ignore[no-untyped-def]
+    """Seconds per microbatch that a cut of level `kind` keeps each port of its side busy."""
+    if kind == 0:
+        return 0.0
+    spread = _components(nest, kind if levels.bus[kind - 1] else kind - 1, r)
+    return cut_bytes / (levels.side[kind - 1] * spread)
 
 
 @compiled(inline="always")
-def _updates(layers, caps, levels, nest, stage, r):  # type: ignore[no-untyped-def]
+def _updates(layers, caps, levels, nest, stage, r, F, waiting):  # type: ignore[no-untyped-def]
     """Whether a stage has time to exchange its gradients, and to update.
 
     It has r replicas inside its component.
@@ -201,6 +218,6 @@ def _updates(layers, caps, levels, nest, stage, r):  # type: ignore[no-untyped-d
         slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))
         latency = max(latency, levels.latency[0])
     seconds = 2 * (replicas - 1) * (slope * W / replicas + latency) + stage.tied_s
-    if layers.M == 0:
-        return seconds <= caps.pace * replicas
-    return seconds + layers.optimizer_rate * W <= caps.update
+    if layers.M > 0:
+        seconds += layers.optimizer_rate * W
+    return seconds <= time_left_s(layers, stage, caps.T, F, replicas, waiting)

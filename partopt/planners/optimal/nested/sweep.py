@@ -6,7 +6,7 @@ Inside a level-k component the layers [i, end) run as a pipeline of blocks; a bl
 inside one level-(k-1) component, copied on m of them. From the outermost level inwards every block
 is tried with every m, from the last layer to the first: then the devices in use behind a stage, how
 often it is copied and what its copies cross are known when it is chosen. Of the ways to place [i,
-end) those are kept that leave most members and use fewest devices. What the layers behind a cut
+end) those are kept that leave most members. What the layers behind a cut
 take at the least, wherever their stages lie, caps what those between two cuts take: a pipeline
 that begins after the last cut from which the members that are left can take the layers in front is
 of no use, and neither is a block none of whose starts would improve on what is known.
@@ -178,18 +178,16 @@ def _improves(caps, levels, nest, k):  # type: ignore[no-untyped-def]
         return True
     frame, inside = nest.frames[k - 1], nest.frames[k - 2]
     before = nest.rows[k - 1, frame.end, k, frame.end_entry]
-    members, last = before.members + frame.tried, inside.last
+    members = before.members + frame.tried
     nest.work[0].left -= (inside.latest_start - inside.earliest_start) // 16
     for i in range(inside.earliest_start, inside.latest_start + 1):
-        takes = max(float(inside.outside), caps.needs[last] - caps.needs[i])
         if caps.min_devices_after[i] == np.inf:
             continue
-        used = np.int64(np.ceil(max(before.used + takes, caps.min_devices_after[i]) - DEVICE))
         for kind in range(k, nest.rows.shape[2]) if i > 0 else range(1):
             useless = (
                 i > frame.latest_start if kind > k else kind == k and members >= levels.size[k - 1]
             )
-            if not useless and not has_dominating(caps, nest, k, i, kind, members, used):
+            if not useless and not has_dominating(nest, k, i, kind, members):
                 return True
     return False
 

@@ -1,0 +1,157 @@
+"""What a stage must do before, between and after its microbatches' passes through other stages.
+
+Each bound here holds whatever the other stages are, and whatever the warm-up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+from partopt.cost.links import network_of, wait_s
+from partopt.cost.memory import stage_memory
+from partopt.cost.problem import Assignment, Problem
+from partopt.schedules import schedule
+
+# n   microbatches that a replica gets in an iteration
+# F   microbatches that it may hold at once
+# f   forward seconds of the stage for one microbatch
+# b   backward seconds, recomputation included
+# R   seconds from the end of a microbatch's forward to its gradient's arrival, at the least
+
+NEVER = 2**40  # more microbatches than any stage holds, and more replicas than any topology has
+
+
+class Passes(NamedTuple):
+    """Seconds for one microbatch, of a stage and of the layers around it, at the least."""
+
+    forward_s: float  # f
+    backward_s: float  # b
+    passing_s: float  # the part of b after which the gradient leaves
+    head_s: float  # until the first microbatch has come
+    round_s: float  # R: the layers behind, and the messages to and from them
+    tail_s: float  # from the last gradient's leaving to the end of the layers before
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which a replica holds a microbatch."""
+        return self.forward_s + self.backward_s + self.round_s
+
+
+def passes_of(stage: Assignment, problem: Problem) -> Passes:
+    """The passes of a stage.
+
+    Layers elsewhere recompute only where all do; of messages those over the cuts of the stage count
+    alone, at the quickest level.
+    """
+    chain, i, j = problem.chain, stage.start, stage.stop
+    forward, recomputes = chain.forward_s(i, j), problem.recomputes(stage)
+    always = problem.recompute and not problem.recompute_per_stage
+    own, others = passing_prefix(problem, recomputes), passing_prefix(problem, always)
+    before, after = (message_s(problem, c) for c in (i, j))
+    behind = chain.forward_s(j, chain.layers) + float(others[-1] - others[j])
+    return Passes(
+        forward_s=forward,
+        backward_s=chain.compute_s(i, j, recomputes) - forward,
+        passing_s=float(own[j] - own[i]),
+        head_s=chain.forward_s(0, i) + before,
+        round_s=behind + 2 * after,
+        tail_s=float(others[i]) + before,
+    )
+
+
+def passing_prefix(problem: Problem, recompute: bool) -> NDArray[np.float64]:
+    """`Chain.passing_prefix` under the schedule of the problem.
+
+    Some schedules recompute while they wait, which delays no gradient.
+    """
+    entry = schedule(problem.schedule)
+    return problem.chain.passing_prefix(entry.split, recompute and not entry.recomputes)
+
+
+def message_s(problem: Problem, c: int) -> float:
+    """Seconds of a message over cut c at the quickest level; 0 at the ends of the chain."""
+    if c in (0, problem.chain.layers):
+        return 0.0
+    return float(wait_s(network_of(problem.topology), float(problem.chain.a[c]), 1))
+
+
+def most_in_flight(stage: Assignment, problem: Problem) -> int:
+    """The most microbatches in flight for which a stage fits; 0 where not even one does."""
+    limit = problem.memory_bytes
+    if limit is None:
+        return NEVER
+    entry, least, most = schedule(problem.schedule), 0, 1
+
+    def fits(F: int) -> bool:
+        held = stage_memory(
+            problem.chain,
+            stage.start,
+            stage.stop,
+            F,
+            entry.versions_of(F),
+            problem.optimizer,
+            problem.recomputes(stage),
+        )
+        return held.total_bytes <= limit
+
+    while most < NEVER and fits(most):
+        least, most = most, 2 * most
+    while most - least > 1 and least < NEVER // 2:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least if most < NEVER else NEVER
+
+
+@compiled()
+def work_s(n, F, f, b, passing, R):  # type: ignore[no-untyped-def]
+    """Seconds from a replica's first forward to its last backward, at the least.
+
+    It has n microbatches, and F or fewer at once. Under 1F1B with w < F forwards first, the first
+    backward comes after w + 1 forwards and after the first round trip; the last forward ends n - w
+    - 1 backwards and forwards later; and behind it come w + 1 backwards, the last of them after
+    another round trip. More forwards first never make that longer. And of F + 1 microbatches the
+    last comes after the first has gone.
+    """
+    trip, F = f + R + passing, min(n, F)
+    cycles = ((n - 1) // F + 1) * trip + (n - 1) % F * max(f, passing)
+    if n == F:
+        return max(cycles, n * (f + b), f + R + passing + (n - 1) * b, n * f + R + passing)
+    between = (n - F) * (f + b)
+    return max(cycles, max(F * f, f + R) + between + max(F * b, R + passing))
+
+
+@compiled()
+def split_work_s(n, f, b, R):  # type: ignore[no-untyped-def]
+    """`work_s` where backwards are in two parts, the second of which waits as long as it likes."""
+    return max(n * (f + b), f + R + n * b)
+
+
+@compiled()
+def most_in_time(M, F, f, b, passing, R, split, until_update, until_end):  # type: ignore[no-untyped-def]
+    """The most microbatches, up to M, that a replica works through in time; 0 where not even one.
+
+    Its own work ends by `until_update` seconds after its first microbatch came, and its last
+    gradient leaves by `until_end`.
+    """
+    if not in_time(1, F, f, b, passing, R, split, until_update, until_end):
+        return 0
+    least, most = 1, M
+    while least < most:
+        n = (least + most + 1) // 2
+        if in_time(n, F, f, b, passing, R, split, until_update, until_end):
+            least = n
+        else:
+            most = n - 1
+    return least
+
+
+@compiled()
+def in_time(n, F, f, b, passing, R, split, until_update, until_end):  # type: ignore[no-untyped-def]
+    """Whether a replica works through n microbatches in time: see `most_in_time`."""
+    if split:
+        return split_work_s(n, f, b, R) <= until_update and n * (f + passing) <= until_end
+    return work_s(n, F, f, b, passing, R) <= min(until_update, until_end)
