@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
 from partopt.cost.ranges import Group
+from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
 from partopt.documents.plan import (
     Certificate,
@@ -54,7 +55,8 @@ class Problem:
     that it may choose the stages that recompute, in place of `recompute`; `tied` says whether
     stages may split layers that share parameters; `cut_at` are the layers that a stage may begin
     with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are what GPipe's
-    heuristics balance, shape (N,); `progress` is called during long work.
+    heuristics balance, shape (N,); `any_schedule` says that the schedule is one of several that are
+    tried; `progress` is called during long work.
     """
 
     profile: Profile
@@ -76,6 +78,7 @@ class Problem:
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
+    any_schedule: bool = False
     progress: Progress = ignore_progress
 
     @cached_property
@@ -101,6 +104,9 @@ class Problem:
             if self.recompute
             else "never",
             costs=None if self.costs is None else self.costs.tolist(),
+            cuts=list(self.cuts) if self.replicas else None,
+            replicas=list(self.replicas) or None,
+            any_schedule=self.any_schedule,
         )
 
     @cached_property
@@ -194,6 +200,9 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         chunks=len(plan.stages_by_rank()[plan.stages[0].ranks[0]]),
         cut_at=request.cut_at,
         costs=None if request.costs is None else np.array(request.costs),
+        cuts=request.cuts or (),
+        replicas=request.replicas or (),
+        any_schedule=request.any_schedule,
     )
 
 
@@ -227,14 +236,24 @@ class Decision:
     notes: Sequence[Note] = ()
 
 
-def certify(objective_s: float, lower_bound_s: float, status: str, proof: str) -> Certificate:
-    """The certificate of a plan with objective `objective_s`; no plan is below `lower_bound_s`."""
-    gap = objective_s / lower_bound_s - 1 if lower_bound_s > 0 else 0.0
+def certify(
+    objective_s: float, lower_bound_s: float, scope: str, proof: str, status: str = ""
+) -> Certificate:
+    """The certificate of a plan with objective `objective_s`; none of `scope` is below the bound.
+
+    Without a `status` it says how near the two are: optimal, to `MET`, or within so many percent.
+    """
+    lower = min(lower_bound_s, objective_s)
+    gap = objective_s / lower - 1 if lower > 0 else 0.0
+    near = "optimal" if gap <= MET else f"within {100 * gap:.3g} % of the bound"
+    if lower <= 0 < objective_s:
+        near = "no bound is known"
     return Certificate(
-        status=status,
+        status=status or near,
         objective_s=objective_s,
-        lower_bound_s=lower_bound_s,
+        lower_bound_s=objective_s if gap <= OPTIMAL else lower,
         gap=gap,
+        scope=scope,
         proof=proof,
     )
 
@@ -252,6 +271,16 @@ def partition_of(plan: Plan, recompute_per_stage: bool) -> Partition:
         for stage in plan.stages
     ]
     return Partition(plan.family, stages)
+
+
+def are_consecutive(ranks: Sequence[Sequence[int]]) -> bool:
+    """Whether every stage has consecutive ranks, behind those of the stage before it."""
+    first = 0
+    for own in ranks:
+        if own[0] < first or list(own) != list(range(own[0], own[0] + len(own))):
+            return False
+        first = own[-1] + 1
+    return True
 
 
 def consecutive(

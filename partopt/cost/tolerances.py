@@ -61,5 +61,11 @@ whole bytes: three of them, half a byte each; the exact sum is tested afterwards
 FITS_BYTES: Final = 8.0
 """Bytes: all five terms of a stage's memory rounded, and 1e-16 of 10^15 bytes for their sums."""
 
+MET: Final = 1e-6
+"""Relative: how near to its lower bound a simulated plan is called optimal.
+
+The simulator adds up the actions of a run, one after the other, and a bound the layers of a stage.
+"""
+
 TINY: Final = 1e-300
 """In place of a zero to divide by, where the quotient is then bounded by something else."""

@@ -57,13 +57,15 @@ class Predicted(documents.Part, frozen=True, kw_only=True):
 class Certificate(documents.Part, frozen=True, kw_only=True):
     """What the planner minimised, the value that it reached, and a bound that no plan is below.
 
-    `proof` says why in one sentence.
+    `scope` says which plans, `proof` why. Of the planner `optimal` the value is the simulated
+    period or iteration, and the bound one that no plan of the scope can beat in the simulator.
     """
 
     status: str
     objective_s: Seconds
     lower_bound_s: Seconds
     gap: float
+    scope: str
     proof: str
 
 
@@ -75,7 +77,8 @@ class Request(documents.Part, frozen=True, kw_only=True):
     `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
     the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
-    the measured time.
+    the measured time; `cuts` and `replicas` are a person's own split, and `any_schedule` says that
+    the schedule was to be found, too.
     """
 
     stages: Count | None
@@ -84,6 +87,9 @@ class Request(documents.Part, frozen=True, kw_only=True):
     tied: Tied
     recompute: Literal["never", "always", "auto"]
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
+    cuts: list[Index] | None
+    replicas: list[Count] | None
+    any_schedule: bool
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):

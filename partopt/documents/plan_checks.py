@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,6 +42,7 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
         )
     yield from _flow_faults(plan)
     yield from _request_faults(plan)
+    yield from _kind_faults(plan)
 
 
 def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
@@ -107,6 +108,40 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
         yield _fault(f"request: {what}", "re-run `solve`")
 
 
+def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
+    """A family, a planner or a wait that the rest of the plan contradicts."""
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    apart = any(not _is_run(stage.ranks) for stage in plan.stages) or ranks != sorted(ranks)
+    if plan.family == "nested" and not apart:
+        yield _fault("family: nested, and all ranks are consecutive", 'they are "contiguous"')
+    if plan.microbatches is not None and plan.allreduce == "blocking":
+        yield _fault(
+            f'allreduce: "blocking" under {plan.schedule}',
+            "it exchanges gradients once an iteration, when its last backward is done",
+        )
+    request = plan.request
+    if (request.cuts is None) != (request.replicas is None):
+        yield _fault("request.cuts: without request.replicas, or they without", "give both")
+    elif request.cuts is not None and request.replicas is not None:
+        own = [stage.start for stage in plan.stages[1:]], [s.replicas for s in plan.stages]
+        if own != (request.cuts, request.replicas):
+            yield _fault("request.cuts: the stages are others", "re-run `solve`")
+    if (plan.planner == "manual") != (request.cuts is not None):
+        yield _fault(
+            f"planner: {plan.planner}, with{'out' if request.cuts is None else ''} request.cuts",
+            'a person\'s own split is "manual"',
+        )
+    if request.any_schedule != (plan.planner == "grid") and plan.planner != "optimal":
+        yield _fault(
+            f"planner: {plan.planner}, with request.any_schedule {request.any_schedule}",
+            'what is found among all schedules is of "grid" or "optimal"',
+        )
+
+
+def _is_run(ranks: Sequence[int]) -> bool:
+    return all(after == rank + 1 for rank, after in itertools.pairwise(ranks))
+
+
 def _time_faults(s: int, stage: Stage, rounding: float) -> Iterator[PartoptError]:
     """Parts of the compute time of stage s that do not add up, by more than `rounding` seconds."""
     whole = stage.forward_s * (2 if stage.recompute else 1) + stage.backward_s
@@ -140,8 +175,7 @@ def _rank_faults(
                 "each replica has a rank of its own",
             )
         held[rank].append(s)
-    apart = any(after != rank + 1 for rank, after in itertools.pairwise(stage.ranks))
-    if plan.family == "contiguous" and apart:
+    if plan.family == "contiguous" and not _is_run(stage.ranks):
         yield _fault(
             f"stages[{s}].ranks: not consecutive, in a contiguous plan",
             "consecutive ranks, or another family",

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from partopt.cost.price import price
-from partopt.cost.problem import FREE, Decision, Problem
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    FREE,
+    NESTED,
+    Decision,
+    Problem,
+    are_consecutive,
+)
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners.placing import place
@@ -125,7 +132,10 @@ def decide(name: str, problem: Problem) -> Decision:
             for stage in partition.stages
         ]
         partition = replace(partition, stages=stages)
-    return replace(decision, partition=place(partition, problem, name))
+    partition = place(partition, problem, name)
+    if partition.family == NESTED and are_consecutive([s.ranks for s in partition.stages]):
+        partition = replace(partition, family=CONTIGUOUS)
+    return replace(decision, partition=partition)
 
 
 def _cannot_plan_for(name: str, planner: str) -> PartoptError:

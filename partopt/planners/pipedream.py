@@ -74,7 +74,10 @@ def plan(problem: Problem) -> Decision:
     )
     period_s = float(top.A[-1, -1])
     partition = Partition(NESTED, stages_of(blocks, sizes))
-    return Decision(partition, certify(period_s, period_s, status, proof))
+    return Decision(
+        partition,
+        certify(period_s, period_s, "nested plans, as the recurrence prices them", proof, status),
+    )
 
 
 def _fill_levels(problem: Problem) -> list[_Level]:

@@ -44,7 +44,16 @@ def plan(problem: Problem) -> Decision:
     )
     period_s = float(row.A[q, N])
     partition = Partition(CONTIGUOUS, consecutive(boundaries))
-    return Decision(partition, certify(period_s, period_s, status, proof))
+    return Decision(
+        partition,
+        certify(
+            period_s,
+            period_s,
+            "plans of one device a stage, as the formulas price them",
+            proof,
+            status,
+        ),
+    )
 
 
 def _waits_s(problem: Problem, k: int) -> NDArray[np.float64]:

@@ -101,8 +101,9 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         ranks = shorten(format_ranks(plan.idle_ranks), 40)
         yield "idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {ranks}"
     if plan.certificate is not None:
-        yield "objective", _objective(plan.certificate)
-        yield "proof", plan.certificate.proof
+        if plan.planner != "optimal":
+            yield "objective", _objective(plan.certificate)
+        yield "proof", _proof(plan)
 
 
 def _formula(predicted: Predicted) -> str:
@@ -114,13 +115,19 @@ def _formula(predicted: Predicted) -> str:
 
 
 def _objective(certificate: Certificate) -> str:
-    """What the planner reached under its own cost, and what is proven of it."""
-    objective = format_seconds(certificate.objective_s)
-    if certificate.status == "optimal":
-        return f"{objective} (proven optimal)"
-    if certificate.gap > 0:
-        return f"{objective} (gap {100 * certificate.gap:.3g} % to the bound)"
-    return f"{objective}, {certificate.status}"
+    """What a planner reached under a cost of its own."""
+    return f"{format_seconds(certificate.objective_s)}, {certificate.status}"
+
+
+def _proof(plan: Plan) -> str:
+    """What is proven of the simulated plan, and among which plans; of other planners, how."""
+    certificate = plan.certificate
+    assert certificate is not None
+    if plan.planner != "optimal":
+        return certificate.proof
+    bound = format_seconds(certificate.lower_bound_s)
+    at = "" if certificate.status == "optimal" else f", {bound},"
+    return f"{certificate.status}{at} of {certificate.scope}"
 
 
 def _loads(plan: Plan) -> list[tuple[str, str]]:

@@ -16,13 +16,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.period import objective_s
 from partopt.cost.price import price
-from partopt.cost.problem import FREE, Problem, certify, partition_of
+from partopt.cost.problem import FREE, Problem, certify
 from partopt.documents import Note
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
-from partopt.planners import PLANNERS, optimal, required_features
+from partopt.planners import PLANNERS, required_features
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -98,7 +97,8 @@ def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     problem.progress(f"simulating {name}", 0, 1)
     decision = planners.decide(name, problem)
     plan = price(decision.partition, problem, name, decision.certificate)
-    return simulate_with_best_warmup(plan), list(decision.notes)
+    found = simulate_with_best_warmup(plan)
+    return found if found.fits else replace(found, certificate=None), list(decision.notes)
 
 
 def contestants(problem: Problem) -> list[str]:
@@ -144,13 +144,20 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
         with suppress(PartoptError):
             equal = dataclasses.replace(problem, replication="uniform")
             plans["uniform"] = replace(plan_with("optimal", equal)[0], request=own.request)
-    best = plans[best_of(plans)]
-    if best is own or own.certificate is None:
-        return own
-    partition = partition_of(best, problem.recompute_per_stage)
-    seconds, lower = objective_s(partition, problem), own.certificate.lower_bound_s
-    certificate = certify(seconds, lower, optimal.status(seconds, lower), own.certificate.proof)
-    return replace(best, planner="optimal", certificate=certificate)
+    return certified(replace(plans[best_of(plans)], planner="optimal"), own.certificate)
+
+
+def certified(plan: Plan, bound: Certificate | None) -> Plan:
+    """The plan of `optimal` with what is known of its simulated period or iteration.
+
+    `bound` is that of the search. A plan that does not fit has no certificate.
+    """
+    if bound is None or not plan.fits:
+        return replace(plan, certificate=None)
+    predicted = plan.predicted
+    seconds = predicted.period_s if predicted.iteration_s is None else predicted.iteration_s
+    certificate = certify(seconds, bound.lower_bound_s, bound.scope, bound.proof)
+    return replace(plan, certificate=certificate)
 
 
 def _uniform_may_win(own: Plan, problem: Problem) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partopt import planners
-from partopt.cost.period import objective_s
 from partopt.cost.price import price
 from partopt.cost.problem import (
     CONTIGUOUS,
@@ -15,14 +14,17 @@ from partopt.cost.problem import (
     Partition,
     Problem,
     Progress,
+    certify,
     partition_of,
     problem_from_plan,
 )
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
+from partopt.search.contest import certified
 from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
@@ -64,13 +66,25 @@ class Recomputation:
         return planners.decide(self.plan.planner, self.problem)
 
     @cached_property
-    def objective_s(self) -> float | None:
-        """What the planner minimises, of the plan's own stages; `None` where it proves nothing."""
-        if self.plan.planner in UNPROVED:
+    def certificate(self) -> Certificate | None:
+        """What is known of the plan's own stages, the bound as recorded; None where nothing is.
+
+        Nothing is of a plan that does not fit, whatever planner made it.
+        """
+        recorded, planner = self.plan.certificate, self.plan.planner
+        if planner in UNPROVED or not self.simulated.fits:
             return None
-        if self.plan.planner != "optimal":
-            return self.decision.certificate.objective_s if self.decision.certificate else None
-        return objective_s(self.partition, self.problem)
+        if planner != "optimal":
+            return self.decision.certificate
+        lower = recorded.lower_bound_s if recorded else 0.0
+        stated = drop_useless_recompute(self.problem)
+        bound = certify(lower, lower, scope(stated), PROOF)
+        return certified(self.simulated, bound).certificate
+
+    @property
+    def objective_s(self) -> float | None:
+        """What the planner minimises, of the plan's own stages; None where it proves nothing."""
+        return self.certificate.objective_s if self.certificate else None
 
 
 def check_layout(plan: Plan) -> None:

@@ -56,7 +56,7 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
     for size, mode in itertools.product(sizes, modes):
         try:
             stated = job.with_(schedule=_ANY, microbatch_size=size, recompute=mode).problem
-            problems.append(replace(stated, progress=progress))
+            problems.append(replace(stated, progress=progress, any_schedule=True))
         except PartoptError as error:
             refusals.append(error)
     if not problems:

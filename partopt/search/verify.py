@@ -58,15 +58,7 @@ def claim(plan: Plan) -> str:
         return f"the plan is as it says; {plan.planner} proves no bound"
     if plan.planner != "optimal":
         return plan.certificate.status
-    families = (
-        f"{' and '.join(optimal.FAMILIES)} {'family' if len(optimal.FAMILIES) == 1 else 'families'}"
-    )
-    best = (
-        "optimal"
-        if plan.certificate.status == "optimal"
-        else f"at most {100 * plan.certificate.gap:.3g} % above the optimum"
-    )
-    return f"{best} within the {families} and the model of docs/how-it-works.md"
+    return f"{plan.certificate.status} of {plan.certificate.scope}"
 
 
 _Found = tuple[bool, str, list[str]]
@@ -117,6 +109,12 @@ def _request(again: Recomputation) -> _Found:
             fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses
         )
     )
+    parted = [
+        f"{' and '.join(group.names)} parted at layer {stage.start}, which are to stay together"
+        for stage in plan.stages
+        if (group := again.problem.tied_group_across(stage.start)) is not None
+    ]
+    broken += parted
     stages = "any number of stages" if request.stages is None else f"{request.stages} stages"
     cuts = "" if request.cut_at is None else f", beginning with {len(request.cut_at)} layers"
     kept = f"{stages}{cuts}, replication {request.replication}, recompute {request.recompute}"
@@ -204,15 +202,10 @@ def _status(again: Recomputation) -> _Found:
     if certificate is None:
         return _nothing(certificate, again.objective_s, again.plan.planner)
     objective, lower = certificate.objective_s, certificate.lower_bound_s
-    gap = objective / lower - 1 if lower else 0.0
-    if again.plan.planner == "optimal":
-        status = optimal.status(objective, lower)
-        proofs = {optimal.proof(again.problem, complete) for complete in (True, False)}
-    else:
-        proved = again.decision.certificate
-        status, proofs = (proved.status, {proved.proof}) if proved else ("", set())
-    proof = certificate.proof if certificate.proof in proofs else " or ".join(sorted(proofs))
-    found = {"gap": gap, "status": status, "proof": proof}
+    proved = again.certificate
+    if proved is None:
+        return False, "nothing is proved of this plan, and it has a certificate", []
+    found = {name: getattr(proved, name) for name in ("gap", "status", "scope", "proof")}
     pairs = {name: (getattr(certificate, name), value) for name, value in found.items()}
     differences = [
         _differs(f"certificate.{name}", *pair) for name, pair in pairs.items() if not _same(*pair)

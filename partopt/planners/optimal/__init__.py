@@ -15,16 +15,28 @@ from dataclasses import replace
 
 from partopt.cost.kernels import replica_counts
 from partopt.cost.period import objective_s
-from partopt.cost.problem import CONTIGUOUS, NESTED, Decision, Partition, Problem, certify
-from partopt.cost.tolerances import OPTIMAL, SUM
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    EXCHANGE,
+    FREE,
+    NESTED,
+    Decision,
+    Partition,
+    Problem,
+    certify,
+)
+from partopt.cost.tolerances import SUM
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.planners.optimal.bisection import bisect_minimum
 from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.families import FamilyProbe, families
 from partopt.planners.optimal.ties import break_ties
 from partopt.planners.placing import stage_count
+from partopt.schedules import schedule
+from partopt.units import format_bytes
 
 FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
+PROOF = "a search for plans below the bound found none"
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
 
@@ -44,9 +56,7 @@ def plan(problem: Problem) -> Decision:
     if best is None:
         raise _nothing_fits(problem)
     best = break_ties(best, probes)
-    how = proof(problem, all(probe.complete and not probe.gave_up for probe in probes))
-    met = value <= lower * (1 + OPTIMAL)
-    return Decision(best, certify(value, value if met else lower, status(value, lower), how))
+    return Decision(best, certify(value, lower, scope(problem), PROOF))
 
 
 def _nothing_fits(problem: Problem) -> PartoptError:
@@ -93,25 +103,22 @@ def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition
     return partition, objective_s(partition, problem)
 
 
-def status(seconds: float, lower_bound_s: float) -> str:
-    """What is proven of a plan with this objective: that it is optimal, or its largest gap."""
-    if seconds <= lower_bound_s * (1 + OPTIMAL):
-        return "optimal"
-    return f"gap {100 * (seconds / lower_bound_s - 1):.3g} %" if lower_bound_s else "gap"
-
-
-def proof(problem: Problem, complete: bool) -> str:
-    """How a lower bound is obtained, by probes that are `complete` or not.
-
-    Complete: they kept every entry and gave up nowhere.
-    """
-    what = "period" if problem.microbatches is None else "iteration"
-    how = (
-        "exhaustive feasibility search found none"
-        if complete
-        else "infeasible even if replicas could use any ranks"
-    )
-    return f"no {' or '.join(FAMILIES)} plan has a shorter {what}: {how}"
+def scope(problem: Problem) -> str:
+    """The plans of which the bound speaks, in words."""
+    entry, chain = schedule(problem.schedule), problem.chain
+    may, limit = problem.recompute_per_stage, problem.memory_bytes
+    words = [
+        f"{' and '.join(FAMILIES)} plans of microbatches of {chain.microbatch_size}",
+        f"under {problem.schedule}{' at any warm-up' if entry.takes_warmup else ''}",
+        "" if problem.microbatches is None else f"with {problem.microbatches} an iteration",
+        "" if limit is None else f"within {format_bytes(limit)} a device",
+        "" if problem.stages is None else f"of {problem.stages} stages",
+        "" if problem.replication == FREE else f"with replication {problem.replication}",
+        "recomputing what they choose" if may else "recomputing all" if problem.recompute else "",
+        "with tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
+        "cut where it is allowed" if problem.cut_at is not None else "",
+    ]
+    return " ".join(word for word in words if word)
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
