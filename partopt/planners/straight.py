@@ -10,14 +10,14 @@ later cut. Under an asynchronous schedule that is the period.
 The iteration of a synchronous schedule is a pass, which all partitions share, plus X + U: X is the
 largest all - pass of a stage, U the largest update. With all - pass in the place of side and C, the
 recurrence gives the least X of stages whose updates are below a bound. The bound falls from
-infinity: given a least X, only a U below `best - X` is better than the best.
+infinity: given a least X, only a U below `best - X` improves on the best.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -45,9 +45,10 @@ def plan(problem: Problem) -> Decision:
 
     Exactly `problem.stages` of them where that is given.
     """
-    best, best_s, bound_s = None, math.inf, math.inf
-    updates = _update_table(problem)
-    while (boundaries := _least_bottleneck(problem, updates, bound_s)) is not None:
+    recurrence = _Recurrence(problem)
+    best, best_s = None, math.inf
+    bound_s = limit_s = math.inf
+    while bound_s > 0 and (boundaries := recurrence.solve(bound_s, limit_s)) is not None:
         partition = Partition(CONTIGUOUS, consecutive(boundaries))
         seconds = objective_s(partition, problem)
         if seconds < best_s:
@@ -55,8 +56,8 @@ def plan(problem: Problem) -> Decision:
         if problem.microbatches is None:
             break
         passing, rest, _ = parts_of_iteration(partition, problem)
-        update = max(float(updates[i, j]) for i, j in pairwise(boundaries))
-        bound_s = min(update, best_s - passing - rest)
+        update = max(float(recurrence.updates[i, j]) for i, j in pairwise(boundaries))
+        bound_s, limit_s = min(update, best_s - passing - rest), best_s - passing
     assert best is not None, "without a bound there is a partition"
     status, proof = (
         "optimal without replication",
@@ -65,18 +66,70 @@ def plan(problem: Problem) -> Decision:
     return Decision(best, certify(best_s, best_s, status, proof))
 
 
-def _least_bottleneck(problem: Problem, updates: Table, bound_s: float) -> list[int] | None:
-    """The boundaries of the partition with the least bottleneck, and updates below `bound_s`."""
-    K, N = stage_count(problem), problem.chain.layers
-    row = _fill(problem, K, np.where(updates < bound_s, 0.0, np.inf))
-    counts = [K] if problem.stages is not None else range(1, K + 1)
-    q = min(counts, key=lambda count: row.A[count, N])
-    if row.A[q, N] == np.inf:
-        return None
-    boundaries = [N]
-    for count in range(q, 0, -1):
-        boundaries.insert(0, int(row.split[count, boundaries[0]]))
-    return boundaries
+class _Recurrence:
+    """The recurrence of a problem, to be solved for several bounds on the updates."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.K = problem, stage_count(problem)
+        self.updates = _update_table(problem)
+        self._stages = cache(partial(_stage_table, problem))
+        N, sides = problem.chain.layers, range(1, len(problem.topology.levels) + 1)
+        # of a synchronous schedule the stages on both sides of a cut count it
+        alone = problem.microbatches is None
+        self._cuts = {
+            k: Cuts.of(_at_cuts(side_s, problem, k) if alone else np.zeros(N + 1)) for k in sides
+        }
+        self._by_level = problem.serial_transfers or not alone  # what a stage takes
+
+    def solve(self, bound_s: float, limit_s: float) -> list[int] | None:
+        """The boundaries of the partition with the least bottleneck, and updates below `bound_s`.
+
+        None where that bottleneck is not below `limit_s`.
+        """
+        row, N = self._fill(self.updates < bound_s, limit_s), self.problem.chain.layers
+        counts = [self.K] if self.problem.stages is not None else range(1, self.K + 1)
+        q = min(counts, key=lambda count: row.A[count, N])
+        if row.A[q, N] == math.inf:
+            return None
+        boundaries = [N]
+        for count in range(q, 0, -1):
+            boundaries.insert(0, int(row.split[count, boundaries[0]]))
+        return boundaries
+
+    def _fill(self, allowed: NDArray[np.bool_], limit_s: float) -> Row:
+        """Fill A below `limit_s` and its splits, of `allowed` stages, one after the other.
+
+        Cuts are priced at the level at which their two ranks part.
+        """
+        problem, N = self.problem, self.problem.chain.layers
+        row = Row.empty(self.K, N)
+
+        @cache
+        def inner_of(before: int, after: int) -> Inner:
+            """What stages between cuts at these levels take."""
+            seconds = np.where(allowed, self._stages(before, after), np.inf)
+            return Inner.of(seconds, np.ones(seconds.shape, np.int32), np.zeros_like(seconds), 1.0)
+
+        for q in range(1, self.K + 1):
+            before, after = self._levels(q)
+            inner = inner_of(before, after) if self._by_level else inner_of(1, 1)
+            row.A[q] = limit_s
+            if q == 1:
+                row.A[1, 1:] = np.minimum(limit_s, inner.seconds[0, 1:])
+                row.stages[1] = 1
+            else:
+                split_off(1, 0, q, inner, self._cuts[before], row)
+            row.A[q, row.A[q] >= limit_s] = np.inf
+            row.floor[q] = np.minimum.accumulate(row.A[q, ::-1])[::-1]
+            problem.progress("straight", q, self.K)
+        return row
+
+    def _levels(self, q: int) -> tuple[int, int]:
+        """The levels of the cuts before and after the stage on rank q-1; 1 where none counts."""
+        topology = self.problem.topology
+        before = topology.common_level(q - 2, q - 1) if q > 1 else 1
+        after = topology.common_level(q - 1, q) if q < topology.devices else 1
+        return before, after
 
 
 def _at_cuts(
@@ -84,39 +137,6 @@ def _at_cuts(
 ) -> Table:
     """What each cut costs either of its devices when it lies at level k, shape (N+1,)."""
     return np.array([cost_s(size, range(1), k, problem.topology) for size in problem.chain.a])
-
-
-def _fill(problem: Problem, K: int, least: Table) -> Row:
-    """Fill A and its splits, one stage after the other; no stage takes less than `least`.
-
-    A cut is priced at the level at which its two ranks part: by itself, or of a synchronous
-    schedule with the stages on both sides.
-    """
-    topology, N = problem.topology, problem.chain.layers
-    asynchronous = problem.microbatches is None
-    sides = range(1, len(topology.levels) + 1)
-    costs = {k: _at_cuts(side_s, problem, k) if asynchronous else np.zeros(N + 1) for k in sides}
-    cuts = {k: Cuts.of(costs[k]) for k in sides}
-    depends_on_level = problem.serial_transfers or not asynchronous
-    row = Row.empty(K, N)
-
-    @cache
-    def inner_of(before: int, after: int) -> Inner:
-        """What stages between cuts at these levels take."""
-        seconds = np.maximum(_stage_table(problem, before, after), least)
-        return Inner.of(seconds, np.ones(least.shape, np.int32), np.zeros(least.shape), 1.0)
-
-    for q in range(1, K + 1):
-        before = topology.common_level(q - 2, q - 1) if q > 1 else 1
-        after = topology.common_level(q - 1, q) if q < topology.devices else 1
-        inner = inner_of(before, after) if depends_on_level else inner_of(1, 1)
-        if q == 1:
-            row.A[1, 1:], row.stages[1] = inner.seconds[0, 1:], 1
-        else:
-            split_off(1, 0, q, inner, cuts[before], row)
-        row.floor[q] = np.minimum.accumulate(row.A[q, ::-1])[::-1]
-        problem.progress("straight", q, K)
-    return row
 
 
 def _stage_table(problem: Problem, before: int, after: int) -> Table:
@@ -146,8 +166,10 @@ def _stage_table(problem: Problem, before: int, after: int) -> Table:
 def _update_table(problem: Problem) -> Table:
     """Seconds of a stage [s, j) after its last backward, shape (N+1, N+1).
 
-    The exchange of tied gradients, and its share of the optimizer step.
+    The exchange of tied gradients, and its share of the optimizer step; zeros if asynchronous.
     """
+    if problem.microbatches is None:
+        return np.zeros(2 * (problem.chain.layers + 1,))
     weights = problem.chain.parameter_bytes.table()
     total = weights[0, -1]
     step = weights / total * problem.chain.optimizer_s if total else weights
