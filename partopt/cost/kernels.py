@@ -61,6 +61,8 @@ class Layers(NamedTuple):
     # what recomputing adds to a pass, before each cut, shape (N+1,): zeros where it is not counted
     extra: NDArray[np.int64]
     depth: int  # the most stages of a plan, where what is in flight depends on them
+    # stages that recompute keep the stash of as many microbatches as there are stages up to them
+    rebuilds: bool
     # stages recompute while they wait, so that passing a microbatch on takes no recomputation
     recompute_is_free: bool
     tied: Tied
@@ -102,6 +104,7 @@ def layers_of(problem: Problem) -> Layers:
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         extra=np.zeros(chain.layers + 1, np.int64),
         depth=0,
+        rebuilds=entry.kernel.depends_on == DEPTH,
         recompute_is_free=entry.recomputes,
         tied=tied_of(problem),
     )
@@ -188,11 +191,14 @@ def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def memory_bytes(layers, stage, F):  # type: ignore[no-untyped-def]
-    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`."""
+def memory_bytes(layers, stage, F, rebuilt):  # type: ignore[no-untyped-def]
+    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`.
+
+    If it recomputes, it keeps the `rebuilt` stashes.
+    """
     W, stash, before = stage.weights, stage.stash, stage.before
     versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
-    kept = F * before + stash if stage.mode else F * stash
+    kept = F * before + rebuilt * stash if stage.mode else F * stash
     return (
         np.rint(versions * W)
         + np.rint(W)
@@ -204,21 +210,37 @@ def memory_bytes(layers, stage, F):  # type: ignore[no-untyped-def]
 
 @compiled()
 def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
-    """The most microbatches in flight for which a stage fits; 0 where not even one does."""
+    """The most microbatches in flight for which a stage fits; 0 where not even one does.
+
+    If it recomputes, with one stash: whether it has room for more of them, `has_room` says.
+    """
     if layers.memory == np.inf:
         return NEVER
-    none = memory_bytes(layers, stage, 0)
+    none = memory_bytes(layers, stage, 0, 1)
     kept = stage.before if stage.mode else stage.stash
     versions = stage.weights if layers.versions == ALL_IN_FLIGHT else 0.0
     each = stage.before + stage.after + kept + versions
-    if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1) > layers.memory):
+    if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1, 1) > layers.memory):
         return 0
     if each == 0.0:
         return NEVER
     F = np.int64(min((layers.memory - none + ROUNDED_BYTES) / each + 1.0, float(NEVER)))
-    while F > 0 and memory_bytes(layers, stage, F) > layers.memory:
+    while F > 0 and memory_bytes(layers, stage, F, 1) > layers.memory:
         F -= 1
     return F
+
+
+@compiled()
+def has_room(layers, stage, R, r):  # type: ignore[no-untyped-def]
+    """Whether a stage of r replicas fits with all that it rebuilds, R devices behind it.
+
+    Every stage has r replicas, so that R / r of the `layers.depth` stages are behind it.
+    """
+    if layers.memory == np.inf or not layers.rebuilds or stage.mode == 0:
+        return True
+    own = -(-layers.M // r)
+    rebuilt = min(own, max(1, layers.depth - R // r))
+    return memory_bytes(layers, stage, min(own, layers.depth), rebuilt) <= layers.memory
 
 
 @compiled()

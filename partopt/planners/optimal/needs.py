@@ -111,18 +111,34 @@ def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
     return unit_s, np.rint(forward / unit_s).astype(np.int64)
 
 
-def find_at_depth(layers: Layers, stages: int | None, find: Callable[[Layers], Answer]) -> Answer:
+def find_at_depth(
+    layers: Layers, stages: int | None, most: int, find: Callable[[Layers], Answer]
+) -> Answer:
     """The answer of `find`, at the fewest stages with a plan if what is in flight depends on them.
 
     More stages hold more: a plan of fewest stages, found where stages hold as little as those of a
-    smaller depth, has no more stages than any plan that fits.
+    smaller depth, has no more stages than any plan that fits. Where stages also keep what they have
+    rebuilt, which is less the more stages are behind them, that depth is where the search begins:
+    depths are tried in turn, up to the `most` stages that there may be. In a plan of the fewest
+    stages each cut has the fewest behind it, so the entries with the fewest are enough.
     """
     if layers.depends_on != DEPTH or layers.memory == np.inf:
         return find(layers)
-    depth, complete = stages or 1, True
+    if stages is not None:
+        return find(layers._replace(depth=stages))
+    rebuilds, complete = layers.rebuilds and layers.last_mode == 1, True
+    depth = 1
     while True:
+        answer = find(layers._replace(depth=depth, rebuilds=False))
+        complete = complete and answer.complete
+        if answer.plan is not None and len(answer.plan.stages) > depth:
+            depth = len(answer.plan.stages)
+            continue
+        if answer.plan is None or not rebuilds:
+            return answer._replace(complete=complete)
         answer = find(layers._replace(depth=depth))
         complete = complete and answer.complete
-        if answer.plan is None or len(answer.plan.stages) <= depth:
-            return answer._replace(complete=complete)
-        depth = len(answer.plan.stages)
+        found = answer.plan is not None and len(answer.plan.stages) <= depth
+        if found or answer.gave_up or depth == most:
+            return answer._replace(plan=answer.plan if found else None, complete=complete)
+        depth += 1

@@ -20,6 +20,8 @@ class RelaxedProbe:
     def __init__(self, contiguous: ContiguousProbe) -> None:
         problem, shapes = contiguous.problem, contiguous.shapes
         self.probe = ContiguousProbe(problem, relax(shapes, problem.topology), contiguous.blocks)
+        # what holds for any plan: more devices behind a stage do not make room in it
+        self.probe.layers = self.probe.layers._replace(rebuilds=False)
         self.refuted: dict[Counts, list[Bounds]] = {}
         # where the probe of contiguous plans alone found nothing
         self.open_regions: dict[Counts, list[Region]] = {}

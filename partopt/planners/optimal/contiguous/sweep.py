@@ -20,6 +20,7 @@ from partopt.cost.kernels import (
     NEVER,
     StageCost,
     between,
+    has_room,
     most_in_flight,
     passed_s,
     replicas_to_fit,
@@ -201,6 +202,8 @@ def _join(layers, caps, source, table, i, j, floor):  # type: ignore[no-untyped-
                 pace, replicas_to_fit(layers, F, row.used), caps.min_replicas_for_cut[row.gap, j]
             )
             extra = row.extra + own
+            if not has_room(layers, stage, row.used, r):
+                continue
             if r <= caps.max_replicas and not _is_useless(
                 caps, table, i, floor, row.limit - r, row.used + r, float(extra)
             ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partopt.cost.compiled import compiled
 from partopt.cost.kernels import (
+    has_room,
     most_in_flight,
     passed_s,
     replicas_to_fit,
@@ -139,6 +140,8 @@ def _join(layers, caps, levels, nest, i, c, room):  # type: ignore[no-untyped-de
             row = nest.rows[0, c, 1, position]
             need = max(pace, replicas_to_fit(layers, F, row.used))
             if need > caps.max_replicas or (caps.stages and row.stages >= caps.stages):
+                continue
+            if not has_room(layers, stage, row.used, caps.max_replicas):
                 continue
             r = -(-need // Q)
             for kind in range(len(nest.bearable)):
