@@ -52,10 +52,12 @@ def plan(problem: Problem) -> Decision:
 
 def _nothing_fits(problem: Problem) -> PartoptError:
     may_recompute = problem.recompute or problem.recompute_per_stage
-    more = "" if may_recompute else ', or let stages recompute (`recompute="auto"`)'
+    more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
+    sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []
+    smaller = any(size < problem.chain.microbatch_size for size in sizes)
     return PartoptError(
         "optimal: no plan fits the memory",
-        f"give smaller microbatches, larger devices or more{more}",
+        f"give {'smaller microbatches, ' if smaller else ''}larger devices or more of them{more}",
         ANSWER_IS_NO,
         code="no-plan-fits",
         memory_bytes=problem.memory_bytes,
