@@ -63,6 +63,8 @@ class Layers(NamedTuple):
     depth: int  # the most stages of a plan, where what is in flight depends on them
     # stages that recompute keep the stash of as many microbatches as there are stages up to them
     rebuilds: bool
+    # the fewest stashes that a stage from each cut on keeps after rebuilding them, shape (N+1,)
+    least_rebuilt: NDArray[np.int64]
     # stages recompute while they wait, so that passing a microbatch on takes no recomputation
     recompute_is_free: bool
     tied: Tied
@@ -79,6 +81,7 @@ class StageCost(NamedTuple):
     compute_s: float
     passed_s: float  # seconds in which it passes one microbatch on
     tied_s: float  # seconds to exchange the gradients of tied parameters
+    rebuilt: int  # stashes that it keeps at the least after rebuilding them
 
 
 def layers_of(problem: Problem) -> Layers:
@@ -105,6 +108,7 @@ def layers_of(problem: Problem) -> Layers:
         extra=np.zeros(chain.layers + 1, np.int64),
         depth=0,
         rebuilds=entry.kernel.depends_on == DEPTH,
+        least_rebuilt=np.ones(chain.layers + 1, np.int64),
         recompute_is_free=entry.recomputes,
         tied=tied_of(problem),
     )
@@ -187,6 +191,7 @@ def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
         layers.compute[mode, j] - layers.compute[mode, i],
         passed_s(layers, i, j, mode),
         exchanged_s(layers.tied, i, j),
+        layers.least_rebuilt[i],
     )
 
 
@@ -212,20 +217,22 @@ def memory_bytes(layers, stage, F, rebuilt):  # type: ignore[no-untyped-def]
 def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
     """The most microbatches in flight for which a stage fits; 0 where not even one does.
 
-    If it recomputes, with one stash: whether it has room for more of them, `has_room` says.
+    If it recomputes, with the fewest stashes: whether it has room for those that it keeps where it
+    stands, `has_room` says.
     """
     if layers.memory == np.inf:
         return NEVER
-    none = memory_bytes(layers, stage, 0, 1)
+    none = memory_bytes(layers, stage, 0, stage.rebuilt)
     kept = stage.before if stage.mode else stage.stash
     versions = stage.weights if layers.versions == ALL_IN_FLIGHT else 0.0
     each = stage.before + stage.after + kept + versions
-    if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1, 1) > layers.memory):
+    one = memory_bytes(layers, stage, 1, stage.rebuilt)
+    if none > layers.memory or (each == 0.0 and one > layers.memory):
         return 0
     if each == 0.0:
         return NEVER
     F = np.int64(min((layers.memory - none + ROUNDED_BYTES) / each + 1.0, float(NEVER)))
-    while F > 0 and memory_bytes(layers, stage, F, 1) > layers.memory:
+    while F > 0 and memory_bytes(layers, stage, F, stage.rebuilt) > layers.memory:
         F -= 1
     return F
 

@@ -111,30 +111,73 @@ def recompute_units(layers: Layers) -> tuple[float, NDArray[np.int64]]:
     return unit_s, np.rint(forward / unit_s).astype(np.int64)
 
 
+@compiled(allocates=True)
+def stages_up_to(layers, own):  # type: ignore[no-untyped-def]
+    """For each cut the fewest stages up to it and the one after, all recomputed; shape (N+1,).
+
+    NEVER where they do not fit. Cuts are not counted. Stages are as long as they can be from the
+    first on: each keeps what it rebuilds of as many microbatches as there are stages up to it, of
+    at most `own`, so that a later one holds less.
+    """
+    N = len(layers.cuts) - 1
+    count = np.full(N + 1, NEVER)
+    i = s = 0
+    count[0] = 1
+    while i < N:
+        s += 1
+        j = i
+        while j < N and _holds(layers, i, j + 1, min(s, own)):
+            j += 1
+            count[j] = s + 1
+        if j == i:
+            break
+        i = j
+    return count
+
+
+@compiled()
+def _holds(layers, i, j, rebuilt):  # type: ignore[no-untyped-def]
+    """Whether [i, j) fits with what it has rebuilt, its cuts not counted."""
+    weights, stash = between(layers.weights, i, j), between(layers.stash, i, j)
+    held = (layers.versions + 1 + layers.optimizer) * weights + rebuilt * stash
+    return held <= layers.memory + FITS_BYTES
+
+
 def find_at_depth(
-    layers: Layers, stages: int | None, most: int, find: Callable[[Layers], Answer]
+    layers: Layers,
+    stages: int | None,
+    counts: Counts,
+    devices: int,
+    find: Callable[[Layers], Answer],
 ) -> Answer:
     """The answer of `find`, at the fewest stages with a plan if what is in flight depends on them.
 
     More stages hold more: a plan of fewest stages, found where stages hold as little as those of a
     smaller depth, has no more stages than any plan that fits. Where stages also keep what they have
     rebuilt, which is less the more stages are behind them, that depth is where the search begins:
-    depths are tried in turn, up to the `most` stages that there may be. In a plan of the fewest
-    stages each cut has the fewest behind it, so the entries with the fewest are enough.
+    depths are tried in turn, as far as the `devices` allow with the fewest replicas of `counts`. In
+    a plan of the fewest stages each cut has the fewest behind it, so the entries with the fewest
+    are enough.
     """
     if layers.depends_on != DEPTH or layers.memory == np.inf:
         return find(layers)
     if stages is not None:
         return find(layers._replace(depth=stages))
-    rebuilds, complete = layers.rebuilds and layers.last_mode == 1, True
-    depth = 1
+    recomputes, complete, depth = layers.last_mode == 1, True, 1
+    most = min(devices // counts[0], len(layers.cuts) - 1)
+    if recomputes:
+        own = -(-layers.M // counts[0])
+        up_to = stages_up_to(layers, own)
+        layers, depth = layers._replace(least_rebuilt=np.minimum(up_to, own)), int(up_to[-1]) - 1
+    if depth > most:
+        return Answer(None)
     while True:
         answer = find(layers._replace(depth=depth, rebuilds=False))
         complete = complete and answer.complete
         if answer.plan is not None and len(answer.plan.stages) > depth:
             depth = len(answer.plan.stages)
             continue
-        if answer.plan is None or not rebuilds:
+        if answer.plan is None or not (layers.rebuilds and recomputes):
             return answer._replace(complete=complete)
         answer = find(layers._replace(depth=depth))
         complete = complete and answer.complete

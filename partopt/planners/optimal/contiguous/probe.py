@@ -85,15 +85,17 @@ class ContiguousProbe:
         needs = devices_needed(self.layers, self.longest, bounds, counts)
         around = devices_around(needs, min_devices_after)
         caps = caps_of(self.layers, self.shapes, self.sides, bounds, counts, needs, around)
-        most = self.problem.topology.devices // counts[0]
-        answer = find_at_depth(self.layers, stages, most, partial(self._sweep, caps, stages))
+        devices = self.problem.topology.devices
+        answer = find_at_depth(
+            self.layers, stages, counts, devices, partial(self._sweep, caps, stages)
+        )
         if answer.plan is None or self._recompute_s(answer.plan) <= bounds.recompute_s:
             return answer
         caps = caps._replace(
             max_extra=np.floor(bounds.recompute_s / self.unit_s) + self.problem.chain.layers + 1
         )
         counted = self.layers._replace(extra=self.extra)
-        return find_at_depth(counted, stages, most, partial(self._sweep, caps, stages))
+        return find_at_depth(counted, stages, counts, devices, partial(self._sweep, caps, stages))
 
     def floors_s(self, counts: Counts) -> tuple[float, float]:
         """Seconds that X and U of a synchronous plan do not go below.

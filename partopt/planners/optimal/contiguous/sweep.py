@@ -146,12 +146,15 @@ def _min_replicas_to(layers, caps, i, j, R):  # type: ignore[no-untyped-def]
     W, mode = between(layers.weights, i, j), layers.first_mode
     C, passed = layers.compute[mode, j] - layers.compute[mode, i], passed_s(layers, i, j, mode)
     stash = between(layers.stash, i, j) if caps.limited else 0.0
-    stage = StageCost(W, stash, layers.cuts[i], 0.0, mode, C, passed, 0.0)
+    rebuilt = layers.least_rebuilt[i]
+    stage = StageCost(W, stash, layers.cuts[i], 0.0, mode, C, passed, 0.0, rebuilt)
     r = max(replicas_to_keep_pace(layers, stage, caps.pace), caps.min_replicas)
     if caps.limited:
         F = most_in_flight(layers, stage)
         if layers.last_mode > mode:
-            recomputed = StageCost(W, stash, layers.cuts[i], 0.0, layers.last_mode, C, passed, 0.0)
+            recomputed = StageCost(
+                W, stash, layers.cuts[i], 0.0, layers.last_mode, C, passed, 0.0, rebuilt
+            )
             F = max(F, most_in_flight(layers, recomputed))
         r = max(r, replicas_to_fit(layers, F, np.int64(R)))
     return first_at_least(caps.any_weights, r, W)

@@ -77,8 +77,8 @@ class NestedProbe:
             floor=np.minimum.accumulate(after),
             ceiling=np.maximum.accumulate(possible[::-1])[::-1],
         )
-        most = self.problem.topology.devices // counts[0]
-        return find_at_depth(self.layers, stages, most, partial(self._solve, caps))
+        devices = self.problem.topology.devices
+        return find_at_depth(self.layers, stages, counts, devices, partial(self._solve, caps))
 
     def _solve(self, caps: Caps, layers: Layers) -> Answer:
         """A plan within the caps."""
