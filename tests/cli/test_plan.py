@@ -35,7 +35,9 @@ def test_the_plan_is_on_standard_output_and_what_to_do_next_beside_it(planned):
     assert outcome.code == 0
     assert "plan     gpipe: 4 stages, 1-1-1-1, schedule pipedream" in outcome.out
     assert "BESIDE IT" in outcome.out
-    assert outcome.err.startswith("next:    partopt compare ")
+    warning, following = outcome.err.splitlines()
+    assert warning == "warning: data_parallel is 33.3% faster and fits: --planner data_parallel"
+    assert following.startswith("next:    partopt compare ")
 
 
 def test_a_written_plan_is_the_one_that_json_prints(planned, tmp_path):
