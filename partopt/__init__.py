@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
-    from partopt.search.does_not_fit import Fitting, find_fitting
+    from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
@@ -54,6 +54,7 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "compare": "partopt.search.compare",
     "find_fitting": "partopt.search.does_not_fit",
+    "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
@@ -83,6 +84,7 @@ __all__ = [
     "compare",
     "find_fitting",
     "import_profile",
+    "list_tried",
     "measure",
     "measure_source",
     "scale",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
 from partopt.simulator.advice import findings
+from partopt.simulator.change import Trials
 from partopt.simulator.conditions import (
     Conditions,
     apply_conditions,
@@ -36,10 +37,14 @@ FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a plan does under its schedule: `planned` as it was made, `plan` as it ran."""
+    """What a plan does under its schedule: `planned` as it was made, `plan` as it ran.
+
+    `conditions` are those that differ between the two.
+    """
 
     planned: Plan
     execution: Execution
+    conditions: Conditions
 
     @property
     def plan(self) -> Plan:
@@ -49,12 +54,14 @@ class Simulation:
     @cached_property
     def document(self) -> SimulationDocument:
         """Where the time goes, what to change, what the plan promised: all that a page shows."""
-        return document_of(self.execution, self.planned, findings(self.execution))
+        trials = Trials(self.conditions, partial(_run, self.planned, executions.ACTION_LIMIT))
+        return document_of(self.execution, self.planned, findings(self.execution, trials))
 
     @property
     def fits(self) -> bool:
         """Whether every device has room for the most that it holds at once."""
-        return self.document.fits
+        limit = self.plan.memory_limit_bytes
+        return limit is None or int(self.execution.peak_memory_bytes.max()) <= limit
 
     def save(self, path: str, force: bool = False) -> None:
         """Write the simulation; the extension of `path` chooses the form.
@@ -130,12 +137,7 @@ def simulate(
         comm=comm,
         allreduce=allreduce,
     )
-    limit = _most_actions(save_as)
-    own = conditions.own_order
-    if own is None:
-        run = _execute(plan, conditions, limit)
-    else:
-        run = _execute_own(plan, own, conditions, limit)
+    run = _run(plan, _most_actions(save_as), conditions)
     if run.makespan_s == 0:
         raise PartoptError(
             "all that the plan does takes 0 s: there is nothing to see",
@@ -143,7 +145,14 @@ def simulate(
             code="no-time",
             where="plan",
         )
-    return Simulation(plan, run)
+    return Simulation(plan, run, conditions)
+
+
+def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:
+    own = conditions.own_order
+    if own is None:
+        return _execute(plan, conditions, most_actions)
+    return _execute_own(plan, own, conditions, most_actions)
 
 
 def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution:

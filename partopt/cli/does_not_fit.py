@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
 
-_NOTHING_FITS = (
-    "nothing tried fits: smaller measured microbatch sizes, --recompute always, other planners, "
-    "--optimizer sgd; take larger devices"
-)
 
+def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], str]) -> PartoptError:
+    """The error of a plan that does not fit; its hint is a command with which one does.
 
-def does_not_fit(plan: Plan, job: Job) -> PartoptError:
-    """The error of a plan that does not fit; its hint names flags with which a plan does."""
+    `command` gives the command that plans the job with some options changed.
+    """
     import partopt
     from partopt.units import format_rate
 
     fitting = partopt.find_fitting(job, plan)
-    hint = _NOTHING_FITS
     if fitting is not None:
-        flags = [f"--{name.replace('_', '-')} {value}" for name, value in fitting.options.items()]
-        hint = f"this fits: {' '.join(flags)} ({format_rate(fitting.samples_per_s, 'samples')})"
+        speed = format_rate(fitting.samples_per_s, "samples")
+        hint = f"this fits ({speed}): {command(fitting.options)}"
+    else:
+        tried = ", ".join(partopt.list_tried(job, plan))
+        hint = f"nothing tried fits: {tried}; take larger devices" if tried else _LARGER
     return PartoptError(
         f"the plan does not fit: {_excess(plan)}", hint, ANSWER_IS_NO, code="does-not-fit"
     )
 
 
-def no_schedule_fits(plan: Plan) -> PartoptError:
+_LARGER = "take larger devices, or more of them"
+
+
+def no_schedule_fits(plan: Plan, job: Job) -> PartoptError:
     """The error where the fastest plan of all schedules does not fit, and no other does."""
+    smaller = any(m.microbatch_size < plan.microbatch_size for m in job.profile.measured())
+    ways = {
+        "smaller microbatches": job.microbatch_size is not None and smaller,
+        "`recompute=always`": job.recompute == "never",
+    }
     return PartoptError(
         f"no schedule fits: of the fastest, {_excess(plan)}",
-        "take larger devices, more of them, or smaller microbatches",
+        ", or ".join([_LARGER, *(way for way, may_help in ways.items() if may_help)]),
         ANSWER_IS_NO,
         code="does-not-fit",
     )

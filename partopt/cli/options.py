@@ -203,6 +203,11 @@ def write_json(document: Struct) -> None:
 
 def repeat_options(given: Iterable[str]) -> str:
     """The options among `given` that stand on this command line, as another command takes them."""
+    return shlex.join(repeat_words(given))
+
+
+def repeat_words(given: Iterable[str]) -> list[str]:
+    """The words of `repeat_options`."""
     context = click.get_current_context()
     words: list[str] = []
     for parameter in context.command.params:
@@ -211,7 +216,7 @@ def repeat_options(given: Iterable[str]) -> str:
             value = context.params[name]
             for each in value if parameter.multiple else [value]:
                 words += [parameter.opts[-1], str(each)]
-    return shlex.join(words)
+    return words
 
 
 def integers(text: str, flag: str) -> list[int]:

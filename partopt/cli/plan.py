@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options, progress
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.words import as_flags, print_notes
+from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ def command(
     if scaling is not None:
         _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json)
     else:
-        _print_plan(job, output, force, as_json)
+        again = partial(_command, profile, output, given)
+        _print_plan(job, output, force, as_json, again)
     if not as_json and output != "-":
         click.echo(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
 
@@ -94,8 +97,25 @@ def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str 
     return f"compare {shlex.quote(profile)} {kept}"
 
 
-def _print_plan(job: Job, output: str | None, force: bool, as_json: bool) -> None:
-    """The plan, and beside it the runners-up, or the best under each of the other schedules."""
+def _command(
+    profile: str, output: str | None, given: dict[str, Any], changes: Mapping[str, Any]
+) -> str:
+    """This command with some options changed."""
+    words = ["partopt", "plan", profile, *options.repeat_words(set(given) - set(changes))]
+    return shlex.join([*words, *flags_of(changes), *(["-o", output] if output else [])])
+
+
+def _print_plan(
+    job: Job,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    command: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """The plan, and beside it the runners-up, or the best under each of the other schedules.
+
+    `command` gives the command with some options changed.
+    """
     import partopt
 
     with progress.shown() as tell:
@@ -107,7 +127,8 @@ def _print_plan(job: Job, output: str | None, force: bool, as_json: bool) -> Non
     elif output != "-":
         _print_page(result, job)
     if not result.fits:
-        raise no_schedule_fits(plan) if job.schedule == "auto" else does_not_fit(plan, job)
+        auto = job.schedule == "auto"
+        raise no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
     if output and not (as_json and output == "-"):
         plan.save(output, force)
     if output and output != "-":

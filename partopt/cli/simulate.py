@@ -7,18 +7,19 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options, progress, whatif
-from partopt.cli.words import as_flags
+from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Simulation
-    from partopt.documents.simulation import SimulationDocument
+    from partopt.documents.simulation import Finding, SimulationDocument
 
 _WIDTH = 80  # columns, where it is not a terminal
 _ASK_AGAIN_S = 0.2
@@ -62,7 +63,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if as_json:
         options.write_json(simulation.document)
     elif output != "-":
-        show_simulation(simulation.document)
+        show_simulation(simulation.document, plan)
     if output:
         simulation.save(output, force)
         if output != "-":
@@ -70,7 +71,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
     if not simulation.fits:
-        raise _does_not_fit(simulation.document)
+        raise _does_not_fit(simulation.document, plan)
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
@@ -109,15 +110,23 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
     return done[0]
 
 
-def show_simulation(document: SimulationDocument) -> None:
-    """Print the page of a simulation, as wide as the terminal."""
+def show_simulation(document: SimulationDocument, plan: str | None = None) -> None:
+    """Print the page of a simulation, as wide as the terminal; `plan` is the file of its plan."""
     from partopt.report.simulation import render
 
     terminal = sys.stdout.isatty()
     columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
     context = click.get_current_context()
     colour = terminal if context.color is None else context.color
-    click.echo(render(document, max(_WIDTH, columns), options.ascii_only(), colour, as_flags))
+    command = partial(_command, plan)
+    ascii_only = options.ascii_only()
+    click.echo(render(document, max(_WIDTH, columns), ascii_only, colour, as_flags, command))
+
+
+def _command(plan: str | None, finding: Finding) -> list[str]:
+    """The words of the command that makes a change; its flags alone where the plan is no file."""
+    flags = flags_of(finding.options)
+    return flags if plan in (None, "-") else ["partopt", "simulate", str(plan), *flags]
 
 
 def _next(plan: str, output: str | None) -> str:
@@ -126,13 +135,16 @@ def _next(plan: str, output: str | None) -> str:
     return f"next:    partopt simulate {shlex.quote(plan)} -o trace.json"
 
 
-def _does_not_fit(document: SimulationDocument) -> PartoptError:
+def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:
     from partopt.units import format_bytes
 
     fullest, limit = document.fullest, document.memory_limit_bytes
     assert limit is not None
     peak = fullest.peak_memory_bytes
-    hint = next((found.change for found in document.advice if found.code == "memory"), "")
+    [fault] = [found for found in document.advice if found.code == "memory"]
+    hint = f"`solve` keeps within `memory={limit} B` where any plan does"
+    if fault.verb:
+        hint = f"{fault.change}: {shlex.join(_command(plan, fault))}"
     return PartoptError(
         f"the plan does not fit: rank {fullest.rank} needs {format_bytes(peak)}, "
         f"which exceeds the limit by {format_bytes(peak - limit)}",

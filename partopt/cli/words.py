@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +38,20 @@ def as_flags(text: str) -> str:
     nor a function stays as it is, in its backquotes.
     """
     return _NAMED.sub(_spell, text)
+
+
+def flags_of(options: Mapping[str, Any]) -> list[str]:
+    """Options of the library as the words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            for level, each in value.items():
+                words += [FLAGS[name], f"{level}={each}"]
+        elif isinstance(value, list | tuple):
+            words += [FLAGS[name], ",".join(map(str, value))]
+        else:
+            words += [FLAGS[name], str(value)]
+    return words
 
 
 def print_notes(notes: Iterable[Note]) -> None:

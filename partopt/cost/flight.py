@@ -37,6 +37,16 @@ def in_flight(name: str, s: int, replicas: Sequence[int], microbatches: int | No
     return counts.in_flight(s, replicas, microbatches)
 
 
+def rebuilt(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+    """The most stashes that one replica of stage s keeps at once where it recomputes.
+
+    They are kept until the backward ends. The schedule `name` has one stage on each device.
+    """
+    counts = schedule(name).counts
+    assert isinstance(counts, StageCounts), "with several stages on a device, orders are counted"
+    return counts.rebuilt(s, replicas, microbatches)
+
+
 def warmup(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
     """Forwards that one replica of stage s does before its first backward.
 

@@ -232,7 +232,10 @@ def cost_of(layers, i, j, mode, weights, stash, after, message, tied):  # type: 
 
 @compiled()
 def memory_bytes(layers, stage, F):  # type: ignore[no-untyped-def]
-    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`."""
+    """Bytes on each device of a stage with F in flight: `partopt.cost.memory.stage_memory`.
+
+    If it recomputes, with one stash rebuilt: what it keeps at the least.
+    """
     W, stash, before = stage.weights, stage.stash, stage.before
     versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
     kept = F * before + stash if stage.mode else F * stash

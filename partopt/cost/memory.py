@@ -32,9 +32,9 @@ def stage_memory(
     in_flight: int,
     weight_versions: int,
     optimizer: str,
-    recompute: bool,
+    rebuilt: int,
 ) -> Memory:
-    """Bytes on each device that holds layers [i, j), by what they are for."""
+    """Bytes on each device that holds layers [i, j), by what they are for; see `device_memory`."""
     weights = chain.parameter_bytes(i, j)
     state = optimizer_bytes(weights, optimizer, chain.sixteen_bit)
     return device_memory(
@@ -45,7 +45,7 @@ def stage_memory(
         chain.a[j],
         in_flight,
         weight_versions,
-        recompute,
+        rebuilt,
     )
 
 
@@ -57,21 +57,21 @@ def device_memory(
     outputs: float,
     in_flight: int,
     weight_versions: int,
-    recompute: bool,
+    rebuilt: int,
 ) -> Memory:
     """Bytes on a device, by what they are for, given the sizes of its stage.
 
     The stage has `weights` bytes of parameters, `state` bytes of optimizer state, and `stash` bytes
-    for each microbatch. With `recompute` only the stage's input is kept for each microbatch in
-    flight, and one microbatch's stash while it is recomputed. Each microbatch in flight has one
-    buffer for what each cut brings: activations from the stage before, gradients from the stage
-    after.
+    for each microbatch. A stage that recomputes keeps only its input for each microbatch in flight,
+    and the stash of the `rebuilt` ones; `rebuilt` is 0 where nothing is recomputed. Each microbatch
+    in flight has one buffer for what each cut brings: activations from the stage before, gradients
+    from the stage after.
     """
     parts = {
         "parameters_bytes": weight_versions * weights,
         "gradients_bytes": weights,
         "optimizer_bytes": state,
-        "activations_bytes": in_flight * inputs + stash if recompute else in_flight * stash,
+        "activations_bytes": in_flight * inputs + rebuilt * stash if rebuilt else in_flight * stash,
         "buffers_bytes": in_flight * (inputs + outputs),
     }
     whole = {name: round(size) for name, size in parts.items()}

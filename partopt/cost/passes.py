@@ -80,7 +80,10 @@ def message_s(problem: Problem, c: int) -> float:
 
 
 def most_in_flight(stage: Assignment, problem: Problem) -> int:
-    """The most microbatches in flight for which a stage fits; 0 where not even one does."""
+    """The most microbatches in flight for which a stage fits; 0 where not even one does.
+
+    One that recomputes keeps one stash at the least.
+    """
     limit = problem.memory_bytes
     if limit is None:
         return NEVER
@@ -94,7 +97,7 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
             F,
             entry.versions_of(F),
             problem.optimizer,
-            problem.recomputes(stage),
+            int(problem.recomputes(stage)),
         )
         return held.total_bytes <= limit
 

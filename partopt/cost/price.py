@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partopt.cost.flight import chunks_in_flight, in_flight, noam, warmup, weight_versions
+from partopt.cost.flight import (
+    chunks_in_flight,
+    in_flight,
+    noam,
+    rebuilt,
+    warmup,
+    weight_versions,
+)
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import (
@@ -103,12 +110,29 @@ def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem)
 
 def _memory(partition: Partition, s: int, problem: Problem) -> Memory:
     """Bytes on each device of stage s."""
-    stage, chain = partition.stages[s], problem.chain
-    held, _ = _flight(partition, s, [len(other.ranks) for other in partition.stages], problem)
-    versions = weight_versions(problem.schedule, held)
+    stage, replicas = partition.stages[s], [len(other.ranks) for other in partition.stages]
+    held, _ = _flight(partition, s, replicas, problem)
     return stage_memory(
-        chain, stage.start, stage.stop, held, versions, problem.optimizer, problem.recomputes(stage)
+        problem.chain,
+        stage.start,
+        stage.stop,
+        held,
+        weight_versions(problem.schedule, held),
+        problem.optimizer,
+        _rebuilt(partition, s, replicas, problem),
     )
+
+
+def _rebuilt(partition: Partition, s: int, replicas: list[int], problem: Problem) -> int:
+    """Stashes that stage s rebuilds and keeps, 0 where it does not recompute.
+
+    Where devices hold several stages: one, which the simulation corrects.
+    """
+    if not problem.recomputes(partition.stages[s]):
+        return 0
+    if schedule(problem.schedule).shape != STRAIGHT:
+        return 1
+    return rebuilt(problem.schedule, s, replicas, problem.microbatches)
 
 
 def peak_memory_bytes(partition: Partition, problem: Problem) -> int:

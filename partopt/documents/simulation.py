@@ -52,9 +52,11 @@ class Finding(documents.Part, frozen=True, kw_only=True):
     """Something to point at.
 
     With a `fault` the plan cannot run, a `loss` costs time, a `risk` may cost some that is not
-    simulated. `value`, in `unit`, is the number on which it rests. `change` is what to do about it:
-    the same as data is `verb`, the function of the library to call, empty where none would help,
-    and the `options` to call it with, none where their values are open.
+    simulated. `value`, in `unit`, is the number on which it rests. A change that helps has been
+    executed: `verb` is the function of the library to call with the plan, `options` all that it is
+    called with, `speedup` the samples/s with the change over those without it, `peak_memory_bytes`
+    what the fullest device then needs, and `change` says both and what else it takes. Where nothing
+    that was tried helps, `verb` and `change` are empty.
     """
 
     code: str
@@ -62,9 +64,11 @@ class Finding(documents.Part, frozen=True, kw_only=True):
     value: float
     unit: str
     text: str
-    verb: Literal["solve", "simulate", "measure", "compare", ""]
+    verb: Literal["simulate", ""]
     options: dict[str, Any]
     change: str
+    speedup: float | None
+    peak_memory_bytes: Bytes | None
 
 
 class Planned(documents.Part, frozen=True, kw_only=True):

@@ -91,7 +91,7 @@ _BUILTIN: dict[str, Planner | str] = {
         _any,
     ),
     "straight": Planner(
-        "partopt.planners.straight", "the best pipeline without replication", _SINGLE
+        "partopt.planners.straight", "the best pipeline without replication", _SINGLE, _compiled
     ),
     "data_parallel": Planner(
         "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
@@ -11,27 +12,52 @@ from partopt.documents.simulation import Finding
 from partopt.report.table import WIDTH
 
 _INDENT = " " * 9
+_FURTHER = " " * 12  # of what stands below an arrow
 
 
-def render(findings: Sequence[Finding], spell: Callable[[str], str] = str) -> str:
-    """Each finding and, below it, what to change, with options and verbs as `spell` writes them."""
+def render(
+    findings: Sequence[Finding],
+    spell: Callable[[str], str] = str,
+    command: Callable[[Finding], Sequence[str]] | None = None,
+) -> str:
+    """Each finding and, below it, what a change brings and the `command` that makes it.
+
+    Options and verbs are as `spell` writes them.
+    """
     if not findings:
         return "advice   nothing to point at"
-    lines = [_finding(finding, spell) for finding in findings]
+    lines = [line for finding in findings for line in _finding(finding, spell, command)]
     return "\n".join([click.style("ADVICE", bold=True), *lines])
 
 
-def _finding(finding: Finding, spell: Callable[[str], str]) -> str:
-    text = _wrap(f"{spell(finding.text)}.", f"{finding.severity:9}")
-    return f"{text}\n{_wrap(spell(finding.change), _INDENT + '-> ')}"
+def _finding(
+    finding: Finding,
+    spell: Callable[[str], str],
+    command: Callable[[Finding], Sequence[str]] | None,
+) -> Iterator[str]:
+    yield _wrap(f"{spell(finding.text)}.", f"{finding.severity:9}", _INDENT)
+    if finding.verb:
+        yield _wrap(f"{spell(finding.change)}:", f"{_INDENT}-> ", _FURTHER)
+        if command is not None:
+            yield from _lines(command(finding))
 
 
-def _wrap(text: str, begin: str) -> str:
+def _wrap(text: str, begin: str, rest: str) -> str:
     """The text after `begin`, in lines of 80 columns.
 
     Options and names are broken only where they are longer than a line.
     """
-    rest = _INDENT if begin.strip() != "->" else " " * len(begin)
     return textwrap.fill(
         text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False
     )
+
+
+def _lines(words: Sequence[str]) -> Iterator[str]:
+    """A command as a shell takes it, in lines of 80 columns where its words are not longer."""
+    line = _FURTHER
+    for word in map(shlex.quote, words):
+        if line.strip() and len(line) + len(word) + 2 > WIDTH:
+            yield f"{line}\\"
+            line = _FURTHER
+        line += f"{word} "
+    yield line.rstrip()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from partopt.documents.simulation import SimulationDocument
+from partopt.documents.simulation import Finding, SimulationDocument
 from partopt.report import advice, gantt
 from partopt.report.changes import compare
 from partopt.report.head import head_of_simulation
@@ -22,11 +22,13 @@ def render(
     ascii_only: bool = False,
     colour: bool = False,
     spell: Callable[[str], str] = str,
+    command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
     """The timeline in `width` columns, then tables, outcome and advice in 80.
 
     The tables show where the time goes and how busy the links are; the outcome is what follows from
-    them. Options in the advice are written as `spell` does.
+    them. Options in the advice are written as `spell` does, and `command` gives the words of the
+    command that makes a change.
     """
     parts = [
         str(head_of_simulation(document)),
@@ -35,7 +37,7 @@ def render(
         level_table(document),
         *compare(document),
         label_lines(_outcome(document)),
-        advice.render(document.advice, spell),
+        advice.render(document.advice, spell, command),
     ]
     return "\n\n".join(parts)
 

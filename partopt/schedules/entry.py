@@ -32,7 +32,8 @@ class Kernel:
 
     One replica of stage s, of the M / r_s microbatches that it gets, holds at most `factor` times
     the devices downstream over r_s, rounded up, and one (DOWNSTREAM); all (OWN); or as many as
-    there are stages (DEPTH). `factor` is read of DOWNSTREAM alone.
+    there are stages (DEPTH). `factor` is read of DOWNSTREAM alone. Of what it rebuilds, a stage
+    keeps one stash, under DEPTH as many as there are stages up to it.
     """
 
     depends_on: int
@@ -49,11 +50,13 @@ class Kernel:
 class StageCounts:
     """What one replica of a stage holds and does first, with one stage on each device.
 
-    Both functions take the stage s, the replicas of every stage and M.
+    The functions take the stage s, the replicas of every stage and M.
     """
 
     # the most microbatches between their forward and the end of their backward
     in_flight: Callable[[int, Sequence[int], int | None], int]
+    # the most microbatches whose stash is kept at once after recomputation has rebuilt it
+    rebuilt: Callable[[int, Sequence[int], int | None], int]
     # forwards before the first backward
     warmup: Callable[[int, Sequence[int], int | None], int]
     # plans state the warm-up, which may be deeper: `row` follows `place.warmup`
@@ -143,6 +146,11 @@ def all_own(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
     return own_microbatches(microbatches, replicas[s], 0)
 
 
+def only_one(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+    """One microbatch, whatever the stage: the backward that recomputes it uses it up."""
+    return 1
+
+
 def downstream(factor: int) -> StageCounts:
     """The counts of 1F1B with `factor` times its warm-up, which plans may state deeper still.
 
@@ -157,4 +165,5 @@ def downstream(factor: int) -> StageCounts:
     def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
         return in_flight(s, replicas, microbatches) - 1
 
-    return StageCounts(in_flight, warmup, takes_warmup=True, kernel=Kernel(DOWNSTREAM, factor))
+    kernel = Kernel(DOWNSTREAM, factor)
+    return StageCounts(in_flight, only_one, warmup, takes_warmup=True, kernel=kernel)

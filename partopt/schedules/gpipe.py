@@ -6,7 +6,7 @@ it waits for the gradient.
 
 from __future__ import annotations
 
-from partopt.schedules.entry import OWN, Kernel, Schedule, StageCounts, all_own
+from partopt.schedules.entry import OWN, Kernel, Schedule, StageCounts, all_own, only_one
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
 
@@ -26,7 +26,7 @@ SCHEDULE = Schedule(
     uneven=True,
     recomputes=True,
     one_at_a_time=False,
-    counts=StageCounts(all_own, all_own, takes_warmup=False, kernel=Kernel(OWN, 0)),
+    counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN, 0)),
     weight_versions=1,
     bubble=lambda P, v, M: 3 * (P - 1),
     auto_chunks=(1,),

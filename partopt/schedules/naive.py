@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.schedules.entry import Schedule, StageCounts
+from partopt.schedules.entry import Schedule, StageCounts, only_one
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
 
@@ -24,6 +24,7 @@ SCHEDULE = Schedule(
     one_at_a_time=True,
     counts=StageCounts(
         in_flight=lambda s, replicas, M: 1,
+        rebuilt=only_one,
         warmup=lambda s, replicas, M: 0,
         takes_warmup=False,
         kernel=None,

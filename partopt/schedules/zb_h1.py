@@ -44,6 +44,8 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=StageCounts(
         in_flight=lambda s, replicas, M: min(all_own(s, replicas, M), len(replicas)),
+        # as many Ws are behind their Is as there are devices before this one
+        rebuilt=lambda s, replicas, M: min(all_own(s, replicas, M), s + 1),
         warmup=downstream(1).warmup,
         takes_warmup=False,
         kernel=Kernel(DEPTH, 0),

@@ -6,10 +6,14 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import get_args
 
-from partopt.documents.plan import Plan
+from partopt.cost.memory import MOMENTS
+from partopt.documents.plan import Optimizer, Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
+from partopt.options import Recompute
+from partopt.planners import PLANNERS
 from partopt.search import contest
 
 
@@ -27,30 +31,59 @@ def find_fitting(job: Job, plan: Plan) -> Fitting | None:
     As few kinds of change as will do: microbatch size and recomputation, then the planner, then the
     optimizer. None where nothing that was tried fits.
     """
-    problem, planner = job.problem, plan.planner
-    others = [] if planner == "manual" else contest.contestants(problem)
-    for optimizer in dict.fromkeys((problem.optimizer, "momentum", "sgd")):
-        for names in ([planner], [name for name in others if name != planner]):
-            found = list(_fitting(names, planner, optimizer, job))
+    others = _other_planners(job, plan)
+    for optimizer in _optimizers(job):
+        for names in ([plan.planner], others):
+            found = list(_fitting(names, plan.planner, optimizer, job))
             if found:
                 return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
     return None
 
 
-def _fitting(names: list[str], planner: str, optimizer: str, job: Job) -> Iterator[Fitting]:
-    """What fits at every measured size up to the job's, with and without recomputation."""
+def list_tried(job: Job, plan: Plan) -> list[str]:
+    """The changes that `find_fitting` tries, in words: nothing that the job says itself."""
+    ways = {
+        "smaller measured microbatch sizes": len(_sizes(job)) > 1,
+        "`recompute=always`": job.recompute != "always",
+        "other planners": bool(_other_planners(job, plan)),
+        f"`optimizer={_optimizers(job)[-1]}`": len(_optimizers(job)) > 1,
+    }
+    return [way for way, tried in ways.items() if tried]
+
+
+def _other_planners(job: Job, plan: Plan) -> list[str]:
+    names = [] if plan.planner == "manual" else contest.contestants(job.problem)
+    return [name for name in names if name != plan.planner]
+
+
+def _optimizers(job: Job) -> list[Optimizer]:
+    """The job's own, and those with fewer moments."""
+    names: tuple[Optimizer, ...] = get_args(Optimizer)
+    return [name for name in names if MOMENTS[name] <= MOMENTS[job.optimizer]][::-1]
+
+
+def _sizes(job: Job) -> list[int]:
+    """The job's microbatch size, and the smaller ones that were measured, largest first."""
     now = job.problem.chain.microbatch_size
     smaller = [m.microbatch_size for m in job.profile.measured() if m.microbatch_size < now]
-    sizes = [now, *reversed(smaller)]
-    for name, size, recompute in itertools.product(names, sizes, ("never", "always")):
+    return [now, *reversed(smaller)]
+
+
+def _fitting(names: list[str], planner: str, optimizer: Optimizer, job: Job) -> Iterator[Fitting]:
+    """What fits at every measured size up to the job's, with and without recomputation."""
+    given = {
+        "planner": planner,
+        "microbatch_size": job.problem.chain.microbatch_size,
+        "recompute": job.recompute or "never",
+        "optimizer": job.optimizer,
+    }
+    for name, size, recompute in itertools.product(names, _sizes(job), get_args(Recompute)):
+        if recompute == "auto" and "auto" not in PLANNERS[name].uses:
+            continue
         with suppress(PartoptError):  # a global batch may be no multiple of that size
-            changed = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
-            plan, _ = contest.plan_with(name, changed.problem)
+            other = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
+            plan, _ = contest.plan_with(name, other.problem)
             if plan.fits:
-                options: dict[str, str | int] = {} if name == planner else {"planner": name}
-                options |= {} if size == now else {"microbatch_size": size}
-                options |= (
-                    {} if recompute == (job.recompute or "never") else {"recompute": recompute}
-                )
-                options |= {} if optimizer == job.optimizer else {"optimizer": optimizer}
+                then = dict(zip(given, (name, size, recompute, optimizer), strict=True))
+                options = {key: value for key, value in then.items() if value != given[key]}
                 yield Fitting(options, plan.predicted.samples_per_s)

@@ -12,6 +12,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
+from partopt.search.advice import note_data_parallel
 from partopt.search.schedule import search_schedules
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
@@ -54,7 +55,8 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
     else:
         contest.check_planner(name, problem)
         best, own = contest.plan_alone(name, problem)
-        notes, plans = [*notes, *own], _beside(name, problem)
+        plans = _beside(name, problem)
+        notes = [*notes, *own, *note_data_parallel(best, plans)]
     others = [plan for plan in plans.values() if plan is not best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
     return Result(best, tuple(others), tuple(notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -9,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from partopt.documents.plan import Plan
-from partopt.documents.simulation import Finding
 from partopt.documents.topology import Level
 from partopt.simulator.change import Change
 from partopt.simulator.execution import Execution
@@ -73,22 +73,17 @@ class Case:
         return topology.levels[int(seconds.argmax())]
 
 
-def finding(
-    code: str,
-    severity: Literal["fault", "loss", "risk"],
-    value: float,
-    unit: str,
-    text: str,
-    change: Change,
-) -> Finding:
-    """The finding `code`, and the change that helps."""
-    return Finding(
-        code=code,
-        severity=severity,
-        value=value,
-        unit=unit,
-        text=text,
-        verb=change.verb,
-        options=dict(change.options),
-        change=change.text,
-    )
+@dataclass(frozen=True)
+class Point:
+    """What a finding rests on, and the changes that may help, in the order of preference.
+
+    `value` is in `unit`. One that is made `for_its_change` is nothing to point at without.
+    """
+
+    code: str
+    severity: Literal["fault", "loss", "risk"]
+    value: float
+    unit: str
+    text: str
+    changes: Sequence[Change] = ()
+    for_its_change: bool = False

@@ -63,6 +63,7 @@ def _with_counts_of(order: Order, stages: Sequence[Stage]) -> list[Stage]:
             forwards_first(order, stage.ranks[0], s),
             int(held.most[held.stage == s].max()),
             versions=1,
+            rebuilt=1,
         )
         for s, stage in enumerate(stages)
     ]

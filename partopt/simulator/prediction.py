@@ -96,7 +96,7 @@ def _bound_by(execution: Execution) -> str:
 def with_memory(execution: Execution) -> Plan:
     """The simulated plan with the memory that its order takes.
 
-    The formulas only approximate it where a stage recomputes ahead of a late W. What a device needs
+    The formulas only approximate it where a device holds several stages. What a device needs
     above or below the sum of its stages is added to the activations of the first of them.
     """
     plan, peaks = execution.plan, execution.peak_memory_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from partopt.cost.flight import in_flight, noam, warmup, weight_versions
+from partopt.cost.flight import in_flight, noam, rebuilt, warmup, weight_versions
 from partopt.cost.links import allreduce_s, tied_s
 from partopt.cost.memory import device_memory
 from partopt.documents.plan import Plan
@@ -52,14 +52,14 @@ def with_conditions(
         )
     changed = _on_network(plan, topology or plan.topology)
     changed = replace(changed, schedule=name, microbatches=M, **fields)
-    counts = _counts(changed, warmups)
+    counts, kept = _counts(changed, warmups), _rebuilt(changed)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(
         changed,
         noam=usual if warmups is None else counts[0][1],
         stages=[
-            with_counts(stage, first, held, weight_versions(name, held))
-            for stage, (first, held) in zip(changed.stages, counts, strict=True)
+            with_counts(stage, first, held, weight_versions(name, held), kept[s])
+            for s, (stage, (first, held)) in enumerate(zip(changed.stages, counts, strict=True))
         ],
     )
 
@@ -82,7 +82,7 @@ def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[tuple[int, int]]:
     """The warm-up and the microbatches in flight of each stage, under the plan's schedule."""
     name, M = plan.schedule, plan.microbatches
     replicas = [stage.replicas for stage in plan.stages]
-    if schedule(name).shape != STRAIGHT:
+    if not _is_straight(plan):
         return _count(order(name, layout_of(plan)), plan)
     if warmups is not None:
         return [(own, own + 1) for own in warmups]
@@ -90,6 +90,23 @@ def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[tuple[int, int]]:
         (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
         for s in range(len(replicas))
     ]
+
+
+def _rebuilt(plan: Plan) -> list[int]:
+    """Stashes that each stage keeps after rebuilding them; one where devices hold several stages.
+
+    They count for stages that recompute alone.
+    """
+    replicas, one_stage = [stage.replicas for stage in plan.stages], _is_straight(plan)
+    return [
+        rebuilt(plan.schedule, s, replicas, plan.microbatches) if one_stage else 1
+        for s in range(len(replicas))
+    ]
+
+
+def _is_straight(plan: Plan) -> bool:
+    """Whether devices hold one stage each."""
+    return schedule(plan.schedule).shape == STRAIGHT
 
 
 def _tied_exchanges_s(plan: Plan, topology: Topology) -> list[float]:
@@ -118,10 +135,10 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def with_counts(stage: Stage, warmup: int, held: int, versions: int) -> Stage:
+def with_counts(stage: Stage, warmup: int, held: int, versions: int, rebuilt: int) -> Stage:
     """The stage with this warm-up, `held` microbatches in flight and `versions` of its weights.
 
-    Its memory is updated to them.
+    Its memory is updated to them, and to the `rebuilt` stashes that it keeps if it recomputes.
     """
     memory = device_memory(
         stage.parameter_bytes,
@@ -131,7 +148,7 @@ def with_counts(stage: Stage, warmup: int, held: int, versions: int) -> Stage:
         stage.output_bytes,
         held,
         versions,
-        stage.recompute,
+        rebuilt if stage.recompute else 0,
     )
     return replace(stage, warmup=warmup, in_flight=held, weight_versions=versions, memory=memory)
 

@@ -149,8 +149,18 @@ def test_where_nothing_fits_the_answer_is_no_and_nothing_is_written(auto, tmp_pa
     outcome = auto("--microbatches", 8, "--memory", "1 MB", "-o", tmp_path / "plan.json")
     assert outcome.code == 1
     assert outcome.errors[0].startswith("no schedule fits: of the fastest, a device of ")
+    assert outcome.hints == ["take larger devices, or more of them"]
     assert {cells[-1] for cells in table(outcome.out).values()} == {"no"}
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_was_not_tried_is_hinted_where_no_schedule_fits(auto):
+    never = auto("--microbatches", 8, "--memory", "1 MB", "--recompute", "never")
+    assert never.hints == ["take larger devices, or more of them, or --recompute always"]
+    sized = auto("--microbatches", 8, "--memory", "1 MB", "--microbatch-size", 3)
+    assert sized.hints == ["take larger devices, or more of them, or smaller microbatches"]
+    smallest = auto("--microbatches", 8, "--memory", "1 MB", "--microbatch-size", 1)
+    assert smallest.hints == ["take larger devices, or more of them"]
 
 
 def test_where_nothing_can_run_the_answer_is_no(partopt, profile_file, topology_file):

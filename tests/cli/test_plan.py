@@ -35,7 +35,9 @@ def test_the_plan_is_on_standard_output_and_what_to_do_next_beside_it(planned):
     assert outcome.code == 0
     assert "plan     gpipe: 4 stages, 1-1-1-1, schedule pipedream" in outcome.out
     assert "BESIDE IT" in outcome.out
-    assert outcome.err.startswith("next:    partopt compare ")
+    warning, following = outcome.err.splitlines()
+    assert warning == "warning: data_parallel is 33.3% faster and fits: --planner data_parallel"
+    assert following.startswith("next:    partopt compare ")
 
 
 def test_a_written_plan_is_the_one_that_json_prints(planned, tmp_path):
@@ -336,7 +338,9 @@ class TestWhatDoesNotFit:
         ],
         ids=lambda flags: " ".join(flags),
     )
-    def test_the_flags_of_the_hint_do_fit(self, planned, tmp_path, memory, planner, schedule):
+    def test_the_command_of_the_hint_does_fit(
+        self, partopt, planned, tmp_path, memory, planner, schedule
+    ):
         (tmp_path / "costs").write_text("1 2 3 4")
         costs = ["--cost", tmp_path / "costs"] if planner == "gpipe" else []
         options = ["--memory", memory, "--planner", planner, *schedule, *costs]
@@ -345,41 +349,60 @@ class TestWhatDoesNotFit:
             peaks = [stage["memory"]["total_bytes"] for stage in first.document["stages"]]
             assert (max(peaks) <= float(memory.split()[0]) * 1e9) == (first.code == 0)
             return
-        flags = re.fullmatch(r"this fits:((?: --[a-z-]+ \w+)+) \(.* samples/s\)", first.hints[0])
-        assert (first.code, flags is not None) == (1, True)
-        assert planned(*options, *flags[1].split(), "--json").code == 0
+        hint = re.fullmatch(r"this fits \((.*) samples/s\): partopt (.*)", first.hints[0])
+        assert (first.code, hint is not None) == (1, True)
+        again = partopt(*shlex.split(hint[2]), "--json")
+        assert again.code == 0
+        speed = again.document["predicted"]["samples_per_s"]
+        assert float(hint[1]) == pytest.approx(speed, rel=5e-3)
 
     def test_it_says_by_how_much_and_writes_nothing(self, planned, tmp_path):
-        outcome = planned(
-            "--memory", "3 GB", "--planner", "data_parallel", "-o", tmp_path / "plan.json"
-        )
+        output = tmp_path / "plan.json"
+        outcome = planned("--memory", "3 GB", "--planner", "data_parallel", "-o", output)
         assert outcome.code == 1
         assert outcome.errors == [
             "the plan does not fit: a device of stage 0 needs 16 GB, "
             "which exceeds the limit by 13 GB"
         ]
-        assert outcome.hints == [
-            "this fits: --planner optimal --microbatch-size 1 --recompute always (250.0 samples/s)"
-        ]
+        [hint] = outcome.hints
+        assert hint.startswith("this fits (250.0 samples/s): partopt plan /")
+        assert hint.endswith(
+            f" --planner optimal --microbatch-size 1 --recompute always -o {output}"
+        )
         assert "DOES NOT FIT 3 GB, over by 13 GB" in outcome.out
         assert not (tmp_path / "plan.json").exists()
 
     def test_where_nothing_tried_fits_it_says_what_was_tried(self, planned):
         [hint] = planned("--memory", "1 MB").hints
-        assert hint.startswith(
-            "nothing tried fits: smaller measured microbatch sizes, --recompute "
-            "always, other planners, --optimizer sgd;"
+        assert hint == (
+            "nothing tried fits: smaller measured microbatch sizes, --recompute always, other "
+            "planners, --optimizer sgd; take larger devices"
         )
+
+    def test_nothing_that_was_given_is_said_to_have_been_tried(self, planned):
+        given = ["--recompute", "always", "--microbatch-size", 1, "--planner", "gpipe"]
+        assert planned("--memory", "1 MB", *given, "--optimizer", "momentum").hints == [
+            "nothing tried fits: other planners, --optimizer sgd; take larger devices"
+        ]
+        own = ["--recompute", "always", "--microbatch-size", 1, "--cuts", "2"]
+        assert planned("--memory", "1 MB", *own, "--optimizer", "sgd").hints == [
+            "take larger devices, or more of them"
+        ]
 
     def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):
         heavy = profile_file(chain_profile([1e-3], parameter_bytes=[10**9]))
         outcome = partopt("plan", heavy, "--topology", topology_file(), "--memory", "3 GB")
         assert "warning" not in outcome.err
-        assert re.fullmatch(r"this fits: --optimizer momentum \(.* samples/s\)", outcome.hints[0])
+        assert re.fullmatch(
+            r"this fits \(.* samples/s\): partopt plan .* --optimizer momentum", outcome.hints[0]
+        )
 
     def test_the_hint_names_the_fastest_way(self, planned):
         outcome = planned("--memory", "5 GB", "--planner", "gpipe")
-        assert outcome.hints == ["this fits: --recompute always (800.0 samples/s)"]
+        [hint] = outcome.hints
+        assert hint.startswith("this fits (800.0 samples/s): partopt plan ")
+        assert " --planner gpipe --topology " in hint
+        assert hint.endswith(" --memory '5 GB' --recompute always")
 
 
 def test_the_limit_of_the_device_is_the_topologys(partopt, profile_file, topology_file):

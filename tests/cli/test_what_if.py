@@ -109,7 +109,9 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         "--warmup",
         "3,2,1,0",
     ]
-    assert partopt("simulate", synchronous, *same).out == partopt("simulate", synchronous).out
+    pages = [partopt("simulate", synchronous, *given).out for given in ([], same)]
+    before, after = (page.partition("\nADVICE\n")[0] for page in pages)
+    assert before == after
 
 
 @pytest.mark.parametrize(

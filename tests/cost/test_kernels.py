@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.flight import in_flight, rebuilt, weight_versions
 from partopt.cost.kernels import (
     NEVER,
     StageCost,
     between,
     exchanged_s,
     exchanged_table,
+    has_room,
     layers_of,
     most_in_flight,
     replicas_to_fit,
@@ -117,6 +118,26 @@ def test_the_fewest_replicas_that_fit(schedule, M):
                 r for r in range(1, 40) if in_flight(schedule, 0, [r, R] if R else [r], M) <= F
             ]
             assert min(replicas_to_fit(layers, F, R), NEVER) == min(fitting, default=NEVER)
+
+
+@examples(50)
+@given(chains(), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(1, 12))
+def test_stages_of_zb_h1_have_room_for_what_they_rebuild(model, S, r, recompute, M):
+    layers = layers_of(
+        problem(model, topology((12, 1.0)), schedule="zb-h1", microbatches=M, memory_bytes=LIMIT)
+    )._replace(depth=S)
+    for s in range(S):
+        F = in_flight("zb-h1", s, [r] * S, M)
+        kept = rebuilt("zb-h1", s, [r] * S, M) if recompute else 0
+        for i in range(model.layers):
+            stage = stage_cost(layers, i, model.layers, int(recompute))
+            taken = stage_memory(model, i, model.layers, F, 1, "adam", kept).total_bytes
+            if not recompute:
+                assert has_room(layers, stage, (S - 1 - s) * r, r)
+            elif most_in_flight(layers, stage) >= F:
+                assert has_room(layers, stage, (S - 1 - s) * r, r) == (taken <= LIMIT)
+            else:
+                assert taken > LIMIT
 
 
 def test_the_fewest_replicas_that_keep_pace():

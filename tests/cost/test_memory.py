@@ -36,9 +36,7 @@ CHAIN = chain_of(
 
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
-    memory = stage_memory(
-        CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", recompute=False
-    )
+    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0)
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 2 * 500
@@ -48,16 +46,19 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 
 def test_recomputation_keeps_the_inputs_and_one_microbatch_of_stash():
-    memory = stage_memory(
-        CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", recompute=True
-    )
+    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=1)
     assert memory.activations_bytes == 3 * 10 + 34
 
 
+def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
+    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=2)
+    assert memory.activations_bytes == 3 * 10 + 2 * 34
+
+
 def test_a_stage_in_the_middle_receives_from_both_sides():
-    assert stage_memory(CHAIN, 1, 2, 2, 1, "sgd", False).buffers_bytes == 2 * (10 + 20)
+    assert stage_memory(CHAIN, 1, 2, 2, 1, "sgd", 0).buffers_bytes == 2 * (10 + 20)
 
 
 def test_sixteen_bit_weights_bring_a_master_copy():
-    memory = stage_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", False)
+    memory = stage_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", 0)
     assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2

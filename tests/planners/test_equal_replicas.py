@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from partopt import planners
 from partopt.cost.problem import Problem
+from partopt.cost.ranges import RangeSum
 from partopt.errors import PartoptError
 from tests.planners.exhaustive import best_iteration, priced
 from tests.planners.problems import chain, chains, problem, topologies, topology
@@ -40,13 +41,18 @@ def check(given: Problem) -> None:
     st.sampled_from([1, 2, 3, 8]),
     st.sampled_from([None, 60, 150]),
     st.booleans(),
+    st.sampled_from(["never", "always", "auto"]),
+    st.data(),
 )
 def test_the_shortest_iteration_of_synchronous_schedules(
-    replication, model, cluster, schedule, M, memory_bytes, serial
+    replication, model, cluster, schedule, M, memory_bytes, serial, recompute, data
 ):
+    stash = [float(data.draw(st.integers(1, 12))) for _ in range(model.layers)]
     given = problem(
-        replace(model, optimizer_s=3.0),
+        replace(model, optimizer_s=3.0, stash_bytes=RangeSum(stash)),
         cluster,
+        recompute=recompute == "always",
+        recompute_per_stage=recompute == "auto",
         schedule=schedule,
         microbatches=M,
         memory_bytes=memory_bytes,

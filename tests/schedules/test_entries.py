@@ -24,7 +24,7 @@ from partopt.schedules.entry import (
 )
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import STRAIGHT, VEE
-from partopt.schedules.order import F, R, W
+from partopt.schedules.order import B, F, I, R, W
 from tests.examples import examples
 from tests.planners.problems import chain, problem, topology
 from tests.schedules.executed import built, chunks, layout_of, straight
@@ -104,6 +104,26 @@ def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
     for s, ranks in enumerate(layout.ranks):
         held = entry.counts.in_flight(s, replicas, None if entry.asynchronous else M)
         assert max(peaks[ranks]) == min(held, -(-M // replicas[s]))
+
+
+@pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
+@examples(60)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 40))
+def test_stages_keep_as_many_rebuilt_stashes_as_the_entry_says(entry, replicas, M):
+    """From the start of the R, or of the backward that recomputes, to the end of the backward."""
+    if not entry.uneven:
+        replicas = replicas[:1] * len(replicas)
+        assume(M % replicas[0] == 0)
+    layout = straight(entry.name, replicas, M, recompute=[True] * len(replicas))
+    found = order(entry.name, layout)
+    rebuilding = [R] if entry.recomputes else [B, I]
+    for s, ranks in enumerate(layout.ranks):
+        most = 0
+        for rank in ranks:
+            row = found.kind[found.rows[rank] : found.rows[rank + 1]]
+            kept = np.cumsum(np.isin(row, rebuilding)) - np.cumsum(np.isin(row, [B, W]))
+            most = max(most, int((kept + np.isin(row, [B, W])).max(initial=0)))
+        assert most == entry.counts.rebuilt(s, replicas, None if entry.asynchronous else M)
 
 
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)

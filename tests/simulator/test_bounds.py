@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from partopt.cost.chain import Chain
 from partopt.cost.period import objective_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
-from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
 from partopt.schedules import SCHEDULES, refusal

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partopt import planners, schedules
 from partopt.cost.problem import problem_of
@@ -12,6 +14,8 @@ from partopt.simulator.memory import (
     peak_memory_bytes,
 )
 from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.restate import with_conditions
+from tests.examples import examples
 from tests.helpers import flat, uniform_profile
 from tests.report.timelines import example, plan_of, simulated
 
@@ -106,6 +110,28 @@ def test_replicas_hold_what_is_theirs():
     plan = plan_of("pipedream", [[0, 1], [2]], None)
     timeline = simulated(plan, 8)
     assert peak_memory_bytes(timeline.order, plan).tolist() == [BASE + 20, BASE + 20, BASE + 10]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@examples(60)
+@given(st.integers(1, 5), st.integers(1, 2), st.integers(1, 9))
+def test_under_zb_h1_the_formula_says_what_the_simulation_says(recompute, S, r, turns):
+    """At every stage, with weight gradients that are late and stashes that they still need."""
+    profile = uniform_profile(5, stash_groups=[([0], 3 * 10**6), ([1, 2], 10**6), ([4], 7)])
+    problem = problem_of(
+        profile,
+        flat(10),
+        schedule="zb-h1",
+        microbatches=turns * r,
+        recompute=recompute,
+        cuts=tuple(range(1, S)),
+        replicas=(r,) * S,
+    )
+    priced = planners.plan("manual", problem)
+    simulated = simulate_plan(priced)
+    assert [stage.memory for stage in priced.stages] == [stage.memory for stage in simulated.stages]
+    again = with_conditions(simulated)
+    assert [stage.memory for stage in again.stages] == [stage.memory for stage in priced.stages]
 
 
 def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():

@@ -49,22 +49,34 @@ def plan(problem: Problem) -> Decision:
     if problem.stages is not None:
         stage_count(problem)
     problem = drop_useless_recompute(problem)
-    probes = list(families(problem))
+    best, value, lower = least(problem)
+    if best is None:
+        raise _nothing_fits(problem)
+    return Decision(best, certify(value, lower, scope(problem), PROOF))
+
+
+def least(
+    problem: Problem, among: Sequence[str] = FAMILIES
+) -> tuple[Partition | None, float, float]:
+    """The plan of the families `among` with the least objective, that, and a lower bound.
+
+    None and infinity where no plan fits. Of plans with the same objective one of fewest stages.
+    """
+    probes = [probe for probe in families(problem) if probe.family in among]
     incumbent, value = coarse_incumbent(problem, _LONG, _GRAIN)
     best, value, lower = _search(probes, value)
     best = best or incumbent
-    if best is None:
-        raise _nothing_fits(problem)
-    best = break_ties(best, probes)
-    return Decision(best, certify(value, lower, scope(problem), PROOF))
+    return (best and break_ties(best, probes)), value, lower
 
 
 def _nothing_fits(problem: Problem) -> PartoptError:
     may_recompute = problem.recompute or problem.recompute_per_stage
-    more = "" if may_recompute else ', or let stages recompute (`recompute="auto"`)'
+    more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
+    sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []
+    smaller = any(size < problem.chain.microbatch_size for size in sizes)
     return PartoptError(
         "optimal: no plan fits the memory",
-        f"give smaller microbatches, larger devices or more{more}",
+        f"give {'smaller microbatches, ' if smaller else ''}larger devices or more of them{more}",
         ANSWER_IS_NO,
         code="no-plan-fits",
         memory_bytes=problem.memory_bytes,
