@@ -19,9 +19,9 @@ from partopt.simulator.timeline import Timeline
 # D   microbatches in flight in the whole pipeline, at most,
 #     and those whose gradients may yet be exchanged
 # c   microbatches of one cycle, a multiple of every number of replicas
-# x   when the actions, messages and all-reduce of a microbatch began on every stage, shape (G, 5 S):
-#     the forward, the backward, what each of them sent, and the round's all-reduce; nan where there
-#     is none
+# x   when the actions, messages and all-reduce of a microbatch began on every stage, shape
+#     (G, 5 S): the forward, the backward, what each of them sent, and the round's all-reduce; nan
+#     where there is none
 
 _TOLERANCE = 1e-11  # of the time that passed: what rounding may change
 
@@ -177,6 +177,8 @@ def _is_like(x, g, h, tolerance):  # type: ignore[no-untyped-def]
     if abs(x[g - 1, 0] - x[h - 1, 0] - shift) > tolerance:
         return False
     for each in range(x.shape[1]):
-        if abs(x[g, each] - x[h, each] - shift) > tolerance:
-            return False
-    return True
+        if abs(x[g, each] - x[h, each] - shift) > tolerance:  # nan is like anything
+            break
+    else:
+        return True
+    return False
