@@ -47,12 +47,13 @@ def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
     slot.
     """
     letters = np.frombuffer(text.encode(), dtype=np.uint8)
-    sign = letters == ord("&")
     joined = np.zeros(len(letters), dtype=np.bool_)
-    joined[1:] = sign[:-1]
-    acting = letters[~sign]
-    own = (acting >= ord("a")).astype(np.int32) if chunks is None else chunks
-    return Row(_KIND_OF[acting], own, joined[~sign])
+    if "&" in text:
+        sign = letters == ord("&")
+        joined[1:] = sign[:-1]
+        letters, joined = letters[~sign], joined[~sign]
+    own = (letters >= ord("a")).astype(np.int32) if chunks is None else chunks
+    return Row(_KIND_OF[letters], own, joined)
 
 
 def microbatch_numbers(row: Row, first: NDArray[np.int64] = _ONE_ROW) -> NDArray[np.int32]:

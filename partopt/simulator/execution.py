@@ -97,26 +97,24 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    if not schedule(plan.schedule).asynchronous:
-        return _run(plan, None)
-    if microbatches is not None:
-        return _run(plan, microbatches)
+    entry = schedule(plan.schedule)
+    work = work_of(plan, entry.recomputes)
+    if not entry.asynchronous or microbatches is not None:
+        return _run(plan, work, microbatches if entry.asynchronous else None)
     replicas = [stage.replicas for stage in plan.stages]
     count = microbatches_to_settle((plan.stages[0].warmup + 1) * replicas[0], replicas)
     while True:
-        execution = _run(plan, count)
+        execution = _run(plan, work, count)
         assert execution.steady is not None
         if execution.steady.settled or 4 * count * len(plan.stages) > SETTLE_LIMIT:
             return execution
         count *= 2
 
 
-def _run(plan: Plan, microbatches: int | None) -> Execution:
-    entry = schedule(plan.schedule)
+def _run(plan: Plan, work: Work, microbatches: int | None) -> Execution:
     actions = order(plan.schedule, layout_of(plan, microbatches))
-    work = work_of(plan, entry.recomputes)
     timeline = simulate(actions, work)
-    if not entry.asynchronous:
+    if not schedule(plan.schedule).asynchronous:
         return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
     return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)

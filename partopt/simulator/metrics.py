@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.links import ring_loads
 from partopt.schedules.order import A, B, F, I, U
-from partopt.simulator.ports import Ports, ports_of
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 
@@ -140,13 +138,11 @@ def longest_span_s(timeline: Timeline) -> float:
 
 def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
     """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
-    ports, window_s = ports_of(work.topology), end_s - start_s
-    carried, moved = _transfers(timeline, work, ports, start_s, end_s)
+    ports, rings, window_s = work.ports, work.rings, end_s - start_s
+    carried, moved = _transfers(timeline, work, start_s, end_s)
+    times = _exchanges(timeline, len(work.ranks), start_s, end_s)
     exchanged = np.zeros(ports.count)
-    for s, times in enumerate(_exchanges(timeline, len(work.ranks), start_s, end_s)):
-        loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology)
-        for port, k in ports.of_ring(work.ranks[s]) if times else []:
-            exchanged[port] += times * loads[k]
+    np.add.at(exchanged, rings.port, np.repeat(times, np.diff(rings.first)) * rings.load)
 
     def busiest(seconds: Floats, k: int) -> float:
         own = seconds[ports.first[k] : ports.first[k + 1]]
@@ -159,14 +155,14 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
 
 
 def _transfers(
-    timeline: Timeline, work: Work, ports: Ports, start_s: float, end_s: float
+    timeline: Timeline, work: Work, start_s: float, end_s: float
 ) -> tuple[Floats, Floats]:
     """Seconds for which messages hold each port, and bytes that arrive over each level.
 
     The seconds are of all lanes of a port together, shape (ports,). The bytes start with level 0,
     for messages that cross none, shape (L + 1,).
     """
-    sent, carried = timeline.transfers, np.zeros(ports.count)
+    sent, ports, carried = timeline.transfers, work.ports, np.zeros(work.ports.count)
     k = ports.levels_between(sent.source, sent.destination)
     size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
     end = np.minimum(sent.start + size / ports.bandwidth[k - 1], end_s)
@@ -180,8 +176,8 @@ def _transfers(
     return carried, moved.astype(np.float64)
 
 
-def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:
-    """How many all-reduces of each stage lie between `start_s` and `end_s`.
+def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:
+    """How many all-reduces of each stage lie between `start_s` and `end_s`, shape (S,).
 
     One that lies there in part counts in part.
     """
@@ -189,4 +185,4 @@ def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) ->
     inside = np.maximum(0.0, np.minimum(done.end, end_s) - np.maximum(done.start, start_s))
     took = done.end - done.start
     parts = np.divide(inside, took, out=np.zeros(len(took)), where=took > 0)
-    return [float(part) for part in np.bincount(done.stage, parts, minlength=stages)]
+    return np.bincount(done.stage, parts, minlength=stages).astype(np.float64)

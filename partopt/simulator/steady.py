@@ -108,9 +108,7 @@ def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
     x = np.full((G, 5 * S), np.nan)
     _place_starts(order.kind, order.stage, order.microbatch, timeline.start, x, 0, S)
     _place_starts(sent.kind, sent.stage, sent.microbatch, sent.start, x, 2 * S, S)
-    for s, r in enumerate(replicas):
-        rounds = np.repeat(done.start[done.stage == s], r)
-        x[: len(rounds), 4 * S + s] = rounds
+    _place_rounds(done.stage, done.round, done.start, np.array(replicas), x)
     return x
 
 
@@ -122,6 +120,15 @@ def _place_starts(kind, stage, microbatch, start, x, column, S):  # type: ignore
             x[microbatch[n], column + stage[n]] = start[n]
         elif kind[n] in (B, I):
             x[microbatch[n], column + S + stage[n]] = start[n]
+
+
+@compiled()
+def _place_rounds(stage, number, start, replicas, x):  # type: ignore[no-untyped-def]
+    """Put the start of each all-reduce into `x`, for all microbatches of its round."""
+    column = x.shape[1] - len(replicas)
+    for n in range(len(stage)):
+        r = replicas[stage[n]]
+        x[number[n] * r : (number[n] + 1) * r, column + stage[n]] = start[n]
 
 
 @compiled(allocates=True)
