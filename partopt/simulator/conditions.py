@@ -18,8 +18,8 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
+from partopt.simulator.execution import first_microbatches
 from partopt.simulator.restate import with_conditions
-from partopt.simulator.steady import microbatches_to_settle
 
 Value = TypeVar("Value")
 
@@ -198,9 +198,7 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
     `microbatches` None: as many as it takes to settle.
     """
     each = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
-    first, replicas = plan.stages[0], [stage.replicas for stage in plan.stages]
-    to_settle = microbatches_to_settle((first.warmup + 1) * first.replicas, replicas)
-    count = microbatches or to_settle
+    count = microbatches or first_microbatches(plan)
     if count * each > most_actions:
         why = "" if microbatches else " that it takes to settle"
         raise PartoptError(

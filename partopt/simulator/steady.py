@@ -62,15 +62,15 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
     whole = Steady(float(timeline.makespan) / G, False, 0.0, float(timeline.makespan), G)
     if last < 2:
         return whole
-    cycles = np.arange(0, (last - D) // 2 + 1, math.lcm(*replicas))[1:]
+    step = math.lcm(*replicas)  # may be more than an int64 holds
+    cycles = np.array(range(step, (last - D) // 2 + 1, step), dtype=np.int64)
     tolerance = _TOLERANCE * float(x[last - 1, 0])
     c, shift = _shortest_cycle(x, last, D, cycles, tolerance)
     if c:
         start = float(x[last - c - 1, : 2 * S].max())
         return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(x[place - 1, S]) for place in (last - last // 2, last))
-    # too few for a half of them to tell more than all
-    few = 4 * (D - max(replicas)) > G or end <= first
+    few = G < microbatches_to_tell(D - 2 * max(replicas), replicas) or end <= first
     return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
@@ -80,6 +80,11 @@ def microbatches_to_settle(order_depth: int, replicas: list[int]) -> int:
     They are enough to see two cycles, and every microbatch in flight three times.
     """
     return 3 * order_depth + 4 * math.lcm(*replicas)
+
+
+def microbatches_to_tell(order_depth: int, replicas: list[int]) -> int:
+    """With how many microbatches half of them tell more of the pace than all."""
+    return 4 * (order_depth + max(replicas))
 
 
 def in_flight_in_all(order: Order, replicas: list[int]) -> int:
