@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from partopt.errors import PartoptError
 from partopt.registry import Registry
 from partopt.schedules.assemble import add_updates, write_rows
-from partopt.schedules.entry import Schedule, StageCounts
+from partopt.schedules.entry import Replicas, Schedule, StageCounts
 from partopt.schedules.layout import (
     CHUNKS,
     MIRRORED,
@@ -110,10 +110,8 @@ def _usual_warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
     """
     if not isinstance(entry.counts, StageCounts):
         return [0] * len(layout.ranks)
-    return [
-        entry.counts.warmup(s, layout.replicas, layout.microbatches)
-        for s in range(len(layout.ranks))
-    ]
+    replicas = Replicas(layout.replicas)
+    return [entry.counts.warmup(s, replicas, layout.microbatches) for s in range(len(replicas))]
 
 
 def _places(

@@ -98,24 +98,27 @@ def _rings(order: Order, work: Work) -> state.Rings:
 @compiled(allocates=True)
 def _messages(devices, network):  # type: ignore[no-untyped-def]
     """The messages that were sent, as arrays of `Transfers`."""
-    first, sent = devices.replica_first, network.sent
-    n = 0
-    for each in sent.flat:
-        n += not np.isnan(each)
+    first, sent, n = devices.replica_first, network.sent, 0
+    for direction in range(2):
+        for to in range(sent.shape[1]):
+            for g in range(sent.shape[2]):
+                n += not np.isnan(sent[direction, to, g])
     kind = np.empty(n, np.int8)
     stage, microbatch = np.empty(n, np.int32), np.empty(n, np.int32)
     source, destination = np.empty(n, np.int32), np.empty(n, np.int32)
     start, end = np.empty(n), np.empty(n)
     n = 0
-    for direction, to, g in np.ndindex(sent.shape):
-        if np.isnan(sent[direction, to, g]):
-            continue
-        own = to - 1 if direction == 0 else to + 1
-        kind[n], stage[n], microbatch[n] = F if direction == 0 else B, own, g
-        source[n] = devices.rank_of[first[own] + g % (first[own + 1] - first[own])]
-        destination[n] = devices.rank_of[first[to] + g % (first[to + 1] - first[to])]
-        start[n], end[n] = sent[direction, to, g], network.arrived[direction, to, g]
-        n += 1
+    for direction in range(2):
+        for to in range(sent.shape[1]):
+            own = to - 1 if direction == 0 else to + 1
+            for g in range(sent.shape[2]):
+                if np.isnan(sent[direction, to, g]):
+                    continue
+                kind[n], stage[n], microbatch[n] = F if direction == 0 else B, own, g
+                source[n] = devices.rank_of[first[own] + g % (first[own + 1] - first[own])]
+                destination[n] = devices.rank_of[first[to] + g % (first[to + 1] - first[to])]
+                start[n], end[n] = sent[direction, to, g], network.arrived[direction, to, g]
+                n += 1
     return kind, stage, microbatch, source, destination, start, end
 
 

@@ -163,15 +163,20 @@ def _transfers(
     for messages that cross none, shape (L + 1,).
     """
     sent, ports, carried = timeline.transfers, work.ports, np.zeros(work.ports.count)
-    k = ports.levels_between(sent.source, sent.destination)
-    size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
-    end = np.minimum(sent.start + size / ports.bandwidth[k - 1], end_s)
-    inside = np.maximum(0.0, end - np.maximum(sent.start, start_s)) / ports.lanes[k - 1]
-    np.add.at(carried, ports.of_each(sent.source, k, 0), inside)
+    # the others neither hold a port meanwhile nor arrive
+    near = np.flatnonzero((sent.end > start_s) & (sent.start < end_s))
+    start, arrival, source, destination = (
+        each[near] for each in (sent.start, sent.end, sent.source, sent.destination)
+    )
+    k = ports.levels_between(source, destination)
+    size = work.cut_bytes[np.where(sent.kind[near] == F, sent.stage[near] + 1, sent.stage[near])]
+    end = np.minimum(start + size / ports.bandwidth[k - 1], end_s)
+    inside = np.maximum(0.0, end - np.maximum(start, start_s)) / ports.lanes[k - 1]
+    np.add.at(carried, ports.of_each(source, k, 0), inside)
     # on a bus the port is one and the same
     received = np.where(ports.bus[k - 1], 0.0, inside)
-    np.add.at(carried, ports.of_each(sent.destination, k, 1), received)
-    arrived = size * (sent.end > start_s) * (sent.end <= end_s)
+    np.add.at(carried, ports.of_each(destination, k, 1), received)
+    arrived = size * (arrival > start_s) * (arrival <= end_s)
     moved = np.bincount(k, arrived, minlength=len(work.topology.levels) + 1)
     return carried, moved.astype(np.float64)
 

@@ -70,7 +70,7 @@ def steady_state(timeline: Timeline, replicas: list[int]) -> Steady:
         start = float(x[last - c - 1, : 2 * S].max())
         return Steady(shift / c, True, start - shift, start, c)
     first, end = (float(x[place - 1, S]) for place in (last - last // 2, last))
-    few = G < microbatches_to_tell(D - 2 * max(replicas), replicas) or end <= first
+    few = microbatches_to_tell(D - 2 * max(replicas), replicas) > G or end <= first
     return whole if few else Steady((end - first) / (last // 2), False, first, end, last // 2)
 
 
