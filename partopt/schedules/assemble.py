@@ -80,7 +80,7 @@ def _add_rounds(order: Order, exchanges: NDArray[np.bool_], layout: Layout) -> O
     if not exchanges.any():
         return order
     r = np.array(layout.replicas, dtype=np.int32)
-    ended = np.flatnonzero(((order.kind == B) | (order.kind == W)) & exchanges[order.stage])
+    ended = np.flatnonzero(((order.kind == W) | (order.kind == B)) & exchanges[order.stage])
     stage = order.stage[ended]
     rounds = order.microbatch[ended] // r[stage]
     whole = rounds < layout.microbatches // r[stage]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.compiled import compiled
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
@@ -162,23 +163,34 @@ def _transfers(
     The seconds are of all lanes of a port together, shape (ports,). The bytes start with level 0,
     for messages that cross none, shape (L + 1,).
     """
-    sent, ports, carried = timeline.transfers, work.ports, np.zeros(work.ports.count)
-    # the others neither hold a port meanwhile nor arrive
-    near = np.flatnonzero((sent.end > start_s) & (sent.start < end_s))
-    start, arrival, source, destination = (
-        each[near] for each in (sent.start, sent.end, sent.source, sent.destination)
-    )
-    k = ports.levels_between(source, destination)
-    size = work.cut_bytes[np.where(sent.kind[near] == F, sent.stage[near] + 1, sent.stage[near])]
-    end = np.minimum(start + size / ports.bandwidth[k - 1], end_s)
-    inside = np.maximum(0.0, end - np.maximum(start, start_s)) / ports.lanes[k - 1]
-    np.add.at(carried, ports.of_each(source, k, 0), inside)
-    # on a bus the port is one and the same
-    received = np.where(ports.bus[k - 1], 0.0, inside)
-    np.add.at(carried, ports.of_each(destination, k, 1), received)
-    arrived = size * (arrival > start_s) * (arrival <= end_s)
-    moved = np.bincount(k, arrived, minlength=len(work.topology.levels) + 1)
-    return carried, moved.astype(np.float64)
+    sent, ports = timeline.transfers, work.ports
+    carried, moved = np.zeros(ports.count), np.zeros(len(work.topology.levels) + 1)
+    messages = sent.kind, sent.stage, sent.source, sent.destination, sent.start, sent.end
+    network = ports.sizes, ports.first, ports.bus, ports.lanes, ports.bandwidth
+    _carry(messages, network, work.cut_bytes, start_s, end_s, carried, moved)
+    return carried, moved
+
+
+@compiled()
+def _carry(messages, network, cut_bytes, start_s, end_s, carried, moved):  # type: ignore[no-untyped-def]
+    """Add what the messages of an interval carry and move to `carried` and `moved`."""
+    kind, stage, source, destination, start, end = messages
+    sizes, first, bus, lanes, bandwidth = network
+    for n in range(len(kind)):
+        if end[n] <= start_s or start[n] >= end_s:
+            continue
+        k = 0
+        while source[n] // sizes[k] != destination[n] // sizes[k]:
+            k += 1
+        size = cut_bytes[stage[n] + 1 if kind[n] == F else stage[n]]
+        ended = min(start[n] + size / bandwidth[k - 1], end_s)
+        inside = max(0.0, ended - max(start[n], start_s)) / lanes[k - 1]
+        if bus[k - 1]:
+            carried[first[k - 1] + source[n] // sizes[k]] += inside
+        else:
+            carried[first[k - 1] + 2 * (source[n] // sizes[k - 1])] += inside
+            carried[first[k - 1] + 2 * (destination[n] // sizes[k - 1]) + 1] += inside
+        moved[k] += size if end[n] <= end_s else 0.0
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:
