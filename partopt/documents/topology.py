@@ -28,6 +28,7 @@ Quantity = str | int | float
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Links = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 DEVICE_LIMIT = 2**20
+LEVEL_LIMIT = 32
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
@@ -64,6 +65,8 @@ class Topology(documents.Part, frozen=True, kw_only=True):
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
+        if len(self.levels) > LEVEL_LIMIT:
+            raise ValueError(f"{len(self.levels)} levels; partopt plans for up to {LEVEL_LIMIT}")
         try:
             product = math.prod(level.size for level in self.levels)
             too_many = product > DEVICE_LIMIT
@@ -311,7 +314,10 @@ def _positive(parse_unit: Any, text: Quantity, path: str, faults: list[PartoptEr
 
 def _unfit_sizes(error: ValueError) -> PartoptError:
     return PartoptError(
-        f"levels: {error}", "check the sizes of the levels", code="invalid-value", path="levels"
+        f"levels: {error}",
+        "check the levels and their sizes",
+        code="invalid-value",
+        path="levels",
     )
 
 

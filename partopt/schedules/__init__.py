@@ -47,6 +47,8 @@ SCHEDULES: Registry[Schedule] = Registry(
     },
 )
 
+ROW_LIMIT = 10_000_000  # microbatches times chunks of a device
+
 
 def schedule(name: str) -> Schedule:
     """The schedule `name`. PartoptError where there is none."""
@@ -67,6 +69,14 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 code="too-few-microbatches",
                 microbatches=microbatches,
                 minimum=1,
+            )
+        if microbatches * v > ROW_LIMIT:
+            raise PartoptError(
+                f"`microbatches={microbatches}`: more than a device's order can hold",
+                f"use `microbatches={ROW_LIMIT // v}` or fewer",
+                code="too-many-actions",
+                microbatches=microbatches,
+                limit=ROW_LIMIT // v,
             )
         if CHUNKS.get(entry.shape, v) != v:
             raise PartoptError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from partopt import units
-from partopt.documents import check_option
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Count
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid, parse_memory
+from partopt.options import check_count, invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
 from partopt.simulator.execution import first_microbatches
 from partopt.simulator.restate import with_conditions
 
 Value = TypeVar("Value")
+
+_LONGEST_S = 1_000_000  # latency of a level
+_MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.microbatches is not None:
-            check_option("microbatches", self.microbatches, Count, "give 1 or more")
+            check_count("microbatches", self.microbatches)
         choices = {"comm": ("overlap", "serial"), "allreduce": ("overlap", "blocking")}
         for name, known in choices.items():
             value = getattr(self, name)
@@ -91,7 +93,10 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     topology = change_network(plan.topology, conditions)
     check_layout(plan, name)
     check_size(plan, name, M or conditions.microbatches, most_actions)
-    return _restate(plan, name, M, topology, conditions)
+    changed = _restate(plan, name, M, topology, conditions)
+    if conditions.warmup is not None:  # deeper ones take longer to settle
+        check_size(changed, name, M or conditions.microbatches, most_actions)
+    return changed
 
 
 def _restate(
@@ -157,14 +162,20 @@ def _bandwidth(given: str | float) -> float:
 
 def _latency(given: str | float) -> float:
     seconds = units.parse_seconds(given) if isinstance(given, str) else float(given)
-    if not 0 <= seconds < float("inf"):
-        raise PartoptError("latency must not be negative", 'write "5 us"', code="invalid-option")
+    if not 0 <= seconds <= _LONGEST_S:
+        raise PartoptError(
+            f"latency must be 0 to {_LONGEST_S:,} s", 'write "5 us"', code="invalid-option"
+        )
     return seconds
 
 
 def _links(given: object) -> int:
     text = str(given)
-    if isinstance(given, bool) or not text.isdecimal() or not 1 <= int(text) <= 1024:
+    if (
+        isinstance(given, bool)
+        or not re.fullmatch("[0-9]{1,4}", text)
+        or not 1 <= int(text) <= 1024
+    ):
         raise PartoptError(
             f"invalid link count '{given}'",
             "write a whole number from 1 to 1024",
@@ -235,10 +246,10 @@ def _warmups(
             "give one for each stage",
         )
     for s, (count, stage) in enumerate(zip(found, plan.stages, strict=True)):
-        most = None if M is None else -(-M // stage.replicas) - 1
-        if count < 0 or (most is not None and count > most):
-            allowed = f": each replica gets {most + 1} microbatches" if most is not None else ""
-            limits = "0 or more" if most is None else f"0 to {most}{allowed}"
+        most = _MOST_WARMUP if M is None else -(-M // stage.replicas) - 1
+        if not 0 <= count <= most:
+            allowed = "" if M is None else f": each replica gets {most + 1} microbatches"
+            limits = f"0 to {most}{allowed}"
             raise invalid("warmup", text, f"{count} forwards first on stage {s}", f"use {limits}")
     return found
 
@@ -246,7 +257,7 @@ def _warmups(
 def _parse_warmup(plan: Plan, given: str | Sequence[int]) -> list[int]:
     """A number for each stage; from "+N", N more than planned."""
     if isinstance(given, str):
-        if not (given.startswith("+") and given[1:].isdecimal()):
+        if not re.fullmatch(r"\+[0-9]{1,9}", given):
             hint = 'give a number for each stage, or "+1"'
             raise invalid("warmup", given, "not a number for each stage", hint)
         return [stage.warmup + int(given) for stage in plan.stages]
