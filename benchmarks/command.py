@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from partopt.documents.profile import Profile
 
 LIMIT_S = 600
-ONE_CORE = {
-    name: "1" for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-}
+ONE_CORE = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 FAST, SLOW = ("380 GB/s", "50 GB/s"), ("12 GB/s", "10 Gb/s")
 _AUTO = "--schedule auto --global-batch 1024"
 

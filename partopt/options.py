@@ -30,7 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "allreduce": get_args(AllReduce),
 }
 _COUNTS = ("microbatch_size", "microbatches", "global_batch", "stages", "chunks")
-MOST = 10**9  # of anything that is counted
+MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
 _LISTS = {
     "cut_at": (str, "names"),
     "cuts": (int, "whole numbers"),
@@ -128,6 +128,9 @@ def parse_memory(given: str | int) -> int:
         raise error.at("`memory`") from None
     if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
         raise invalid("memory", given, "must be positive", 'write "40 GB", or bytes')
+    if limit > MOST_BYTES:
+        shown = given if isinstance(given, str) else _shorten(given)
+        raise invalid("memory", shown, "is too large", 'write "40 GB", or bytes')
     return limit
 
 

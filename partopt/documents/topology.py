@@ -29,6 +29,7 @@ Size = Annotated[int, msgspec.Meta(ge=1)]
 Links = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 DEVICE_LIMIT = 2**20
 LEVEL_LIMIT = 32
+FASTEST, LONGEST_S = 1e18, 1e6  # bytes/s and seconds of latency, beyond all links
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
@@ -47,9 +48,9 @@ class Level(documents.Part, frozen=True, kw_only=True):
     name: str
     link: str = ""
     size: Size
-    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
+    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=FASTEST)]
     links: Links = 1
-    latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    latency_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0
     bus: bool = False
 
 
@@ -65,13 +66,13 @@ class Topology(documents.Part, frozen=True, kw_only=True):
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        if len(self.levels) > LEVEL_LIMIT:
-            raise ValueError(f"{len(self.levels)} levels; partopt plans for up to {LEVEL_LIMIT}")
         try:
-            product = math.prod(level.size for level in self.levels)
+            levels, product = len(self.levels), math.prod(level.size for level in self.levels)
             too_many = product > DEVICE_LIMIT
         except (TypeError, AttributeError):
             return  # `faults` says what is wrong
+        if levels > LEVEL_LIMIT:
+            raise ValueError(f"{levels} levels; partopt plans for up to {LEVEL_LIMIT}")
         if too_many:
             raise ValueError(f"{product} devices; partopt plans for up to {DEVICE_LIMIT}")
         if self.devices not in (0, product):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partopt import units
 from partopt.documents.plan import Plan
-from partopt.documents.topology import Level, Topology
+from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import check_count, invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
@@ -22,7 +22,6 @@ from partopt.simulator.restate import with_conditions
 
 Value = TypeVar("Value")
 
-_LONGEST_S = 1_000_000  # latency of a level
 _MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
 
@@ -150,23 +149,23 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
 
 
 def _bandwidth(given: str | float) -> float:
-    rate = units.parse_bandwidth(given) if isinstance(given, str) else float(given)
-    if not rate > 0:
+    rate = units.parse_bandwidth(given) if isinstance(given, str) else given
+    if not 0 < rate <= FASTEST:
         raise PartoptError(
-            "bandwidth must be positive",
+            "bandwidth is too large" if rate > 0 else "bandwidth must be positive",
             "write what a link of that level achieves in one direction",
             code="invalid-option",
         )
-    return rate
+    return float(rate)
 
 
 def _latency(given: str | float) -> float:
-    seconds = units.parse_seconds(given) if isinstance(given, str) else float(given)
-    if not 0 <= seconds <= _LONGEST_S:
+    seconds = units.parse_seconds(given) if isinstance(given, str) else given
+    if not 0 <= seconds <= LONGEST_S:
         raise PartoptError(
-            f"latency must be 0 to {_LONGEST_S:,} s", 'write "5 us"', code="invalid-option"
+            f"latency must be 0 to {LONGEST_S:,.0f} s", 'write "5 us"', code="invalid-option"
         )
-    return seconds
+    return float(seconds)
 
 
 def _links(given: object) -> int:
