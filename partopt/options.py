@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -29,6 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "allreduce": get_args(AllReduce),
 }
 _COUNTS = ("microbatch_size", "microbatches", "global_batch", "stages", "chunks")
+MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
 _LISTS = {
     "cut_at": (str, "names"),
     "cuts": (int, "whole numbers"),
@@ -85,7 +87,7 @@ def check_options(options: Options) -> None:
     """Raise PartoptError for the first option that is invalid or contradicts another."""
     for name in _COUNTS:
         if getattr(options, name) is not None:
-            check_option(name, getattr(options, name), Count, "give 1 or more")
+            check_count(name, getattr(options, name))
     for name, choices in _CHOICES.items():
         value = getattr(options, name)
         if value not in choices and not (name == "recompute" and value is None):
@@ -97,6 +99,18 @@ def check_options(options: Options) -> None:
         _check_auto(options)
     else:
         _check_schedule(options)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise PartoptError unless the option is a whole number from 1 to MOST."""
+    check_option(name, value, Count, "give 1 or more")
+    if isinstance(value, int) and value > MOST:
+        raise invalid(name, _shorten(value), "is too large", f"give {MOST:,} or less")
+
+
+def _shorten(value: int) -> str:
+    """A number, in powers of ten where it has too many digits to read."""
+    return str(value) if value < 10**18 else f"10^{int(math.log10(value))}"
 
 
 def invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
@@ -114,6 +128,9 @@ def parse_memory(given: str | int) -> int:
         raise error.at("`memory`") from None
     if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
         raise invalid("memory", given, "must be positive", 'write "40 GB", or bytes')
+    if limit > MOST_BYTES:
+        shown = given if isinstance(given, str) else _shorten(given)
+        raise invalid("memory", shown, "is too large", 'write "40 GB", or bytes')
     return limit
 
 

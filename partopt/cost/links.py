@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +33,14 @@ def levels_crossed(ranks: Sequence[int], topology: Topology) -> list[int]:
     """The levels k at which some two of `ranks` part, ascending."""
     if isinstance(ranks, range) and ranks.step == 1 and len(ranks) > 1:
         return _levels_crossed_by_run(ranks, topology)
-    ordered = sorted(ranks)
-    return sorted({topology.common_level(first, second) for first, second in pairwise(ordered)})
+    crossed, members = [], set(ranks)
+    for k, level in enumerate(topology.levels, start=1):
+        if len(members) == 1:
+            break
+        components = {member // level.size for member in members}
+        crossed += [k] if len(components) < len(members) else []
+        members = components
+    return crossed
 
 
 def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:
@@ -96,6 +101,8 @@ def allreduce_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> 
 
     The load of the narrowest level that it crosses, plus its latency.
     """
+    if len(ranks) == 1:
+        return 0.0
     return max(ring_loads(size_bytes, ranks, topology).values(), default=0.0) + ring_latency_s(
         ranks, topology
     )

@@ -26,10 +26,11 @@ from partopt.cost.period import (
     tied_groups,
     utilisation,
 )
-from partopt.cost.problem import CONTIGUOUS, Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
 from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
+from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import STRAIGHT
 
 
@@ -40,7 +41,8 @@ def price(
     certificate: Certificate | None = None,
 ) -> Plan:
     """The plan of `partition`: stages with memory, communication, prediction and certificate."""
-    replicas = [len(stage.ranks) for stage in partition.stages]
+    replicas = Replicas(len(stage.ranks) for stage in partition.stages)
+    flights = _flights(partition, replicas, problem)
     return Plan(
         planner=planner,
         family=partition.family,
@@ -52,7 +54,9 @@ def price(
         comm="serial" if problem.serial_transfers else "overlap",
         allreduce="blocking" if problem.blocking_allreduce else "overlap",
         request=problem.request,
-        stages=[_stage(partition, s, replicas, problem) for s in range(len(replicas))],
+        stages=[
+            _stage(partition, s, replicas, flight, problem) for s, flight in enumerate(flights)
+        ],
         communication=_communication(partition, problem),
         predicted=_predicted(partition, problem),
         certificate=certificate,
@@ -61,16 +65,19 @@ def price(
     )
 
 
-def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) -> Stage:
-    stage, chain = partition.stages[s], problem.chain
-    held, before = _flight(partition, s, replicas, problem)
+def _stage(
+    partition: Partition, s: int, replicas: Replicas, flight: tuple[int, int], problem: Problem
+) -> Stage:
+    """Stage s with its microbatches in flight and its forwards before its backwards."""
+    stage, chain, (held, before) = partition.stages[s], problem.chain, flight
+    kept = _rebuilt(partition, s, replicas, problem)
     versions = weight_versions(problem.schedule, held)
     weights = chain.parameter_bytes(stage.start, stage.stop)
     return Stage(
         start=stage.start,
         stop=stage.stop,
         modules=chain.names[stage.start : stage.stop],
-        replicas=replicas[s],
+        replicas=len(stage.ranks),
         ranks=list(stage.ranks),
         recompute=problem.recomputes(stage),
         warmup=before,
@@ -89,29 +96,27 @@ def _stage(partition: Partition, s: int, replicas: list[int], problem: Problem) 
         input_bytes=round(chain.a[stage.start]),
         output_bytes=round(chain.a[stage.stop]),
         stash_bytes=round(chain.stash_bytes(stage.start, stage.stop)),
-        memory=_memory(partition, s, problem),
+        memory=_memory(stage, held, kept, problem),
     )
 
 
-def _flight(partition: Partition, s: int, replicas: list[int], problem: Problem) -> tuple[int, int]:
-    """Microbatches in flight and warm-up of stage s.
+def _flights(partition: Partition, replicas: Replicas, problem: Problem) -> list[tuple[int, int]]:
+    """Microbatches in flight and warm-up of every stage.
 
     Where devices hold several stages: an even share of what the device holds.
     """
-    M = problem.microbatches
-    if schedule(problem.schedule).shape == STRAIGHT:
-        return in_flight(problem.schedule, s, replicas, M), warmup(problem.schedule, s, replicas, M)
+    name, M, stages = problem.schedule, problem.microbatches, range(len(replicas))
+    if schedule(name).shape == STRAIGHT:
+        return [(in_flight(name, s, replicas, M), warmup(name, s, replicas, M)) for s in stages]
     assert M is not None
     P = devices_used(partition) // replicas[0]
     v = len(replicas) // P
-    held = chunks_in_flight(problem.schedule, s % P, P, v, -(-M // replicas[0]))
-    return max(1, -(-held // v)), max(0, -(-held // v) - 1)
+    own = [-(-chunks_in_flight(name, p, P, v, -(-M // replicas[0])) // v) for p in range(P)]
+    return [(max(1, own[s % P]), max(0, own[s % P] - 1)) for s in stages]
 
 
-def _memory(partition: Partition, s: int, problem: Problem) -> Memory:
-    """Bytes on each device of stage s."""
-    stage, replicas = partition.stages[s], [len(other.ranks) for other in partition.stages]
-    held, _ = _flight(partition, s, replicas, problem)
+def _memory(stage: Assignment, held: int, kept: int, problem: Problem) -> Memory:
+    """Bytes on each device of a stage that holds so many microbatches and keeps so many rebuilt."""
     return stage_memory(
         problem.chain,
         stage.start,
@@ -119,11 +124,11 @@ def _memory(partition: Partition, s: int, problem: Problem) -> Memory:
         held,
         weight_versions(problem.schedule, held),
         problem.optimizer,
-        _rebuilt(partition, s, replicas, problem),
+        kept,
     )
 
 
-def _rebuilt(partition: Partition, s: int, replicas: list[int], problem: Problem) -> int:
+def _rebuilt(partition: Partition, s: int, replicas: Replicas, problem: Problem) -> int:
     """Stashes that stage s rebuilds and keeps, 0 where it does not recompute.
 
     Where devices hold several stages: one, which the simulation corrects.
@@ -137,7 +142,13 @@ def _rebuilt(partition: Partition, s: int, replicas: list[int], problem: Problem
 
 def peak_memory_bytes(partition: Partition, problem: Problem) -> int:
     """Bytes on the fullest device of a partition whose devices have one stage each."""
-    return max(_memory(partition, s, problem).total_bytes for s in range(len(partition.stages)))
+    replicas = Replicas(len(stage.ranks) for stage in partition.stages)
+    return max(
+        _memory(stage, held, _rebuilt(partition, s, replicas, problem), problem).total_bytes
+        for s, (stage, (held, _)) in enumerate(
+            zip(partition.stages, _flights(partition, replicas, problem), strict=True)
+        )
+    )
 
 
 def devices_used(partition: Partition) -> int:

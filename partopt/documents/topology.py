@@ -28,6 +28,8 @@ Quantity = str | int | float
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Links = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 DEVICE_LIMIT = 2**20
+LEVEL_LIMIT = 32
+FASTEST, LONGEST_S = 1e18, 1e6  # bytes/s and seconds of latency, beyond all links
 
 
 class Device(documents.Part, frozen=True, kw_only=True):
@@ -46,9 +48,9 @@ class Level(documents.Part, frozen=True, kw_only=True):
     name: str
     link: str = ""
     size: Size
-    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
+    bandwidth_bytes_per_s: Annotated[float, msgspec.Meta(gt=0, le=FASTEST)]
     links: Links = 1
-    latency_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    latency_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0
     bus: bool = False
 
 
@@ -65,10 +67,12 @@ class Topology(documents.Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         try:
-            product = math.prod(level.size for level in self.levels)
+            levels, product = len(self.levels), math.prod(level.size for level in self.levels)
             too_many = product > DEVICE_LIMIT
         except (TypeError, AttributeError):
             return  # `faults` says what is wrong
+        if levels > LEVEL_LIMIT:
+            raise ValueError(f"{levels} levels; partopt plans for up to {LEVEL_LIMIT}")
         if too_many:
             raise ValueError(f"{product} devices; partopt plans for up to {DEVICE_LIMIT}")
         if self.devices not in (0, product):
@@ -311,7 +315,10 @@ def _positive(parse_unit: Any, text: Quantity, path: str, faults: list[PartoptEr
 
 def _unfit_sizes(error: ValueError) -> PartoptError:
     return PartoptError(
-        f"levels: {error}", "check the sizes of the levels", code="invalid-value", path="levels"
+        f"levels: {error}",
+        "check the levels and their sizes",
+        code="invalid-value",
+        path="levels",
     )
 
 

@@ -33,25 +33,28 @@ def plan(problem: Problem) -> Decision:
 def _boundaries(prefix, K):  # type: ignore[no-untyped-def]
     """The K+1 boundaries of the partition, from prefix sums of the costs, shape (N+1,)."""
     N = len(prefix) - 1
-    V = np.full((K + 1, N + 1), np.inf)
-    best = np.zeros((K + 1, N + 1), np.int32)
-    V[0, 0] = 0.0
+    # every other stage needs a layer: row q is of j = q .. N-K+q, best[q, j - q]
+    before, row = np.full(N + 1, np.inf), np.full(N + 1, np.inf)
+    best = np.zeros((K + 1, N - K + 1), np.int32)
+    before[0] = 0.0
     for q in range(1, K + 1):
-        _fill_row(prefix, V[q - 1], V[q], best[q], q)
+        row[:] = np.inf
+        _fill_row(prefix, before, row, best[q], q, N - K + q)
+        before, row = row, before
     boundaries = np.empty(K + 1, np.int32)
     boundaries[K] = N
     for q in range(K, 0, -1):
-        boundaries[q - 1] = best[q, boundaries[q]]
+        boundaries[q - 1] = best[q, boundaries[q] - q]
     return boundaries
 
 
 @compiled(allocates=True)
-def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
-    """Fill row q from row q-1 by divide and conquer.
+def _fill_row(prefix, before, row, best, q, end):  # type: ignore[no-untyped-def]
+    """Fill row q up to j = `end` from row q-1, `before`, by divide and conquer.
 
     The middle j of a range of j's comes first; its best i bounds those of both halves.
     """
-    pending = [(q, len(prefix) - 1, q - 1, len(prefix) - 2)]
+    pending = [(q, end, q - 1, end - 1)]
     while len(pending) > 0:
         low, high, first, last = pending.pop()
         if low > high:
@@ -61,6 +64,6 @@ def _fill_row(prefix, before, row, best, q):  # type: ignore[no-untyped-def]
             cost = prefix[j] - prefix[i]
             squares = before[i] + cost * cost
             if squares < row[j]:
-                row[j], best[j] = squares, i
-        pending.append((low, j - 1, first, best[j]))
-        pending.append((j + 1, high, best[j], last))
+                row[j], best[j - q] = squares, i
+        pending.append((low, j - 1, first, best[j - q]))
+        pending.append((j + 1, high, best[j - q], last))

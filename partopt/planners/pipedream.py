@@ -34,6 +34,8 @@ from partopt.planners.split import Cuts, Inner, Row, split_off
 # T    seconds when [i, j) is one stage replicated m times
 
 LAYER_LIMIT = 5000  # tables of N^2 and n N numbers; about 1 GB there
+# of members: N n^2 at the outermost level, N^2 n^2 / 2 inside; some 30 ns each
+SPLIT_LIMIT = 2_000_000_000
 
 
 class _Level(NamedTuple):
@@ -48,19 +50,10 @@ class _Level(NamedTuple):
 def plan(problem: Problem) -> Decision:
     """The partition that minimises the published recurrence.
 
-    Raises PartoptError where its tables outgrow memory.
+    Raises PartoptError where its tables outgrow memory, or filling them takes too long.
     """
     chain, topology = problem.chain, problem.topology
-    largest = max(level.size for level in topology.levels)
-    if chain.layers * max(chain.layers, largest) > LAYER_LIMIT**2:
-        raise PartoptError(
-            f"pipedream: {chain.layers} layers and a level of {largest}; its tables outgrow memory "
-            f"above {LAYER_LIMIT} x {LAYER_LIMIT}",
-            'profile coarser layers (`granularity="block"`), or choose another planner',
-            code="chain-too-long",
-            layers=chain.layers,
-            level_size=largest,
-        )
+    _check_size(problem)
     levels = _fill_levels(problem)
     top = Row.empty(levels[-1].n, chain.layers)
     for m in range(1, levels[-1].n + 1):
@@ -78,6 +71,25 @@ def plan(problem: Problem) -> Decision:
         partition,
         certify(period_s, period_s, "nested plans, as the recurrence prices them", proof, status),
     )
+
+
+def _check_size(problem: Problem) -> None:
+    """Raise PartoptError where the tables outgrow memory, or filling them takes too long."""
+    N, sizes = problem.chain.layers, [level.size for level in problem.topology.levels]
+    splits = N * sizes[-1] ** 2 + sum(N * N * n * n // 2 for n in sizes[:-1])
+    why = ""
+    if N * max(N, *sizes) > LAYER_LIMIT**2:
+        why = f"its tables outgrow memory above {LAYER_LIMIT} x {LAYER_LIMIT}"
+    elif splits > SPLIT_LIMIT:
+        why = f"it tries more than {SPLIT_LIMIT:,} splits"
+    if why:
+        raise PartoptError(
+            f"pipedream: {N} layers and a level of {max(sizes)}; {why}",
+            'profile coarser layers (`granularity="block"`), or choose another planner',
+            code="chain-too-long",
+            layers=N,
+            level_size=max(sizes),
+        )
 
 
 def _fill_levels(problem: Problem) -> list[_Level]:

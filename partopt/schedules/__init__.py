@@ -9,20 +9,21 @@ actions of rows are numbered, spread over replicas, and followed by all-reduces 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 from partopt.registry import Registry
-from partopt.schedules.assemble import Actions, add_updates, assemble, number_microbatches
-from partopt.schedules.entry import Schedule, StageCounts
+from partopt.schedules.assemble import add_updates, write_rows
+from partopt.schedules.entry import Replicas, Schedule, StageCounts
 from partopt.schedules.layout import (
     CHUNKS,
     MIRRORED,
-    Chunk,
+    Chunks,
     Layout,
     Place,
     chunks_of,
-    own_microbatches,
     ranks_of,
 )
 from partopt.schedules.order import Order
@@ -46,6 +47,8 @@ SCHEDULES: Registry[Schedule] = Registry(
     },
 )
 
+ROW_LIMIT = 10_000_000  # microbatches times chunks of a device
+
 
 def schedule(name: str) -> Schedule:
     """The schedule `name`. PartoptError where there is none."""
@@ -67,6 +70,14 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 microbatches=microbatches,
                 minimum=1,
             )
+        if microbatches * v > ROW_LIMIT:
+            raise PartoptError(
+                f"`microbatches={microbatches}`: more than a device's order can hold",
+                f"use `microbatches={ROW_LIMIT // v}` or fewer",
+                code="too-many-actions",
+                microbatches=microbatches,
+                limit=ROW_LIMIT // v,
+            )
         if CHUNKS.get(entry.shape, v) != v:
             raise PartoptError(
                 f"`chunks={v}`: {name} puts {CHUNKS[entry.shape]} on each device",
@@ -77,9 +88,8 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
                 needed=CHUNKS[entry.shape],
             )
         layout = Layout(ranks_of(entry.shape, P, v), P, microbatches)
-        entry.row(
-            _place(layout, chunks_of(layout, entry.shape)[0], [0] * len(layout.ranks), entry.shape)
-        )
+        places, which = _places(layout, *chunks_of(layout, entry.shape), [0] * P * v, entry.shape)
+        entry.row(places[which[0]])
     except PartoptError as error:
         return error
     return None
@@ -92,17 +102,15 @@ def order(name: str, layout: Layout) -> Order:
     of microbatches.
     """
     entry = schedule(name)
-    row_of = lru_cache(maxsize=None)(entry.row)
-    held = chunks_of(layout, entry.shape, entry.uneven)
+    chunks, v = chunks_of(layout, entry.shape, entry.uneven)
     warmup = layout.warmup
     if warmup is None:
         warmup = _usual_warmups(entry, layout)
-    rows: list[Actions | None] = [None] * layout.devices
-    for rank, chunks in held.items():
-        row = row_of(_place(layout, chunks, warmup, entry.shape))
-        actions = number_microbatches(row, chunks, layout)
-        rows[rank] = add_updates(actions, chunks, layout, entry.asynchronous)
-    return assemble(rows)
+    places, which = _places(layout, chunks, v, warmup, entry.shape)
+    rows = [entry.row(place) for place in places]
+    return add_updates(
+        write_rows(rows, which, chunks, v, layout), chunks, layout, entry.asynchronous
+    )
 
 
 def _usual_warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
@@ -112,29 +120,42 @@ def _usual_warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
     """
     if not isinstance(entry.counts, StageCounts):
         return [0] * len(layout.ranks)
-    return [
-        entry.counts.warmup(s, layout.replicas, layout.microbatches)
-        for s in range(len(layout.ranks))
-    ]
+    replicas = Replicas(layout.replicas)
+    return [entry.counts.warmup(s, replicas, layout.microbatches) for s in range(len(replicas))]
 
 
-def _place(layout: Layout, chunks: Sequence[Chunk], warmup: Sequence[int], shape: str) -> Place:
-    """The place of the device that holds `chunks`, which must all get equally many microbatches."""
-    S, v = len(layout.ranks), len(chunks)
-    counts = {
-        own_microbatches(layout.microbatches, len(layout.ranks[stage]), k) for stage, k in chunks
-    }
-    if len(counts) > 1:
-        r = len(layout.ranks[chunks[0].stage])
+def _places(
+    layout: Layout, chunks: Chunks, v: int, warmup: Sequence[int], shape: str
+) -> tuple[list[Place], NDArray[np.int64]]:
+    """The places that differ, and which of them each rank with work has, shape (ranks with work,).
+
+    All chunks of a device must get equally many microbatches.
+    """
+    S, M = len(layout.ranks), layout.microbatches
+    replicas = np.array(layout.replicas)
+    # the first M mod r replicas get one microbatch more than the others
+    fewer = (chunks.k >= M % replicas[chunks.stage]).reshape(-1, v)
+    if (fewer != fewer[:, :1]).any():
+        r = len(layout.ranks[0])
         raise PartoptError(
-            f"{layout.microbatches} microbatches do not divide among {r} replicas",
+            f"{M} microbatches do not divide among {r} replicas",
             f"use a multiple of {r} microbatches",
             code="microbatches-not-divisible",
-            microbatches=layout.microbatches,
+            microbatches=M,
             replicas=r,
         )
-    stage = chunks[0].stage
-    recompute = bool(layout.recompute) and layout.recompute[stage]
-    return Place(
-        stage, S if shape == MIRRORED else S // v, v, counts.pop(), warmup[stage], recompute
+    keys, which = np.unique(
+        2 * chunks.stage[::v].astype(np.int64) + fewer[:, 0], return_inverse=True
     )
+    places = [
+        Place(
+            stage,
+            S if shape == MIRRORED else S // v,
+            v,
+            M // len(layout.ranks[stage]) + 1 - less,
+            warmup[stage],
+            bool(layout.recompute) and layout.recompute[stage],
+        )
+        for stage, less in (divmod(key, 2) for key in keys.tolist())
+    ]
+    return places, which

@@ -1,76 +1,138 @@
 """From the rows of single devices to an order.
 
-Microbatches are numbered, all-reduces and optimizer steps put in.
+Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.schedules.layout import Chunk, Layout
+from partopt.schedules.layout import Chunks, Layout
 from partopt.schedules.order import A, B, Order, Row, U, W, microbatch_numbers
 
-# kind, stage, microbatch and joined of every action of a rank, shape (4, actions)
-Actions = NDArray[np.int32]
+Integers = NDArray[np.int64]
 
 
-def number_microbatches(row: Row, chunks: Sequence[Chunk], layout: Layout) -> Actions:
-    """The actions of a row, with their microbatches numbered.
+def write_rows(
+    rows: Sequence[Row], which: Integers, chunks: Chunks, v: int, layout: Layout
+) -> Order:
+    """The order in which the n-th rank with work does `rows[which[n]]`, on its v chunks.
 
     The n-th action of a kind and chunk is for the n-th microbatch that the chunk gets.
     """
-    stages = np.array([chunk.stage for chunk in chunks], dtype=np.int32)
-    first = np.array([chunk.k for chunk in chunks], dtype=np.int32)
-    step = np.array([len(layout.ranks[chunk.stage]) for chunk in chunks], dtype=np.int32)
-    microbatch = microbatch_numbers(row) * step[row.chunk] + first[row.chunk]
-    return np.stack(
-        [row.kind.astype(np.int32), stages[row.chunk], microbatch, row.joined.astype(np.int32)]
+    every = Row(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
+    lengths = np.array([len(row.kind) for row in rows])
+    first = np.cumsum(lengths) - lengths
+    number = microbatch_numbers(every, first)
+    length = lengths[which]
+    place = _ranges(first[which], length)
+    at = every.chunk[place] + np.repeat(v * np.arange(len(which)), length)
+    stage, replicas = chunks.stage[at], np.array(layout.replicas, dtype=np.int32)
+    counts = np.zeros(layout.devices + 1, dtype=np.int64)
+    counts[chunks.rank[::v] + 1] = length
+    return Order(
+        kind=every.kind[place],
+        stage=stage,
+        microbatch=number[place] * replicas[stage] + chunks.k[at],
+        joined=every.joined[place],
+        rows=np.cumsum(counts),
     )
 
 
-def add_updates(
-    actions: Actions, chunks: Sequence[Chunk], layout: Layout, asynchronous: bool
-) -> Actions:
-    """The actions with the exchange of gradients and, synchronous, the optimizer's steps.
+def _ranges(first: Integers, length: Integers) -> Integers:
+    """The numbers from each of `first` on, as many as `length` says, one range after the other."""
+    ends = np.cumsum(length)
+    places: Integers = np.repeat(first - (ends - length), length)
+    places += np.arange(len(places))
+    return places
+
+
+def add_updates(order: Order, chunks: Chunks, layout: Layout, asynchronous: bool) -> Order:
+    """The order with the exchange of gradients and, synchronous, the optimizer's steps.
 
     Synchronous, a stage exchanges after its last backward, a replica without microbatches at once.
     Asynchronous, it exchanges after every round of one microbatch on each replica, and what a last,
     partial round leaves over is not exchanged. A stage that shares no gradients does not exchange.
     """
-    kind, stage, microbatch, _ = actions
-    after, exchanges = [np.zeros(0, dtype=np.int64)], [np.zeros((4, 0), dtype=np.int32)]
-    for s, _ in chunks:
-        r = len(layout.ranks[s])
-        ended = np.flatnonzero((stage == s) & ((kind == B) | (kind == W)))
-        if not layout.exchanges(s):
-            continue
-        if asynchronous:
-            ended = ended[microbatch[ended] // r < layout.microbatches // r]
-            after.append(ended + 1)
-            exchanges.append(_actions(A, s, microbatch[ended] // r))
-        else:
-            after.append(ended[-1:] + 1 if len(ended) else np.zeros(1, dtype=np.int64))
-            exchanges.append(_actions(A, s, np.zeros(1, dtype=np.int32)))
-    exchanged = np.insert(actions, np.concatenate(after), np.concatenate(exchanges, axis=1), axis=1)
-    updates = (
-        [] if asynchronous else [_actions(U, s, np.zeros(1, dtype=np.int32)) for s, _ in chunks]
+    exchanges = np.array([layout.exchanges(s) for s in range(len(layout.ranks))])
+    if asynchronous:
+        return _add_rounds(order, exchanges, layout)
+    exchanging = np.flatnonzero(exchanges[chunks.stage])
+    rank = chunks.rank
+    after = np.concatenate(
+        [_after_last(order, chunks, exchanging), order.rows[rank + 1]], dtype=np.int64
     )
-    return np.concatenate([exchanged, *updates], axis=1)
+    whose = np.concatenate([exchanging, np.arange(len(rank))])
+    kind = np.repeat(np.array([A, U], dtype=np.int8), [len(exchanging), len(rank)])
+    # by rank; at one place all-reduces come before steps, and those of earlier chunks first
+    by_place = np.lexsort((whose, kind, after, rank[whose]))
+    whose = whose[by_place]
+    added = np.bincount(rank[whose], minlength=order.ranks)
+    return _insert(order, after[by_place], added, kind[by_place], chunks.stage[whose], np.int32(0))
 
 
-def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> Actions:
-    return np.stack(
-        [np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)]
+def _add_rounds(order: Order, exchanges: NDArray[np.bool_], layout: Layout) -> Order:
+    """The order with an exchange after every whole round, of the stages that exchange."""
+    if not exchanges.any():
+        return order
+    r = np.array(layout.replicas, dtype=np.int32)
+    ended = np.flatnonzero(((order.kind == W) | (order.kind == B)) & exchanges[order.stage])
+    stage = order.stage[ended]
+    rounds = order.microbatch[ended] // r[stage]
+    whole = rounds < layout.microbatches // r[stage]
+    after = ended[whole] + 1
+    added = np.diff(np.searchsorted(after, order.rows, side="right"))
+    return _insert(order, after, added, np.int8(A), stage[whole], rounds[whole])
+
+
+def _after_last(order: Order, chunks: Chunks, chosen: Integers) -> Integers:
+    """The place after the last backward of each chosen chunk; where it has none, the rank's first.
+
+    Of most chunks that is the end of the rank's row.
+    """
+    rank, stage = chunks.rank[chosen], chunks.stage[chosen]
+    first, after = order.rows[rank], order.rows[rank + 1].copy()
+    looking = np.flatnonzero(after > first)
+    while len(looking):
+        place = after[looking] - 1
+        kind = order.kind[place]
+        found = ((kind == B) | (kind == W)) & (order.stage[place] == stage[looking])
+        looking = looking[~found]
+        after[looking] -= 1
+        looking = looking[after[looking] > first[looking]]
+    return after
+
+
+def _insert(
+    order: Order,
+    after: Integers,
+    added: Integers,
+    kind: NDArray[np.int8] | np.int8,
+    stage: NDArray[np.int32],
+    microbatch: NDArray[np.int32] | np.int32,
+) -> Order:
+    """The order with an action put in before each place of `after`, which rises.
+
+    `added` says how many are on each rank.
+    """
+    n, more = len(order.kind), len(after)
+    placed = after + np.arange(more)
+    kept = np.ones(n + more, dtype=np.bool_)
+    kept[placed] = False
+
+    def merge(own: NDArray[Any], new: NDArray[Any] | np.generic) -> NDArray[Any]:
+        merged = np.empty(n + more, dtype=own.dtype)
+        merged[kept], merged[placed] = own, new
+        return merged
+
+    return Order(
+        kind=merge(order.kind, kind),
+        stage=merge(order.stage, stage),
+        microbatch=merge(order.microbatch, microbatch),
+        joined=merge(order.joined, np.bool_(False)),
+        rows=order.rows + np.concatenate([[0], np.cumsum(added)]),
     )
-
-
-def assemble(rows: Sequence[Actions | None]) -> Order:
-    """The order of all ranks from the actions of each; None of a rank without work."""
-    idle = np.zeros((4, 0), dtype=np.int32)
-    filled = [idle if row is None else row for row in rows]
-    kind, stage, microbatch, joined = np.concatenate(filled, axis=1)
-    ends = np.cumsum([0, *(row.shape[1] for row in filled)])
-    return Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)

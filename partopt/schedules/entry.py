@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place, own_microbatches
 from partopt.schedules.order import Row
@@ -140,6 +142,21 @@ class Schedule:
         return 3 * passes * M + self.bubble(P, v, M)
 
 
+class Replicas(list[int]):
+    """The replicas of every stage; what is asked of every stage in turn is added up once."""
+
+    @cached_property
+    def after(self) -> list[int]:
+        """The devices of the stages after each stage."""
+        ends = list(accumulate(self))
+        return [ends[-1] - end for end in ends]
+
+
+def _after(s: int, replicas: Sequence[int]) -> int:
+    """The devices of the stages after stage s."""
+    return replicas.after[s] if isinstance(replicas, Replicas) else sum(replicas[s + 1 :])
+
+
 def all_own(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
     """All microbatches that the first replica of stage s gets in an iteration, ceil(M / r_s)."""
     assert microbatches is not None
@@ -159,7 +176,7 @@ def downstream(factor: int) -> StageCounts:
     """
 
     def in_flight(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-        held = -(-factor * sum(replicas[s + 1 :]) // replicas[s]) + 1
+        held = -(-factor * _after(s, replicas) // replicas[s]) + 1
         return held if microbatches is None else min(held, all_own(s, replicas, microbatches))
 
     def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:

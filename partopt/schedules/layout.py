@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
 
@@ -63,11 +67,15 @@ class Place(NamedTuple):
     recompute: bool
 
 
-class Chunk(NamedTuple):
-    """A stage on a device: that device is replica `k` of stage `stage`."""
+class Chunks(NamedTuple):
+    """The stages on devices, n of them: `rank` is replica `k` of stage `stage`.
 
-    stage: int
-    k: int
+    They are ordered by rank, those of one rank as its chunks are.
+    """
+
+    rank: NDArray[np.int64]  # shape (n,)
+    stage: NDArray[np.int32]
+    k: NDArray[np.int32]
 
 
 def own_microbatches(microbatches: int, replicas: int, k: int) -> int:
@@ -91,8 +99,8 @@ def ranks_of(shape: str, P: int, v: int = 1, d: int = 1) -> list[list[int]]:
     return devices * v
 
 
-def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, list[Chunk]]:
-    """For every rank with work the stages that it holds, chunk 0 first.
+def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> tuple[Chunks, int]:
+    """The stages that the ranks with work hold, and v, how many each of them holds.
 
     Raises PartoptError where they do not lie as `shape` says or, unless `uneven`, are not all
     replicated alike.
@@ -104,14 +112,9 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
             code="unequal-replicas",
             replicas=layout.replicas,
         )
-    held: dict[int, list[Chunk]] = {}
-    for s, ranks in enumerate(layout.ranks):
-        for k, rank in enumerate(ranks):
-            held.setdefault(rank, []).append(Chunk(s, k))
-    if shape == MIRRORED:
-        for chunks in held.values():
-            chunks.sort(key=lambda chunk: chunk.k % 2)
-    fits, needed = _fits_shape(layout, shape, held)
+    chunks = held_chunks(layout, copies=2 if shape == MIRRORED else 1)
+    counts = np.bincount(chunks.rank)
+    fits, needed = _fits_shape(layout, shape, chunks, counts[counts > 0])
     if not fits:
         raise PartoptError(
             f"the schedule needs {needed}; the stages of the plan lie otherwise",
@@ -119,38 +122,39 @@ def chunks_of(layout: Layout, shape: str, uneven: bool = False) -> dict[int, lis
             code="wrong-layout",
             shape=shape,
         )
-    return held
+    return chunks, int(counts.max())
 
 
-def _fits_shape(layout: Layout, shape: str, held: dict[int, list[Chunk]]) -> tuple[bool, str]:
-    """Whether the stages lie as `shape` says, and what it needs, in words."""
-    S, v = len(layout.ranks), len(held[layout.ranks[0][0]])
+def held_chunks(layout: Layout, copies: int = 1) -> Chunks:
+    """The stages that ranks hold: of one rank those of the first of `copies`, each in order."""
+    replicas = np.array(layout.replicas)
+    rank = np.fromiter(chain.from_iterable(layout.ranks), np.int64, int(replicas.sum()))
+    stage = np.repeat(np.arange(len(replicas), dtype=np.int32), replicas)
+    k = np.arange(len(rank)) - np.repeat(np.cumsum(replicas) - replicas, replicas)
+    by_rank = np.lexsort((k % copies, rank))
+    return Chunks(rank[by_rank], stage[by_rank], k[by_rank].astype(np.int32))
+
+
+def _fits_shape(
+    layout: Layout, shape: str, chunks: Chunks, counts: NDArray[np.int64]
+) -> tuple[bool, str]:
+    """Whether the stages lie as `shape` says, and what it needs, in words.
+
+    `counts` are the stages of each rank with work.
+    """
+    ranks, S, v = [list(own) for own in layout.ranks], len(layout.ranks), int(counts[0])
+    even = bool((counts == v).all())
     if shape == STRAIGHT:
-        return v == 1 and all(
-            len(chunks) == 1 for chunks in held.values()
-        ), "one stage on each device"
+        return even and v == 1, "one stage on each device"
     if shape == LOOPED:
-        right = S % v == 0 and all(
-            list(ranks) == list(layout.ranks[s % (S // v)]) for s, ranks in enumerate(layout.ranks)
-        )
-        return right and len(held) * v == sum(
-            layout.replicas
-        ), "stages s, s + P, s + 2P, .. on the devices of stage s"
+        loops = even and S % v == 0 and ranks == ranks[: S // v] * v
+        return loops, "stages s, s + P, s + 2P, .. on the devices of stage s"
     if shape == VEE:
-        right = (
-            S % 2 == 0
-            and v == 2
-            and all(
-                list(ranks) == list(layout.ranks[S - 1 - s]) for s, ranks in enumerate(layout.ranks)
-            )
-        )
-        return right and len(held) * v == sum(
-            layout.replicas
-        ), "stages s and 2P-1-s on the same devices"
-    right = all(
-        len(chunks) == 2
-        and chunks[0].stage + chunks[1].stage == S - 1
-        and [chunk.k % 2 for chunk in chunks] == [0, 1]
-        for chunks in held.values()
-    )
-    return right, "two copies of every stage, stages s and P-1-s on each device"
+        turns = even and v == 2 and S % 2 == 0 and ranks == ranks[::-1]
+        return turns, "stages s and 2P-1-s on the same devices"
+    needed = "two copies of every stage, stages s and P-1-s on each device"
+    if not even or v != 2:
+        return False, needed
+    stage, k = chunks.stage.reshape(-1, 2), chunks.k.reshape(-1, 2)
+    pairs = bool((stage.sum(axis=1) == S - 1).all()) and bool((k % 2 == [0, 1]).all())
+    return pairs, needed

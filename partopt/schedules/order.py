@@ -24,7 +24,7 @@ F, B, I, W, R, A, U = range(len(KINDS))  # noqa: E741
 _KIND_OF = np.full(128, -1, dtype=np.int8)
 for _kind, _letter in enumerate(KINDS):
     _KIND_OF[ord(_letter)] = _KIND_OF[ord(_letter.lower())] = _kind
-_NUMBERED_AS = np.array([B if kind == I else kind for kind in range(len(KINDS))], dtype=np.int32)
+_ONE_ROW = np.zeros(1, dtype=np.int64)
 
 
 class Row(NamedTuple):
@@ -47,28 +47,34 @@ def spell(text: str, chunks: NDArray[np.int32] | None = None) -> Row:
     slot.
     """
     letters = np.frombuffer(text.encode(), dtype=np.uint8)
-    sign = letters == ord("&")
     joined = np.zeros(len(letters), dtype=np.bool_)
-    joined[1:] = sign[:-1]
-    acting = letters[~sign]
-    own = (acting >= ord("a")).astype(np.int32) if chunks is None else chunks
-    return Row(_KIND_OF[acting], own, joined[~sign])
+    if "&" in text:
+        sign = letters == ord("&")
+        joined[1:] = sign[:-1]
+        letters, joined = letters[~sign], joined[~sign]
+    own = (letters >= ord("a")).astype(np.int32) if chunks is None else chunks
+    return Row(_KIND_OF[letters], own, joined)
 
 
-def microbatch_numbers(row: Row) -> NDArray[np.int32]:
+def microbatch_numbers(row: Row, first: NDArray[np.int64] = _ONE_ROW) -> NDArray[np.int32]:
     """For each action, which of its chunk's microbatches it is for, from 0; shape of the row.
 
     Forwards come in order, and so do backwards, whether whole or in two parts; the n-th W belongs
-    to the n-th I.
+    to the n-th I. Of several rows one after the other, each begins at its place in `first`.
     """
     numbers = np.zeros(len(row.kind), dtype=np.int32)
-    key = row.chunk * len(KINDS) + _NUMBERED_AS[row.kind]
-    for each in np.unique(key):
-        places = np.flatnonzero(key == each)
-        if each % len(KINDS) == W:
-            numbers[places] = numbers[(row.kind == I) & (row.chunk == each // len(KINDS))]
-        else:
-            numbers[places] = np.arange(len(places), dtype=np.int32)
+    found = np.bincount(row.kind, minlength=len(KINDS))
+    for chunk in range(int(row.chunk.max(initial=0)) + 1):
+        own = row.chunk == chunk
+        for kinds in ((F,), (B, I), (R,)):
+            if any(found[kind] for kind in kinds):
+                chosen = [row.kind == kind for kind in kinds if found[kind]]
+                places = np.flatnonzero(own & np.logical_or.reduce(chosen))
+                begin = np.searchsorted(places, first)
+                count = np.diff(begin, append=len(places))
+                numbers[places] = np.arange(len(places)) - np.repeat(begin, count)
+        if found[W]:
+            numbers[own & (row.kind == W)] = numbers[own & (row.kind == I)]
     return numbers
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.assemble import Actions, add_updates, assemble
+from partopt.schedules.assemble import add_updates
 from partopt.schedules.check import check
-from partopt.schedules.layout import Chunk, Layout
+from partopt.schedules.layout import Layout, held_chunks
 from partopt.schedules.order import KINDS, A, Order, R, U
 
 # d   pipelines side by side; pipeline k gets the microbatches g with g mod d = k
@@ -69,20 +70,16 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
             ranks=P,
         )
     local = [_parse(line, number) for number, line in enumerate(lines, start=1)]
-    rows: list[Actions | None] = [None] * layout.devices
+    rows = [np.zeros((4, 0), dtype=np.int32)] * layout.devices
     for k, ranks in enumerate(side_by_side):
         for rank, row in zip(ranks, local, strict=True):
-            actions = row.copy()
-            actions[2] = actions[2] * d + k
-            rows[rank] = actions
-    check(assemble(rows), layout)
-    for k, ranks in enumerate(side_by_side):
-        for rank in ranks:
-            chunks = [Chunk(s, k) for s, held in enumerate(layout.ranks) if held[k] == rank]
-            own = rows[rank]
-            assert own is not None
-            rows[rank] = add_updates(own, chunks, layout, asynchronous)
-    return assemble(rows)
+            rows[rank] = row.copy()
+            rows[rank][2] = row[2] * d + k
+    kind, stage, microbatch, joined = np.concatenate(rows, axis=1)
+    ends = np.cumsum([0, *(row.shape[1] for row in rows)])
+    order = Order(kind.astype(np.int8), stage, microbatch, joined.astype(np.bool_), ends)
+    check(order, layout)
+    return add_updates(order, held_chunks(layout), layout, asynchronous)
 
 
 def _pipelines(layout: Layout) -> list[list[int]]:
@@ -129,8 +126,11 @@ def _line(order: Order, rank: int, d: int) -> str:
     )
 
 
-def _parse(line: str, number: int) -> Actions:
-    """The actions of row `number` of its file, with their microbatches as they are written."""
+def _parse(line: str, number: int) -> NDArray[np.int32]:
+    """The actions of row `number` of its file, with their microbatches as they are written.
+
+    They are kind, stage, microbatch and joined, shape (4, actions).
+    """
     actions: list[tuple[int, int, int, bool]] = []
     for place, cell in enumerate(line.split(","), start=1):
         written = cell.strip()

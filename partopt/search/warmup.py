@@ -14,7 +14,7 @@ from partopt.cost.flight import blocking_warmups
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.prediction import check_actions, simulate_plan
 from partopt.simulator.restate import with_conditions
 
 # r_s    replicas of stage s
@@ -64,6 +64,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     """
     if not schedule(plan.schedule).asynchronous:
         return simulate_plan(plan)
+    check_actions(plan)
     allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
     usual = _try(plan, None)
     too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +11,18 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from partopt import units
-from partopt.documents import check_option
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Count
-from partopt.documents.topology import Level, Topology
+from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid, parse_memory
+from partopt.options import check_count, invalid, parse_memory
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
+from partopt.simulator.execution import first_microbatches
 from partopt.simulator.restate import with_conditions
-from partopt.simulator.steady import microbatches_to_settle
 
 Value = TypeVar("Value")
+
+_MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.microbatches is not None:
-            check_option("microbatches", self.microbatches, Count, "give 1 or more")
+            check_count("microbatches", self.microbatches)
         choices = {"comm": ("overlap", "serial"), "allreduce": ("overlap", "blocking")}
         for name, known in choices.items():
             value = getattr(self, name)
@@ -91,7 +92,10 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     topology = change_network(plan.topology, conditions)
     check_layout(plan, name)
     check_size(plan, name, M or conditions.microbatches, most_actions)
-    return _restate(plan, name, M, topology, conditions)
+    changed = _restate(plan, name, M, topology, conditions)
+    if conditions.warmup is not None:  # deeper ones take longer to settle
+        check_size(changed, name, M or conditions.microbatches, most_actions)
+    return changed
 
 
 def _restate(
@@ -145,26 +149,32 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
 
 
 def _bandwidth(given: str | float) -> float:
-    rate = units.parse_bandwidth(given) if isinstance(given, str) else float(given)
-    if not rate > 0:
+    rate = units.parse_bandwidth(given) if isinstance(given, str) else given
+    if not 0 < rate <= FASTEST:
         raise PartoptError(
-            "bandwidth must be positive",
+            "bandwidth is too large" if rate > 0 else "bandwidth must be positive",
             "write what a link of that level achieves in one direction",
             code="invalid-option",
         )
-    return rate
+    return float(rate)
 
 
 def _latency(given: str | float) -> float:
-    seconds = units.parse_seconds(given) if isinstance(given, str) else float(given)
-    if not 0 <= seconds < float("inf"):
-        raise PartoptError("latency must not be negative", 'write "5 us"', code="invalid-option")
-    return seconds
+    seconds = units.parse_seconds(given) if isinstance(given, str) else given
+    if not 0 <= seconds <= LONGEST_S:
+        raise PartoptError(
+            f"latency must be 0 to {LONGEST_S:,.0f} s", 'write "5 us"', code="invalid-option"
+        )
+    return float(seconds)
 
 
 def _links(given: object) -> int:
     text = str(given)
-    if isinstance(given, bool) or not text.isdecimal() or not 1 <= int(text) <= 1024:
+    if (
+        isinstance(given, bool)
+        or not re.fullmatch("[0-9]{1,4}", text)
+        or not 1 <= int(text) <= 1024
+    ):
         raise PartoptError(
             f"invalid link count '{given}'",
             "write a whole number from 1 to 1024",
@@ -198,9 +208,7 @@ def check_size(plan: Plan, name: str, microbatches: int | None, most_actions: in
     `microbatches` None: as many as it takes to settle.
     """
     each = len(plan.stages) * (3 if name in SCHEDULES and SCHEDULES[name].split else 2)
-    first, replicas = plan.stages[0], [stage.replicas for stage in plan.stages]
-    to_settle = microbatches_to_settle((first.warmup + 1) * first.replicas, replicas)
-    count = microbatches or to_settle
+    count = microbatches or first_microbatches(plan)
     if count * each > most_actions:
         why = "" if microbatches else " that it takes to settle"
         raise PartoptError(
@@ -237,10 +245,10 @@ def _warmups(
             "give one for each stage",
         )
     for s, (count, stage) in enumerate(zip(found, plan.stages, strict=True)):
-        most = None if M is None else -(-M // stage.replicas) - 1
-        if count < 0 or (most is not None and count > most):
-            allowed = f": each replica gets {most + 1} microbatches" if most is not None else ""
-            limits = "0 or more" if most is None else f"0 to {most}{allowed}"
+        most = _MOST_WARMUP if M is None else -(-M // stage.replicas) - 1
+        if not 0 <= count <= most:
+            allowed = "" if M is None else f": each replica gets {most + 1} microbatches"
+            limits = f"0 to {most}{allowed}"
             raise invalid("warmup", text, f"{count} forwards first on stage {s}", f"use {limits}")
     return found
 
@@ -248,7 +256,7 @@ def _warmups(
 def _parse_warmup(plan: Plan, given: str | Sequence[int]) -> list[int]:
     """A number for each stage; from "+N", N more than planned."""
     if isinstance(given, str):
-        if not (given.startswith("+") and given[1:].isdecimal()):
+        if not re.fullmatch(r"\+[0-9]{1,9}", given):
             hint = 'give a number for each stage, or "+1"'
             raise invalid("warmup", given, "not a number for each stage", hint)
         return [stage.warmup + int(given) for stage in plan.stages]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from partopt.cost.links import ring_latency_s, ring_loads
+from partopt.cost.compiled import compiled
 from partopt.schedules.order import A, B, F, Order
 from partopt.simulator import state
 from partopt.simulator.deadlock import deadlock_error
 from partopt.simulator.events import run
-from partopt.simulator.ports import Ports, ports_of
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
 
 
 def simulate(order: Order, work: Work) -> Timeline:
     """Execute `order` at the costs of `work`. Raises PartoptError where it deadlocks."""
-    ports, R, S = ports_of(work.topology), order.ranks, len(work.ranks)
+    R, S = order.ranks, len(work.ranks)
     times = np.zeros(len(order.kind)), np.zeros(len(order.kind))
     actions = state.Actions(
         order.kind,
@@ -30,11 +26,7 @@ def simulate(order: Order, work: Work) -> Timeline:
         np.ascontiguousarray(work.seconds),
         *times,
     )
-    devices, network, rings = (
-        _devices(order, work),
-        _network(order, work, ports),
-        _rings(order, work, ports),
-    )
+    devices, network, rings = _devices(order, work), _network(order, work), _rings(order, work)
     heap = state.Heap(
         np.zeros(2 * R + S + 2),
         np.zeros(2 * R + S + 2, dtype=np.int64),
@@ -43,7 +35,8 @@ def simulate(order: Order, work: Work) -> Timeline:
     run(actions, devices, network, rings, heap, work.serial, work.blocking)
     if (devices.next < order.rows[1:]).any():
         raise deadlock_error(order, [int(place) for place in devices.next])
-    return Timeline(order, *times, _transfers(devices, network), _collectives(rings))
+    sent = Transfers(*_messages(devices, network))
+    return Timeline(order, *times, sent, _collectives(rings))
 
 
 def _devices(order: Order, work: Work) -> state.Devices:
@@ -60,7 +53,8 @@ def _devices(order: Order, work: Work) -> state.Devices:
     )
 
 
-def _network(order: Order, work: Work, ports: Ports) -> state.Network:
+def _network(order: Order, work: Work) -> state.Network:
+    ports = work.ports
     lanes = np.repeat(ports.lanes, np.diff(ports.first))
     shape = (2, len(work.ranks), int(order.microbatch.max(initial=0)) + 1)
     return state.Network(
@@ -78,60 +72,54 @@ def _network(order: Order, work: Work, ports: Ports) -> state.Network:
     )
 
 
-def _rings(order: Order, work: Work, ports: Ports) -> state.Rings:
-    S = len(work.ranks)
-    rings = [
-        ports.of_ring(ranks) if size else []
-        for ranks, size in zip(work.ranks, work.gradient_bytes, strict=True)
-    ]
-    loads = [
-        ring_loads(float(size), ranks, work.topology)
-        for size, ranks in zip(work.gradient_bytes, work.ranks, strict=True)
-    ]
+def _rings(order: Order, work: Work) -> state.Rings:
+    S, ports, exchanges = len(work.ranks), work.ports.count, order.kind == A
+    first, port, load, latency = work.rings
+    due = np.zeros(S, dtype=np.bool_)
+    due[order.stage[exchanges]] = True
     return state.Rings(
-        first=np.cumsum([0, *(len(ring) for ring in rings)]),
-        port=np.array([port for ring in rings for port, _ in ring], dtype=np.int64),
-        load=np.array(
-            [loads[s][k] for s, ring in enumerate(rings) for _, k in ring], dtype=np.float64
-        ),
-        before=np.zeros(sum(len(ring) for ring in rings)),
-        counted=np.zeros(ports.count),
-        latency=work.tied_s + [ring_latency_s(ranks, work.topology) for ranks in work.ranks],
-        due=np.isin(np.arange(S), order.stage[order.kind == A]),
+        first=first,
+        port=port,
+        load=load,
+        before=np.zeros(len(port)),
+        counted=np.zeros(ports),
+        latency=latency,
+        due=due,
         came=np.zeros(S, dtype=np.int64),
         rounds=np.zeros(S, dtype=np.int64),
         start=np.full(S, np.nan),
         waiting=np.zeros(S, dtype=np.int64),
-        mark=np.zeros(ports.count, dtype=np.int64),
+        mark=np.zeros(ports, dtype=np.int64),
         counts=np.zeros(3, dtype=np.int64),
-        done=np.zeros((int((order.kind == A).sum()), 4)),
+        done=np.zeros((np.count_nonzero(exchanges), 4)),
     )
 
 
-def _transfers(devices: state.Devices, network: state.Network) -> Transfers:
-    # ordered by the sender's stage too
-    direction, to, microbatch = np.nonzero(~np.isnan(network.sent))
-    stage = np.where(direction == 0, to - 1, to + 1)
-    return Transfers(
-        kind=np.where(direction == 0, F, B).astype(np.int8),
-        stage=stage.astype(np.int32),
-        microbatch=microbatch.astype(np.int32),
-        source=_ranks(devices, stage, microbatch),
-        destination=_ranks(devices, to, microbatch),
-        start=network.sent[direction, to, microbatch],
-        end=network.arrived[direction, to, microbatch],
-    )
-
-
-def _ranks(
-    devices: state.Devices, stage: NDArray[Any], microbatch: NDArray[Any]
-) -> NDArray[np.int32]:
-    """The rank of the replica of each stage that works on each microbatch."""
-    replicas = np.diff(devices.replica_first)
-    ranks: NDArray[np.int32] = devices.rank_of[
-        devices.replica_first[stage] + microbatch % replicas[stage]
-    ].astype(np.int32)
-    return ranks
+@compiled(allocates=True)
+def _messages(devices, network):  # type: ignore[no-untyped-def]
+    """The messages that were sent, as arrays of `Transfers`."""
+    first, sent, n = devices.replica_first, network.sent, 0
+    for direction in range(2):
+        for to in range(sent.shape[1]):
+            for g in range(sent.shape[2]):
+                n += not np.isnan(sent[direction, to, g])
+    kind = np.empty(n, np.int8)
+    stage, microbatch = np.empty(n, np.int32), np.empty(n, np.int32)
+    source, destination = np.empty(n, np.int32), np.empty(n, np.int32)
+    start, end = np.empty(n), np.empty(n)
+    n = 0
+    for direction in range(2):
+        for to in range(sent.shape[1]):
+            own = to - 1 if direction == 0 else to + 1
+            for g in range(sent.shape[2]):
+                if np.isnan(sent[direction, to, g]):
+                    continue
+                kind[n], stage[n], microbatch[n] = F if direction == 0 else B, own, g
+                source[n] = devices.rank_of[first[own] + g % (first[own + 1] - first[own])]
+                destination[n] = devices.rank_of[first[to] + g % (first[to + 1] - first[to])]
+                start[n], end[n] = sent[direction, to, g], network.arrived[direction, to, g]
+                n += 1
+    return kind, stage, microbatch, source, destination, start, end
 
 
 def _collectives(rings: state.Rings) -> Collectives:

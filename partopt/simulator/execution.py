@@ -17,13 +17,20 @@ from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import LevelUse, Shares, level_use, longest_span_s, shares
 from partopt.simulator.restate import layout_of
-from partopt.simulator.steady import Steady, microbatches_to_settle, steady_state
+from partopt.simulator.steady import (
+    Steady,
+    microbatches_to_settle,
+    microbatches_to_tell,
+    steady_state,
+)
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 
 ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
+# of the first run: where two whole cycles of all replicas are more, they are not waited for
+FIRST_LIMIT = 3_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,26 +104,37 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    if not schedule(plan.schedule).asynchronous:
-        return _run(plan, None)
-    if microbatches is not None:
-        return _run(plan, microbatches)
-    replicas = [stage.replicas for stage in plan.stages]
-    count = microbatches_to_settle((plan.stages[0].warmup + 1) * replicas[0], replicas)
+    entry = schedule(plan.schedule)
+    work = work_of(plan, entry.recomputes)
+    if not entry.asynchronous or microbatches is not None:
+        return _run(plan, work, microbatches if entry.asynchronous else None)
+    count = first_microbatches(plan)
     while True:
-        execution = _run(plan, count)
+        execution = _run(plan, work, count)
         assert execution.steady is not None
         if execution.steady.settled or 4 * count * len(plan.stages) > SETTLE_LIMIT:
             return execution
         count *= 2
 
 
-def _run(plan: Plan, microbatches: int | None) -> Execution:
-    entry = schedule(plan.schedule)
+def first_microbatches(plan: Plan) -> int:
+    """How many microbatches pass through an asynchronous plan at first.
+
+    They are as many as it takes to settle. Where that is long, for numbers of replicas have a large
+    common multiple, they are enough for a mean pace.
+    """
+    replicas = [stage.replicas for stage in plan.stages]
+    depth = (plan.stages[0].warmup + 1) * replicas[0]
+    to_settle, each = microbatches_to_settle(depth, replicas), 2 * len(plan.stages)
+    if to_settle * each <= FIRST_LIMIT:
+        return to_settle
+    return min(to_settle, max(microbatches_to_tell(depth, replicas), SETTLE_LIMIT // each))
+
+
+def _run(plan: Plan, work: Work, microbatches: int | None) -> Execution:
     actions = order(plan.schedule, layout_of(plan, microbatches))
-    work = work_of(plan, entry.recomputes)
     timeline = simulate(actions, work)
-    if not entry.asynchronous:
+    if not schedule(plan.schedule).asynchronous:
         return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
     return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)

@@ -60,9 +60,14 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     or of the backward where the schedule has no R. The order suffices without times: a rank runs
     one action after the other, and two joined ones both take before either gives back.
     """
-    steps = _stashing(order, plan)
-    most = [_levels(order, rank, steps)[0].max(initial=0) for rank in range(order.ranks)]
-    return base_memory_bytes(plan)[: order.ranks] + np.array(most, dtype=np.int64)
+    during, after = _levels(order, slice(0, len(order.kind)), _stashing(order, plan))
+    busy = np.flatnonzero(np.diff(order.rows))
+    first = order.rows[busy]
+    peaks = base_memory_bytes(plan)[: order.ranks]
+    if len(busy):
+        before = np.concatenate([[0], after])[first]
+        peaks[busy] += np.maximum(np.maximum.reduceat(during, first) - before, 0)
+    return peaks
 
 
 def base_memory_bytes(plan: Plan) -> Integers:
@@ -101,9 +106,8 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     return _Steps(taken, given)
 
 
-def _levels(order: Order, rank: int, steps: _Steps) -> tuple[Integers, Integers]:
-    """What a rank holds during each of its actions, and after it."""
-    own = slice(order.rows[rank], order.rows[rank + 1])
+def _levels(order: Order, own: slice, steps: _Steps) -> tuple[Integers, Integers]:
+    """What is held during each of the actions `own`, and after it, beyond what was before them."""
     kind, stage = order.kind[own], order.stage[own]
     taken, given = steps.taken[kind, stage], steps.given[kind, stage]
     first = np.flatnonzero(order.joined[own])
@@ -120,7 +124,7 @@ def _series(timeline: Timeline, rank: int, steps: _Steps, base: int) -> Series:
     Points at which nothing changes are left out.
     """
     own = slice(timeline.order.rows[rank], timeline.order.rows[rank + 1])
-    levels = _levels(timeline.order, rank, steps)
+    levels = _levels(timeline.order, own, steps)
     times = np.stack([timeline.start[own], timeline.end[own]], axis=1).ravel().astype(np.float64)
     values = base + np.stack(levels, axis=1).ravel()
     changed = np.diff(values, prepend=base) != 0

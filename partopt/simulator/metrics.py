@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.links import ring_loads
+from partopt.cost.compiled import compiled
 from partopt.schedules.order import A, B, F, I, U
-from partopt.simulator.ports import Ports, ports_of
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 
@@ -140,13 +139,11 @@ def longest_span_s(timeline: Timeline) -> float:
 
 def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
     """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
-    ports, window_s = ports_of(work.topology), end_s - start_s
-    carried, moved = _transfers(timeline, work, ports, start_s, end_s)
+    ports, rings, window_s = work.ports, work.rings, end_s - start_s
+    carried, moved = _transfers(timeline, work, start_s, end_s)
+    times = _exchanges(timeline, len(work.ranks), start_s, end_s)
     exchanged = np.zeros(ports.count)
-    for s, times in enumerate(_exchanges(timeline, len(work.ranks), start_s, end_s)):
-        loads = ring_loads(float(work.gradient_bytes[s]), work.ranks[s], work.topology)
-        for port, k in ports.of_ring(work.ranks[s]) if times else []:
-            exchanged[port] += times * loads[k]
+    np.add.at(exchanged, rings.port, np.repeat(times, np.diff(rings.first)) * rings.load)
 
     def busiest(seconds: Floats, k: int) -> float:
         own = seconds[ports.first[k] : ports.first[k + 1]]
@@ -159,29 +156,45 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
 
 
 def _transfers(
-    timeline: Timeline, work: Work, ports: Ports, start_s: float, end_s: float
+    timeline: Timeline, work: Work, start_s: float, end_s: float
 ) -> tuple[Floats, Floats]:
     """Seconds for which messages hold each port, and bytes that arrive over each level.
 
     The seconds are of all lanes of a port together, shape (ports,). The bytes start with level 0,
     for messages that cross none, shape (L + 1,).
     """
-    sent, carried = timeline.transfers, np.zeros(ports.count)
-    k = ports.levels_between(sent.source, sent.destination)
-    size = work.cut_bytes[np.where(sent.kind == F, sent.stage + 1, sent.stage)]
-    end = np.minimum(sent.start + size / ports.bandwidth[k - 1], end_s)
-    inside = np.maximum(0.0, end - np.maximum(sent.start, start_s)) / ports.lanes[k - 1]
-    np.add.at(carried, ports.of_each(sent.source, k, 0), inside)
-    # on a bus the port is one and the same
-    received = np.where(ports.bus[k - 1], 0.0, inside)
-    np.add.at(carried, ports.of_each(sent.destination, k, 1), received)
-    arrived = size * (sent.end > start_s) * (sent.end <= end_s)
-    moved = np.bincount(k, arrived, minlength=len(work.topology.levels) + 1)
-    return carried, moved.astype(np.float64)
+    sent, ports = timeline.transfers, work.ports
+    carried, moved = np.zeros(ports.count), np.zeros(len(work.topology.levels) + 1)
+    messages = sent.kind, sent.stage, sent.source, sent.destination, sent.start, sent.end
+    network = ports.sizes, ports.first, ports.bus, ports.lanes, ports.bandwidth
+    _carry(messages, network, work.cut_bytes, start_s, end_s, carried, moved)
+    return carried, moved
 
 
-def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> list[float]:
-    """How many all-reduces of each stage lie between `start_s` and `end_s`.
+@compiled()
+def _carry(messages, network, cut_bytes, start_s, end_s, carried, moved):  # type: ignore[no-untyped-def]
+    """Add what the messages of an interval carry and move to `carried` and `moved`."""
+    kind, stage, source, destination, start, end = messages
+    sizes, first, bus, lanes, bandwidth = network
+    for n in range(len(kind)):
+        if end[n] <= start_s or start[n] >= end_s:
+            continue
+        k = 0
+        while source[n] // sizes[k] != destination[n] // sizes[k]:
+            k += 1
+        size = cut_bytes[stage[n] + 1 if kind[n] == F else stage[n]]
+        ended = min(start[n] + size / bandwidth[k - 1], end_s)
+        inside = max(0.0, ended - max(start[n], start_s)) / lanes[k - 1]
+        if bus[k - 1]:
+            carried[first[k - 1] + source[n] // sizes[k]] += inside
+        else:
+            carried[first[k - 1] + 2 * (source[n] // sizes[k - 1])] += inside
+            carried[first[k - 1] + 2 * (destination[n] // sizes[k - 1]) + 1] += inside
+        moved[k] += size if end[n] <= end_s else 0.0
+
+
+def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:
+    """How many all-reduces of each stage lie between `start_s` and `end_s`, shape (S,).
 
     One that lies there in part counts in part.
     """
@@ -189,4 +202,4 @@ def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) ->
     inside = np.maximum(0.0, np.minimum(done.end, end_s) - np.maximum(done.start, start_s))
     took = done.end - done.start
     parts = np.divide(inside, took, out=np.zeros(len(took)), where=took > 0)
-    return [float(part) for part in np.bincount(done.stage, parts, minlength=stages)]
+    return np.bincount(done.stage, parts, minlength=stages).astype(np.float64)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.links import levels_crossed
 from partopt.documents.topology import Topology
 
 # k   level; its members are level-(k-1) components
@@ -66,21 +66,21 @@ class Ports:
 
     def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
         """The ports that a ring over `ranks` keeps busy, each with its level, ascending."""
-        found: set[tuple[int, int]] = set()
-        for k in levels_crossed(ranks, self.topology) if len(ranks) > 1 else []:
-            members: dict[int, set[int]] = {}
-            for rank in ranks:
-                members.setdefault(rank // int(self.sizes[k]), set()).add(
-                    rank // int(self.sizes[k - 1])
-                )
-            for inside in members.values():
-                if len(inside) > 1:
-                    found |= {
-                        (port, k)
-                        for member in inside
-                        for port in self.of(member * int(self.sizes[k - 1]), k)
-                    }
-        return sorted(found)
+        found: list[tuple[int, int]] = []
+        members = set(ranks)
+        for k, level in enumerate(self.topology.levels, start=1):
+            if len(members) == 1:
+                break
+            inside = Counter(member // level.size for member in members)
+            first, shared = int(self.first[k - 1]), {each for each, n in inside.items() if n > 1}
+            if level.bus:
+                ports = [first + each for each in shared]
+            else:
+                passing = [member for member in members if member // level.size in shared]
+                ports = [first + 2 * member + side for member in passing for side in (0, 1)]
+            found += [(port, k) for port in sorted(ports)]
+            members = set(inside)
+        return found
 
 
 def ports_of(topology: Topology) -> Ports:

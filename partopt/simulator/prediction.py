@@ -11,7 +11,7 @@ from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT
-from partopt.simulator.execution import ACTION_LIMIT, Execution, execute
+from partopt.simulator.execution import ACTION_LIMIT, Execution, execute, first_microbatches
 from partopt.simulator.restate import with_conditions
 
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
@@ -19,15 +19,25 @@ _ROUNDING = 1e-12
 
 
 def check_actions(plan: Plan) -> None:
-    """Raise PartoptError where an iteration is too long to simulate."""
-    if len(plan.stages) * 2 * (plan.microbatches or 1) > ACTION_LIMIT:
+    """Raise PartoptError where an iteration, or settling, is too long to simulate."""
+    S, M = len(plan.stages), plan.microbatches
+    if 2 * S * (M or first_microbatches(plan)) <= ACTION_LIMIT:
+        return
+    if M is not None:
         raise PartoptError(
-            f"{plan.microbatches} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
+            f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
             "give fewer `microbatches`",
             code="too-many-actions",
-            microbatches=plan.microbatches,
+            microbatches=M,
             limit=ACTION_LIMIT,
         )
+    raise PartoptError(
+        f"{S:,} stages on {len(plan.stages_by_rank()):,} devices: until {plan.schedule} settles, "
+        f"there are more than {ACTION_LIMIT:,} actions to simulate",
+        "use fewer devices, or a schedule with a flush: `schedule=1f1b`",
+        code="too-many-actions",
+        limit=ACTION_LIMIT,
+    )
 
 
 def simulate_plan(plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import order, schedule
+from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import B, F, I, Order, W
 
@@ -81,7 +82,7 @@ def _on_network(plan: Plan, topology: Topology) -> Plan:
 def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[tuple[int, int]]:
     """The warm-up and the microbatches in flight of each stage, under the plan's schedule."""
     name, M = plan.schedule, plan.microbatches
-    replicas = [stage.replicas for stage in plan.stages]
+    replicas = Replicas(stage.replicas for stage in plan.stages)
     if not _is_straight(plan):
         return _count(order(name, layout_of(plan)), plan)
     if warmups is not None:

@@ -7,16 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.links import ring_latency_s, ring_loads
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.order import KINDS
+from partopt.simulator.ports import Ports, ports_of
 
 # S   stages
+
+
+class Rings(NamedTuple):
+    """All-reduces; the ring of stage s keeps port[first[s] : first[s + 1]] busy."""
+
+    first: NDArray[np.int64]  # shape (S + 1,)
+    port: NDArray[np.int64]
+    load: NDArray[np.float64]  # seconds of each port
+    latency_s: NDArray[np.float64]  # and what an exchange with other stages takes, shape (S,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +52,25 @@ class Work:
     topology: Topology
     serial: bool = False
     blocking: bool = False
+
+    @cached_property
+    def ports(self) -> Ports:
+        """The ports of the topology."""
+        return ports_of(self.topology)
+
+    @cached_property
+    def rings(self) -> Rings:
+        """The all-reduces of all stages."""
+        first, port, load = [0], [], []
+        for ranks, size in zip(self.ranks, self.gradient_bytes.tolist(), strict=True):
+            if len(ranks) > 1 and size:
+                loads = ring_loads(size, ranks, self.topology)
+                ring = self.ports.of_ring(ranks)
+                port += [each for each, _ in ring]
+                load += [loads[k] for _, k in ring]
+            first.append(len(port))
+        latency_s = self.tied_s + [ring_latency_s(ranks, self.topology) for ranks in self.ranks]
+        return Rings(np.array(first), np.array(port, dtype=np.int64), np.array(load), latency_s)
 
 
 def work_of(plan: Plan, recompute_apart: bool) -> Work:

@@ -1,0 +1,193 @@
+"""Seconds of the whole command `partopt plan`, from the start of the process to its end, one core.
+
+    python benchmarks/command.py [ROW ...]
+
+Profiles and topologies are made in a temporary folder, from seeds. Every row runs twice, and the
+second run, which finds its compiled code in the cache, is timed; a run is stopped after
+`LIMIT_S` seconds. ROWs are numbers, from 0; by default all are run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from partopt.documents.profile import Profile
+
+LIMIT_S = 600
+ONE_CORE = dict.fromkeys(("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+FAST, SLOW = ("380 GB/s", "50 GB/s"), ("12 GB/s", "10 Gb/s")
+_AUTO = "--schedule auto --global-batch 1024"
+
+
+class Row(NamedTuple):
+    """What is planned, on levels of these sizes and rates, and the seconds that it should take."""
+
+    name: str
+    profile: str  # shipped, or `layers N`, `blocks N`, `tied N` of `make_profile`
+    sizes: Sequence[int]  # innermost first
+    rates: Sequence[str]
+    options: str
+    goal_s: float
+
+
+ROWS = [
+    Row("shipped, 16 devices", "gpt2-small.cpu.float32", (4, 4), SLOW, "", 1),
+    Row("1,000 layers, 8 x 128", "layers 1000", (8, 128), FAST, "--memory 40GB", 5),
+    Row(
+        "the same, 1f1b",
+        "layers 1000",
+        (8, 128),
+        FAST,
+        "--memory 20GB --schedule 1f1b --microbatches 512",
+        10,
+    ),
+    Row("10,000 layers, 16,384", "layers 10000", (16384,), FAST, "--memory 420GB", 60),
+    Row("10,000 layers, 8 x 2,048", "layers 10000", (8, 2048), FAST, "--memory 420GB", 60),
+    Row("34 layers, 1,048,576", "layers 34", (8, 131072), FAST, "", 30),
+    Row(
+        "96 tied blocks, 8 x 128",
+        "tied 96",
+        (8, 128),
+        FAST,
+        "--memory 80GB --schedule 1f1b --recompute auto --microbatches 1536",
+        30,
+    ),
+    Row("80 blocks, auto, 256", "blocks 80", (8, 32), FAST, f"--memory 80GB {_AUTO}", 10),
+    Row("80 blocks, auto, 1,024", "blocks 80", (8, 128), FAST, f"--memory 80GB {_AUTO}", 30),
+    Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB", 30),
+]
+
+
+def main(chosen: Sequence[int]) -> None:
+    """Print the table."""
+    from machine import describe
+
+    print(describe())
+    print(f"\n{'partopt plan':28}{'to reach':>10}{'seconds':>10}{'exit':>6}")
+    for number in chosen or range(len(ROWS)):
+        row = ROWS[number]
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, code = run_row(row, Path(folder))
+        print(f"{row.name:28}{row.goal_s:8g} s{seconds:8.2f} s{code:>6}", flush=True)
+
+
+def run_row(row: Row, folder: Path) -> tuple[float, str]:
+    """Seconds and exit code of a row's second run; `-` where it was stopped."""
+    from partopt.documents.topology import Topology
+
+    levels = [
+        f"  - {{name: level{k}, size: {size}, bandwidth: {rate}}}\n"
+        for k, (size, rate) in enumerate(zip(row.sizes, row.rates, strict=False))
+    ]
+    text = f"name: benchmark\ndevice: {{name: device, memory: 80 GB}}\nlevels:\n{''.join(levels)}"
+    Topology.parse(text.encode())
+    (folder / "cluster.yaml").write_text(text)
+    profile = row.profile
+    if " " in profile:
+        kind, count = profile.split()
+        profile = str(folder / "profile.json")
+        make_profile(kind, int(count)).save(profile)
+    command = [sys.executable, "-m", "partopt", "plan", profile]
+    command += ["--topology", str(folder / "cluster.yaml"), *row.options.split()]
+    for _ in range(2):
+        start, code = time.perf_counter(), "-"
+        try:
+            code = str(
+                subprocess.run(
+                    command,
+                    capture_output=True,
+                    check=False,
+                    timeout=LIMIT_S,
+                    env=os.environ | ONE_CORE,
+                ).returncode
+            )
+        except subprocess.TimeoutExpired:
+            return time.perf_counter() - start, code
+        seconds = time.perf_counter() - start
+    return seconds, code
+
+
+def make_profile(kind: str, count: int) -> Profile:
+    """`count` layers of random times, sizes and weights, or equal blocks.
+
+    Blocks lie between an embedding and a head, which share their weights where they are `tied`, and
+    are measured at several microbatch sizes.
+    """
+    from partopt.documents.profile import Device, Layer, Measurement, Model, Profile
+
+    sizes = (1,) if kind == "layers" else (1, 2, 4)
+    if kind == "layers":
+        forward_s, output_bytes, weights, shared = _random_layers(count)
+    else:
+        forward_s = np.array([2e-4, *[5e-3] * count, 3e-3])
+        output_bytes = np.array([*[8e6] * (count + 1), 4e3])
+        weights = np.array([8e8, *[6e8] * count, 8e8])
+        shared = kind == "tied"
+    return Profile(
+        model=Model(name="benchmark"),
+        device=Device(name="none"),
+        dtype="float32",
+        layers=[
+            Layer(
+                name=f"layer{index}",
+                type="Layer",
+                parameter_bytes=int(size),
+                shared_parameters=_tied(shared and index in (0, len(weights) - 1), int(size)),
+            )
+            for index, size in enumerate(weights)
+        ],
+        measurements=[
+            Measurement(microbatch_size=size, **_measured(forward_s, output_bytes, size))
+            for size in sizes
+        ],
+    )
+
+
+def _random_layers(count: int):  # type: ignore[no-untyped-def]
+    """Log-normal times, activations that decay and weights that grow along the model."""
+    random = np.random.default_rng(0)
+    position = np.arange(count) / count
+    forward_s = random.lognormal(0, 0.5, count) * 1e-3
+    output_bytes = 1e8 * np.exp(-3 * position) * random.lognormal(0, 0.3, count)
+    weights = 1e6 * np.exp(3 * position) * random.lognormal(0, 0.5, count)
+    return forward_s, output_bytes, weights, False
+
+
+def _tied(shared: bool, size: int):  # type: ignore[no-untyped-def]
+    from partopt.documents.profile import SharedParameter
+
+    return [SharedParameter(name="embedding", bytes=size)] if shared else []
+
+
+def _measured(forward_s, output_bytes, size: int):  # type: ignore[no-untyped-def]
+    """Layers and what they keep at a microbatch size; larger ones take less time a sample."""
+    from partopt.documents.profile import LayerMeasurement, StashGroup
+
+    return {
+        "layers": [
+            LayerMeasurement(
+                forward_s=float(seconds * size**0.9),
+                backward_s=float(2 * seconds * size**0.9),
+                output_bytes=int(kept * size),
+            )
+            for seconds, kept in zip(forward_s, output_bytes, strict=True)
+        ],
+        "stash_groups": [
+            StashGroup(layers=[index], bytes=int(kept * size))
+            for index, kept in enumerate(output_bytes)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main([int(argument) for argument in sys.argv[1:]])
