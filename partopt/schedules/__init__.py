@@ -13,7 +13,13 @@ from functools import lru_cache
 
 from partopt.errors import PartoptError
 from partopt.registry import Registry
-from partopt.schedules.assemble import Actions, add_updates, assemble, number_microbatches
+from partopt.schedules.assemble import (
+    Actions,
+    add_updates,
+    assemble,
+    number_microbatches,
+    shift_microbatches,
+)
 from partopt.schedules.entry import Schedule, StageCounts
 from partopt.schedules.layout import (
     CHUNKS,
@@ -98,10 +104,18 @@ def order(name: str, layout: Layout) -> Order:
     if warmup is None:
         warmup = _usual_warmups(entry, layout)
     rows: list[Actions | None] = [None] * layout.devices
+    # what the first of several replicas does; the others do the same with other microbatches
+    alike: dict[object, tuple[int, Actions]] = {}
     for rank, chunks in held.items():
-        row = row_of(_place(layout, chunks, warmup, entry.shape))
-        actions = number_microbatches(row, chunks, layout)
+        place, k = _place(layout, chunks, warmup, entry.shape), chunks[0].k
+        key = place, tuple((stage, other - k) for stage, other in chunks)
+        if key in alike:
+            first, actions = alike[key]
+            rows[rank] = shift_microbatches(actions, k - first)
+            continue
+        actions = number_microbatches(row_of(place), chunks, layout)
         rows[rank] = add_updates(actions, chunks, layout, entry.asynchronous)
+        alike[key] = k, rows[rank]
     return assemble(rows)
 
 

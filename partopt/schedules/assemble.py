@@ -61,6 +61,13 @@ def add_updates(
     return np.concatenate([exchanged, *updates], axis=1)
 
 
+def shift_microbatches(actions: Actions, more: int) -> Actions:
+    """The actions for microbatches `more` later; rounds of exchanges and steps stay as they are."""
+    shifted = actions.copy()
+    shifted[2] += more * (actions[0] < A)
+    return shifted
+
+
 def _actions(kind: int, s: int, numbers: NDArray[np.int32]) -> Actions:
     return np.stack(
         [np.full_like(numbers, kind), np.full_like(numbers, s), numbers, np.zeros_like(numbers)]
