@@ -31,26 +31,30 @@ def find_fitting(job: Job, plan: Plan) -> Fitting | None:
     others = [] if planner == "manual" else contest.contestants(problem)
     for optimizer in dict.fromkeys((problem.optimizer, "momentum", "sgd")):
         for names in ([planner], [name for name in others if name != planner]):
-            found = list(_fitting(names, planner, optimizer, job))
+            found = list(_fitting(names, plan, optimizer, job))
             if found:
                 return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
     return None
 
 
-def _fitting(names: list[str], planner: str, optimizer: str, job: Job) -> Iterator[Fitting]:
-    """What fits at every measured size up to the job's, with and without recomputation."""
-    now = job.problem.chain.microbatch_size
-    smaller = [m.microbatch_size for m in job.profile.measured() if m.microbatch_size < now]
-    sizes = [now, *reversed(smaller)]
+def _fitting(names: list[str], plan: Plan, optimizer: str, job: Job) -> Iterator[Fitting]:
+    """What fits at every measured size, with and without recomputation.
+
+    At sizes up to the plan's where the job says which.
+    """
+    now = plan.microbatch_size
+    measured = [m.microbatch_size for m in job.profile.measured()]
+    free = job.microbatch_size is None
+    sizes = [now, *(size for size in reversed(measured) if size < now or (free and size > now))]
     for name, size, recompute in itertools.product(names, sizes, ("never", "always")):
         with suppress(PartoptError):  # a global batch may be no multiple of that size
             changed = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
-            plan, _ = contest.plan_with(name, changed.problem)
-            if plan.fits:
-                options: dict[str, str | int] = {} if name == planner else {"planner": name}
+            other, _ = contest.plan_with(name, changed.problem)
+            if other.fits:
+                options: dict[str, str | int] = {} if name == plan.planner else {"planner": name}
                 options |= {} if size == now else {"microbatch_size": size}
                 options |= (
                     {} if recompute == (job.recompute or "never") else {"recompute": recompute}
                 )
                 options |= {} if optimizer == job.optimizer else {"optimizer": optimizer}
-                yield Fitting(options, plan.predicted.samples_per_s)
+                yield Fitting(options, other.predicted.samples_per_s)

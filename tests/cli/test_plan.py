@@ -378,7 +378,7 @@ class TestWhatDoesNotFit:
         assert re.fullmatch(r"this fits: --optimizer momentum \(.* samples/s\)", outcome.hints[0])
 
     def test_the_hint_names_the_fastest_way(self, planned):
-        outcome = planned("--memory", "5 GB", "--planner", "gpipe")
+        outcome = planned("--memory", "5 GB", "--planner", "gpipe", "--microbatch-size", 4)
         assert outcome.hints == ["this fits: --recompute always (800.0 samples/s)"]
 
 
