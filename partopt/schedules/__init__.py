@@ -114,8 +114,9 @@ def order(name: str, layout: Layout) -> Order:
             rows[rank] = shift_microbatches(actions, k - first)
             continue
         actions = number_microbatches(row_of(place), chunks, layout)
-        rows[rank] = add_updates(actions, chunks, layout, entry.asynchronous)
-        alike[key] = k, rows[rank]
+        actions = add_updates(actions, chunks, layout, entry.asynchronous)
+        rows[rank] = actions
+        alike[key] = k, actions
     return assemble(rows)
 
 
