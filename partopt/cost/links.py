@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from partopt.documents.topology import Level, Topology
 
 # beta_k     bytes/s of one link of one level-k member, one direction
@@ -30,8 +32,13 @@ def levels_crossed(ranks: Sequence[int], topology: Topology) -> list[int]:
     """The levels k at which some two of `ranks` part, ascending."""
     if isinstance(ranks, range) and ranks.step == 1 and len(ranks) > 1:
         return _levels_crossed_by_run(ranks, topology)
-    ordered = sorted(ranks)
-    return sorted({topology.common_level(first, second) for first, second in pairwise(ordered)})
+    ordered = np.sort(np.array(ranks))
+    components = [ordered // topology.group_size(k) for k in range(len(topology.levels) + 1)]
+    return [
+        k
+        for k, (inner, outer) in enumerate(pairwise(components), start=1)
+        if np.any((inner[1:] != inner[:-1]) & (outer[1:] == outer[:-1]))
+    ]
 
 
 def _levels_crossed_by_run(ranks: range, topology: Topology) -> list[int]:

@@ -76,6 +76,16 @@ class Grid:
         """`ranks` as an array, shape (S, r)."""
         return np.array([list(ranks) for ranks in self.ranks], dtype=np.int32)
 
+    @property
+    def replicas(self) -> int:
+        """How many replicas every stage has."""
+        return len(self.ranks[0])
+
+    @cached_property
+    def devices(self) -> int:
+        """How many devices have work."""
+        return len(np.unique(self.places))
+
     @cached_property
     def levels(self) -> Integers:
         """The level that the messages over each cut cross, for every replica, shape (S - 1, r).
@@ -160,7 +170,8 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
 
     A device begins when its first microbatch has come through the stages before, works through all,
     and exchanges gradients, for `tied_s` seconds of each stage with other stages; where backwards
-    are whole, its last one goes back through the stages before. Ports carry all messages.
+    are whole, its last one goes back through the stages before. Ports carry all messages. Where one
+    microbatch is on its way at a time, a pipeline passes all of its own there and back.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
@@ -174,7 +185,12 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
         backward = stages.backward_s if entry.recomputes else stages.compute_s - stages.forward_s
         passing = np.concatenate([[0.0], np.cumsum(backward[:-1] + hops)])
         after = np.maximum(after, grid.least_on_devices(passing) + update[0])
-    return max(float((before + busy + after)[busy > 0].max(initial=0.0)), grid.wires_s(stages, M))
+    alone = 0.0
+    if entry.one_at_a_time:
+        there_and_back = stages.compute_s.sum() + 2 * grid.message_s(stages).min(axis=1).sum()
+        alone = float(grid.shares(M).max() * there_and_back + update[0])
+    device = float((before + busy + after)[busy > 0].max(initial=0.0))
+    return max(device, alone, grid.wires_s(stages, M))
 
 
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
@@ -185,10 +201,12 @@ def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> 
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
-    chunks = grid.places.size / len(np.unique(grid.places))
+    chunks = grid.places.size / grid.devices
     passing = stages.forward_s + stages.backward_s if entry.recomputes else stages.compute_s
     messages = grid.message_s(stages).mean(axis=1).sum()
     busy = max(grid.busy_s(stages, M, problem.serial_transfers).max(), grid.wires_s(stages, M))
     filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks + 2 * messages
     update = (grid.allreduce_s(stages) + tied_s + stages.step_s).max()
+    if entry.one_at_a_time:
+        return float(grid.shares(M).max() * (passing.sum() + 2 * messages) + update)
     return float(busy + filled * (SPLIT_SHARE if entry.split else 1.0) + update)

@@ -3,17 +3,19 @@
 It chooses how many stages lie on a device, pipelines side by side, samples in a microbatch, and
 whether to recompute.
 
-Every grid of d pipelines of P/d devices is balanced by GPipe's criterion and estimated by closed
-forms (`partopt.search.candidates`), and the most promising of each schedule are simulated first.
-What cannot be faster than the best found so far under its schedule is left out.
+Every grid of d pipelines of p devices is balanced and estimated by closed forms
+(`partopt.search.candidates`), and the most promising are simulated first. What cannot be faster
+than the best found so far is left out. Then the optimal planner looks for unequal replicas, and a
+local search moves cuts (`partopt.search.improve`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, Progress, ignore_progress
@@ -21,28 +23,35 @@ from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.schedules import order, schedule
-from partopt.schedules.layout import STRAIGHT
 from partopt.search import contest
-from partopt.search.candidates import candidates
+from partopt.search.candidates import Candidate, candidates
+from partopt.search.improve import improve
+from partopt.search.sizes import order_of, samples_per_s_at_most
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
-# simulated in all; the best estimate of each schedule is simulated whatever it takes
+# executed to find the best plan under every schedule; more only where the best of all may be found
 ACTION_BUDGET = 4_000_000
-REPLANNED = 2  # schedules with one stage a device whose best grid the optimal planner is to beat
+ACTION_LIMIT = 10 * ACTION_BUDGET  # executed in all
+REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
+FEW = 16  # devices up to which it plans them all
+ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
 _ROUNDING = 1e-9
 _ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 
 
 def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Plan]:
-    """The best simulated plan of `job` under every synchronous schedule but the naive one.
+    """The best simulated plan of `job` under every synchronous schedule that can run it.
 
     Fastest first, those that fit before those that do not. Every measured microbatch size is tried,
     with and without recomputation, unless the job says which. PartoptError where nothing can run.
     """
     problems = state_problems(job, progress)
-    return replan(best_by_schedule(problems), problems, job.recompute == "auto")
+    per_stage = job.recompute in (None, "auto")
+    search = search_grids(problems)
+    plans = replan(search.best(), problems, per_stage)
+    return improve(plans, search.simulated, problems, per_stage)
 
 
 def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Problem]:
@@ -50,7 +59,7 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
 
     PartoptError where none of them can be stated.
     """
-    sizes = [job.microbatch_size] if job.microbatch_size else _measured_sizes(job)
+    sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
     modes = [job.recompute] if job.recompute in ("never", "always") else ["never", "always"]
     problems, refusals = [], []
     for size, mode in itertools.product(sizes, modes):
@@ -64,75 +73,152 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
     return problems
 
 
-def _measured_sizes(job: Job) -> list[int]:
-    return [measurement.microbatch_size for measurement in job.profile.measured()]
-
-
 def best_by_schedule(problems: Sequence[Problem]) -> list[Plan]:
     """The best simulated plan under every schedule, of grids; in the order of `search_schedules`.
 
-    `problems` differ in their microbatch size and recomputation.
+    `problems` differ in their microbatch size and recomputation. Under a schedule that is slow the
+    best may not be found, where that would take long.
     """
-    found: dict[str, Plan] = {}
-    spent = 0
-    tried = sorted(candidates(problems), key=lambda candidate: candidate.estimate_s)
-    for done, candidate in enumerate(tried):
-        name = candidate.problem.schedule
-        candidate.problem.progress("simulating schedules", done, len(tried))
-        best = found.get(name)
-        if best is not None and best.fits:
-            hopeless = candidate.least_s * best.predicted.samples_per_s >= 1 - _ROUNDING
-            if hopeless or spent > ACTION_BUDGET:
-                continue
-        plan = price(candidate.partition, candidate.problem, "grid")
-        if best is not None and not _may_fit(plan, exactly=not best.fits):
-            continue
-        spent += candidate.actions
-        plan = simulate_plan(plan)
-        if best is None or _rank(plan) < _rank(best):
-            found[name] = plan
-    if not found:
+    return search_grids(problems).best()
+
+
+def search_grids(problems: Sequence[Problem]) -> _Search:
+    """The search for the best grids, ended. PartoptError where no schedule can run any."""
+    search = _Search([(each.floor_s, each) for each in candidates(problems)])
+    search.run()
+    if not any(plan.fits for plan in search.found.values()):
+        search.look_for_room()
+    if not search.found:
         raise PartoptError(
             "no schedule can run this",
             "give more microbatches, or fewer devices",
             ANSWER_IS_NO,
             code="no-schedule",
         )
-    return sorted(found.values(), key=_rank)
+    return search
 
 
-def _rank(plan: Plan) -> tuple[bool, float]:
-    """The order of plans: those that fit first, and of them the fastest."""
-    return not plan.fits, -plan.predicted.samples_per_s
+class _Search:
+    """Candidates in the order of what is known of their times, and the best plans found."""
+
+    def __init__(self, known: Sequence[tuple[float, Candidate]]) -> None:
+        # seconds a sample, a number to break ties, and a candidate; whether they are its estimate
+        self.queue = [
+            (seconds, number, each, False) for number, (seconds, each) in enumerate(known)
+        ]
+        heapify(self.queue)
+        self.numbers = itertools.count(len(self.queue))
+        self.all = [each for _, each in known]
+        self.found: dict[str, Plan] = {}
+        self.simulated: list[Plan] = []
+        self.spent = 0
+
+    def best(self) -> list[Plan]:
+        """The best plans of each schedule in their order."""
+        return sorted(self.found.values(), key=order_of)
+
+    def run(self) -> None:
+        """Simulate what may be faster than what was found."""
+        while self.queue:
+            seconds, number, candidate, estimated = heappop(self.queue)
+            if self._is_hopeless(
+                candidate.problem, seconds if not estimated else candidate.least_s
+            ):
+                continue
+            if not estimated:
+                heappush(self.queue, (candidate.estimate_s, number, candidate, True))
+                continue
+            self._tell(candidate.problem.progress)
+            self._simulate(candidate)
+
+    def _is_hopeless(self, problem: Problem, least_s: float) -> bool:
+        """Whether what takes `least_s` a sample is not faster than the best that it may replace."""
+        rival = self.found.get(problem.schedule)
+        if rival is None:
+            return False
+        if self.spent > ACTION_BUDGET:
+            rival = min(self.found.values(), key=order_of)
+        slower = rival.fits and least_s * rival.predicted.samples_per_s >= 1 - _ROUNDING
+        return slower or self.spent > ACTION_LIMIT
+
+    def _simulate(self, candidate: Candidate) -> None:
+        """Simulate a candidate that may fit, and queue its grid with other cuts where it does not.
+
+        The first under each schedule is simulated in any case.
+        """
+        name = candidate.problem.schedule
+        best = self.found.get(name)
+        fits = False
+        if best is None or candidate.may_fit:
+            plan = price(candidate.partition, candidate.problem, "grid")
+            self.spent += candidate.actions
+            if best is None or _may_fit(plan, exactly=not best.fits):
+                plan = simulate_plan(plan)
+                self.simulated.append(plan)
+                fits = plan.fits
+                if best is None or order_of(plan) < order_of(best):
+                    self.found[name] = plan
+        other = None if fits else candidate.within_memory()
+        if other is not None:
+            heappush(self.queue, (other.estimate_s, next(self.numbers), other, True))
+
+    def look_for_room(self) -> None:
+        """Simulate the candidates that need least memory, where nothing that fits was found."""
+        roomy = sorted(self.all, key=lambda each: each.needs_bytes)[:ROOMY]
+        for candidate in roomy:
+            for each in (candidate, candidate.within_memory()):
+                if each is not None:
+                    self._simulate(replace(each, for_memory=True))
+
+    def _tell(self, progress: Progress) -> None:
+        """Report how many were simulated, of these and those that may yet be."""
+        left = sum(not self._is_hopeless(each.problem, known) for known, _, each, _ in self.queue)
+        done = len(self.simulated)
+        progress("simulating schedules", done, done + 1 + left)
 
 
 def replan(
     plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
 ) -> list[Plan]:
-    """`plans` in their order; the optimal planner's in place of the first few where it is faster.
+    """`plans` in their order; the optimal planner's in place of those with one stage a device.
 
-    Those are the first with one stage a device. It has any replicas, and with `recompute_per_stage`
-    chooses the stages that recompute; the microbatch size stays.
+    Where it is faster. It has any replicas that the schedule can have, and with
+    `recompute_per_stage` chooses the stages that recompute. On few devices it plans under every
+    schedule at every microbatch size; on many for the first few of `plans`.
     """
-    found = list(plans)
-    straight = [at for at, plan in enumerate(plans) if schedule(plan.schedule).shape == STRAIGHT]
-    for place in straight[:REPLANNED]:
-        plan = plans[place]
-        problem = replace(
-            _problem_of(plan, problems),
-            schedule=plan.schedule,
-            recompute_per_stage=recompute_per_stage,
-        )
+    found = {plan.schedule: plan for plan in plans}
+    stated = list(_to_replan(plans, problems, recompute_per_stage))
+    for done, problem in enumerate(stated):
+        problem.progress("optimal plans", done, len(stated))
+        best = min(found.values(), key=order_of)
+        if best.fits and samples_per_s_at_most(problem) <= best.predicted.samples_per_s:
+            continue
         with suppress(PartoptError):
-            own, _ = contest.plan_with("optimal", problem)
-            found[place] = min(plan, own, key=_rank)
-    return sorted(found, key=_rank)
+            own, _ = contest.plan_with("optimal", replace(problem, progress=ignore_progress))
+            if len(own.stages) > 1 or schedule(own.schedule).data_parallel:
+                found[own.schedule] = min(found[own.schedule], own, key=order_of)
+    return sorted(found.values(), key=order_of)
 
 
-def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
-    """The problem that a grid's plan is for."""
+def _to_replan(
+    plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
+) -> Iterator[Problem]:
+    """The problems that the optimal planner is to plan."""
+    straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
+    for plan in straight if problems[0].topology.devices <= FEW else straight[:REPLANNED]:
+        few = problems[0].topology.devices <= FEW
+        for problem in problems if few else [problem_of_plan(plan, problems)]:
+            own = replace(problem, schedule=plan.schedule)
+            yield own
+            if recompute_per_stage and not own.recompute and own.memory_bytes is not None:
+                yield replace(own, recompute_per_stage=True)
+
+
+def problem_of_plan(plan: Plan, problems: Sequence[Problem]) -> Problem:
+    """The one of `problems` that a plan is for, whatever its schedule."""
     asked = plan.microbatch_size, plan.stages[0].recompute
-    return next(each for each in problems if (each.chain.microbatch_size, each.recompute) == asked)
+    same = [each for each in problems if each.chain.microbatch_size == asked[0]]
+    return next((each for each in same if each.recompute == asked[1]), same[0])
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:

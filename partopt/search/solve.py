@@ -47,8 +47,9 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
 
     Every measured microbatch size is tried unless the job says which, but for those that cannot be
     faster. Under `schedule="auto"` the best under any synchronous schedule; the alternatives are
-    then the best under each of the others. A plan that does not fit is returned where none does: `fits`.
-    `progress(what, done, total)` is called now and then. Raises PartoptError where there is none.
+    then the best under each of the others. A plan that does not fit is returned where none does:
+    `fits`. `progress(what, done, total)` is called now and then. Raises PartoptError where there is
+    none.
     """
     if job.schedule == AUTO:
         best, *others = search_schedules(job, progress)
