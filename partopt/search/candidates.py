@@ -26,9 +26,10 @@ from partopt.simulator.ports import ports_of
 # v   stages on a device; S   stages; M   microbatches of an iteration
 
 FEW_SPLITS = 32  # into so many stages, up to which all are tried
-FEW = 16  # devices up to which some of them may stay idle in any grid
+FEW = 8  # devices up to which some of them may stay idle in any grid
 _MARGIN = 1.5  # by which the formulas may exceed the memory that the order of a schedule takes
-_BUSY = 0.75  # of more devices those that have work
+MANY = 64  # devices above which none of them may
+_BUSY = 0.75  # of the devices in between those that have work
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +80,11 @@ class Candidate:
         return np.array([tied_exchange_s(self.partition, s, self.problem) for s in range(S)])
 
     @property
-    def actions(self) -> int:
-        """About how many actions a simulation executes."""
+    def effort(self) -> int:
+        """About what a simulation takes; see `effort_of`."""
         assert self.problem.microbatches is not None
-        return 2 * len(self.grid.ranks) * self.problem.microbatches
+        S = len(self.grid.ranks)
+        return effort_of(S, S * self.grid.replicas, self.problem.microbatches)
 
     def within_memory(self) -> Candidate | None:
         """The grid with cuts chosen for what fits; None where these are they."""
@@ -108,6 +110,14 @@ class Candidate:
         """Whether it may fit, as far as the formulas tell."""
         limit = self.problem.memory_bytes
         return limit is None or self.needs_bytes <= _MARGIN * limit
+
+
+def effort_of(stages: int, places: int, microbatches: int) -> int:
+    """About what the simulation of a plan takes, in the time of an action.
+
+    It executes actions, prices `places`, the replicas of all stages, and has a beginning.
+    """
+    return 2 * stages * microbatches + 30 * places + 5_000
 
 
 def candidates(problems: Iterable[Problem]) -> Iterator[Candidate]:
@@ -201,13 +211,15 @@ def _pipelines(P: int, M: int, cells: int, entry: Schedule) -> Iterator[tuple[in
     """How many devices in each of how many pipelines, p and d.
 
     All divide the microbatches, or the schedule can have unequal shares. Of few devices any may
-    stay idle; of many few.
+    stay idle, of more a few, of many none.
     """
     for p in range(1, min(P, cells) + 1):
         if p == 1 and not entry.data_parallel:
             continue  # data parallelism, whatever it is called
         for d in range(P // p, 0, -1):
-            if P > FEW and p * d < _BUSY * P:
+            if P > FEW and p * d < (_BUSY if P <= MANY else 1) * P:
                 break
             if M % d == 0 or (entry.uneven and d < M):
                 yield p, d
+                if P > FEW:
+                    break

@@ -15,12 +15,12 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem, par
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.search.candidates import effort_of
 from partopt.search.sizes import order_of
 from partopt.simulator.prediction import simulate_plan
 
-EVALUATIONS = 400  # simulations in all
-ACTION_LIMIT = 100_000  # of a simulation: a longer one is not repeated so often
-STARTS = 16  # plans from which the search begins, the best
+BUDGET = 800_000  # of the simulations of all moves, as `effort_of` counts
+STARTS = 8  # plans from which the search begins, the best
 _GAIN = 1e-6  # of the time: what a move must save
 
 
@@ -36,15 +36,15 @@ def improve(
     of all is not tried. `problems` are those of `partopt.search.schedule.state_problems`. With `recompute_per_stage`
     single stages may recompute, under the schedules for which the optimal planner can choose them.
     """
-    found, budget = {plan.schedule: plan for plan in plans}, EVALUATIONS
+    found, left = {plan.schedule: plan for plan in plans}, BUDGET
     starts = _starts([*plans, *others])
     for done, plan in enumerate(starts):
         problem = _problem_of(plan, problems)
         problem.progress("moving cuts", done, len(starts))
         best = min(found.values(), key=order_of)
-        climb = _Climb(problem, recompute_per_stage, plan, best, budget // (len(starts) - done))
+        climb = _Climb(problem, recompute_per_stage, plan, best, left // (len(starts) - done))
         moved = climb.run()
-        budget -= climb.spent
+        left -= climb.spent
         found[moved.schedule] = min(found[moved.schedule], moved, key=order_of)
     return sorted(found.values(), key=order_of)
 
@@ -53,16 +53,10 @@ def _starts(plans: Sequence[Plan]) -> list[Plan]:
     """The best plans, one for each schedule, grid, microbatch size and recomputation."""
     starts: dict[object, Plan] = {}
     for plan in sorted(plans, key=_key):
-        if _actions(plan) <= ACTION_LIMIT:
-            stages = [(each.replicas, each.recompute) for each in plan.stages]
-            key = plan.schedule, plan.family, plan.microbatch_size, str(stages)
-            starts.setdefault(key, plan)
+        stages = [(each.replicas, each.recompute) for each in plan.stages]
+        key = plan.schedule, plan.family, plan.microbatch_size, str(stages)
+        starts.setdefault(key, plan)
     return list(starts.values())[:STARTS]
-
-
-def _actions(plan: Plan) -> int:
-    assert plan.microbatches is not None
-    return 2 * len(plan.stages) * plan.microbatches
 
 
 def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
@@ -87,6 +81,8 @@ class _Climb:
         entry = schedule(problem.schedule)
         self.problem, self.best, self.budget = problem, plan, budget
         self.rival, self.spent = rival, 0
+        places = sum(stage.replicas for stage in plan.stages)
+        self.effort = effort_of(len(plan.stages), places, plan.microbatches or 1)
         self.cells = problem.boundaries()
         self.may_choose = per_stage and entry.kernel is not None and bool(problem.memory_bytes)
         self.uneven = entry.uneven and plan.family == CONTIGUOUS
@@ -94,7 +90,7 @@ class _Climb:
 
     def run(self) -> Plan:
         """The best plan that the moves reach."""
-        while self.spent < self.budget and self._step():
+        while self.spent + self.effort <= self.budget and self._step():
             pass
         return self.best
 
@@ -105,7 +101,7 @@ class _Climb:
             key = tuple(
                 (each.start, each.stop, tuple(each.ranks), each.recompute) for each in moved
             )
-            if self.spent >= self.budget or key in self.seen:
+            if self.spent + self.effort > self.budget or key in self.seen:
                 continue
             self.seen.add(key)
             found = self._simulate(replace(partition, stages=moved), problem)
@@ -121,7 +117,7 @@ class _Climb:
         rival_s = samples / rival.predicted.samples_per_s
         if rival.fits and _least_s(partition, problem) >= rival_s:
             return None
-        self.spent += 1
+        self.spent += self.effort
         try:
             return simulate_plan(price(partition, problem, "grid"))
         except PartoptError:

@@ -12,6 +12,7 @@ local search moves cuts (`partopt.search.improve`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,16 +28,19 @@ from partopt.search import contest
 from partopt.search.candidates import Candidate, candidates
 from partopt.search.improve import improve
 from partopt.search.sizes import order_of, samples_per_s_at_most
+from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
-# executed to find the best plan under every schedule; more only where the best of all may be found
-ACTION_BUDGET = 4_000_000
-ACTION_LIMIT = 10 * ACTION_BUDGET  # executed in all
+# simulated to find the best plan under every schedule, as `effort_of` counts; more only where the
+# best of all may be found
+BUDGET = 4_000_000
+LIMIT = 5 * BUDGET  # simulated in all
 REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
 FEW = 16  # devices up to which it plans them all
 ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
+_RECOUNT = 16  # simulations after which what is left to do is counted again
 _ROUNDING = 1e-9
 _ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 
@@ -110,8 +114,11 @@ class _Search:
         self.numbers = itertools.count(len(self.queue))
         self.all = [each for _, each in known]
         self.found: dict[str, Plan] = {}
+        # by schedule, seconds a sample of what was found and fits
+        self.reached_s: dict[str, float] = {}
         self.simulated: list[Plan] = []
         self.spent = 0
+        self.left = 0  # candidates that may yet be simulated
 
     def best(self) -> list[Plan]:
         """The best plans of each schedule in their order."""
@@ -121,9 +128,8 @@ class _Search:
         """Simulate what may be faster than what was found."""
         while self.queue:
             seconds, number, candidate, estimated = heappop(self.queue)
-            if self._is_hopeless(
-                candidate.problem, seconds if not estimated else candidate.least_s
-            ):
+            known_s = candidate.least_s if estimated else seconds
+            if self._is_hopeless(candidate.problem.schedule, known_s):
                 continue
             if not estimated:
                 heappush(self.queue, (candidate.estimate_s, number, candidate, True))
@@ -131,33 +137,40 @@ class _Search:
             self._tell(candidate.problem.progress)
             self._simulate(candidate)
 
-    def _is_hopeless(self, problem: Problem, least_s: float) -> bool:
+    def _is_hopeless(self, name: str, least_s: float) -> bool:
         """Whether what takes `least_s` a sample is not faster than the best that it may replace."""
-        rival = self.found.get(problem.schedule)
-        if rival is None:
+        if name not in self.found:
             return False
-        if self.spent > ACTION_BUDGET:
-            rival = min(self.found.values(), key=order_of)
-        slower = rival.fits and least_s * rival.predicted.samples_per_s >= 1 - _ROUNDING
-        return slower or self.spent > ACTION_LIMIT
+        if self.spent > BUDGET:
+            return least_s >= min(self.reached_s.values()) or self.spent > LIMIT
+        return least_s >= self.reached_s[name]
+
+    def _take(self, plan: Plan) -> None:
+        """Take down a simulated plan, and that it is the best of its schedule where it is."""
+        best = self.found.get(plan.schedule)
+        self.simulated.append(plan)
+        if best is None or order_of(plan) < order_of(best):
+            self.found[plan.schedule] = plan
+            least_s = (1 - _ROUNDING) / plan.predicted.samples_per_s
+            self.reached_s[plan.schedule] = least_s if plan.fits else math.inf
 
     def _simulate(self, candidate: Candidate) -> None:
         """Simulate a candidate that may fit, and queue its grid with other cuts where it does not.
 
         The first under each schedule is simulated in any case.
         """
-        name = candidate.problem.schedule
-        best = self.found.get(name)
+        best = self.found.get(candidate.problem.schedule)
         fits = False
         if best is None or candidate.may_fit:
             plan = price(candidate.partition, candidate.problem, "grid")
-            self.spent += candidate.actions
+            self.spent += candidate.effort
             if best is None or _may_fit(plan, exactly=not best.fits):
+                seconds = execute(plan).makespan_s / candidate.samples
+                if self._is_hopeless(plan.schedule, seconds):
+                    return
                 plan = simulate_plan(plan)
-                self.simulated.append(plan)
                 fits = plan.fits
-                if best is None or order_of(plan) < order_of(best):
-                    self.found[name] = plan
+                self._take(plan)
         other = None if fits else candidate.within_memory()
         if other is not None:
             heappush(self.queue, (other.estimate_s, next(self.numbers), other, True))
@@ -172,9 +185,14 @@ class _Search:
 
     def _tell(self, progress: Progress) -> None:
         """Report how many were simulated, of these and those that may yet be."""
-        left = sum(not self._is_hopeless(each.problem, known) for known, _, each, _ in self.queue)
         done = len(self.simulated)
-        progress("simulating schedules", done, done + 1 + left)
+        if done % _RECOUNT == 0:
+            self.left = sum(
+                not self._is_hopeless(each.problem.schedule, known_s)
+                for known_s, _, each, _ in self.queue
+            )
+        self.left = max(0, self.left - 1)
+        progress("simulating schedules", done, done + 1 + self.left)
 
 
 def replan(
