@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -33,10 +34,10 @@ from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
-# simulated to find the best plan under every schedule, as `effort_of` counts; more only where the
+# simulated to find the best plan under one schedule, as `effort_of` counts; more only where the
 # best of all may be found
-BUDGET = 4_000_000
-LIMIT = 5 * BUDGET  # simulated in all
+BUDGET = 1_000_000
+LIMIT = 12_000_000  # simulated in all
 REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
 FEW = 16  # devices up to which it plans them all
 ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
@@ -90,8 +91,6 @@ def search_grids(problems: Sequence[Problem]) -> _Search:
     """The search for the best grids, ended. PartoptError where no schedule can run any."""
     search = _Search([(each.floor_s, each) for each in candidates(problems)])
     search.run()
-    if not any(plan.fits for plan in search.found.values()):
-        search.look_for_room()
     if not search.found:
         raise PartoptError(
             "no schedule can run this",
@@ -117,7 +116,9 @@ class _Search:
         # by schedule, seconds a sample of what was found and fits
         self.reached_s: dict[str, float] = {}
         self.simulated: list[Plan] = []
-        self.spent = 0
+        self.spent: Counter[str] = Counter()
+        # by schedule, the first that cannot fit as far as the formulas tell
+        self.fallback: dict[str, Candidate] = {}
         self.left = 0  # candidates that may yet be simulated
 
     def best(self) -> list[Plan]:
@@ -136,13 +137,18 @@ class _Search:
                 continue
             self._tell(candidate.problem.progress)
             self._simulate(candidate)
+        if not any(plan.fits for plan in self.found.values()):
+            self._look_for_room()
+        for name in sorted(self.fallback.keys() - self.found.keys()):
+            each = self.fallback[name]
+            self._take(simulate_plan(price(each.partition, each.problem, "grid")))
 
     def _is_hopeless(self, name: str, least_s: float) -> bool:
         """Whether what takes `least_s` a sample is not faster than the best that it may replace."""
         if name not in self.found:
             return False
-        if self.spent > BUDGET:
-            return least_s >= min(self.reached_s.values()) or self.spent > LIMIT
+        if self.spent[name] > BUDGET:
+            return least_s >= min(self.reached_s.values()) or self.spent.total() > LIMIT
         return least_s >= self.reached_s[name]
 
     def _take(self, plan: Plan) -> None:
@@ -155,18 +161,17 @@ class _Search:
             self.reached_s[plan.schedule] = least_s if plan.fits else math.inf
 
     def _simulate(self, candidate: Candidate) -> None:
-        """Simulate a candidate that may fit, and queue its grid with other cuts where it does not.
-
-        The first under each schedule is simulated in any case.
-        """
-        best = self.found.get(candidate.problem.schedule)
-        fits = False
-        if best is None or candidate.may_fit:
+        """Simulate a candidate that may fit, and queue its grid with other cuts where it does not."""
+        name = candidate.problem.schedule
+        best, fits = self.found.get(name), False
+        if not candidate.may_fit:
+            self.fallback.setdefault(name, candidate)
+        else:
             plan = price(candidate.partition, candidate.problem, "grid")
-            self.spent += candidate.effort
+            self.spent[name] += candidate.effort
             if best is None or _may_fit(plan, exactly=not best.fits):
                 seconds = execute(plan).makespan_s / candidate.samples
-                if self._is_hopeless(plan.schedule, seconds):
+                if self._is_hopeless(name, seconds):
                     return
                 plan = simulate_plan(plan)
                 fits = plan.fits
@@ -175,7 +180,7 @@ class _Search:
         if other is not None:
             heappush(self.queue, (other.estimate_s, next(self.numbers), other, True))
 
-    def look_for_room(self) -> None:
+    def _look_for_room(self) -> None:
         """Simulate the candidates that need least memory, where nothing that fits was found."""
         roomy = sorted(self.all, key=lambda each: each.needs_bytes)[:ROOMY]
         for candidate in roomy:
