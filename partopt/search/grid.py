@@ -131,7 +131,9 @@ class Grid:
     def on_devices(self, of_stage: Floats) -> Floats:
         """The sum over the stages on each device, shape (P,)."""
         each = np.repeat(of_stage, self.replicas)
-        return np.bincount(self.places.ravel(), each, self.ports.topology.devices)
+        sums: Floats = np.zeros(self.ports.topology.devices)
+        np.add.at(sums, self.places.ravel(), each)
+        return sums
 
     def least_on_devices(self, of_stage: Floats) -> Floats:
         """The minimum over the stages on each device, shape (P,); 0 for a device without any."""
@@ -213,8 +215,9 @@ def _there_and_back_s(stages: Stages, problem: Problem) -> float:
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
     """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`.
 
-    Cuts are priced as the ports see them. A device updates its stages one after the other. With v stages on a device the pipeline fills in a v-th of
-    the time, and where backwards are split, a third of the bubble is left.
+    Cuts are priced as the ports see them. A device updates its stages one after the other. With v
+    stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a
+    third of the bubble is left.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None

@@ -6,6 +6,7 @@ as well, is faster; the search ends where no move is, or with the budget.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -33,8 +34,9 @@ def improve(
     """`plans` in their order, moved or in the place of `others` that are, while that is better.
 
     The search begins from the best of both that are not alike; what cannot be faster than the best
-    of all is not tried. `problems` are those of `partopt.search.schedule.state_problems`. With `recompute_per_stage`
-    single stages may recompute, under the schedules for which the optimal planner can choose them.
+    of all is not tried. `problems` are those of `partopt.search.schedule.state_problems`. With
+    `recompute_per_stage` single stages may recompute, under the schedules for which the optimal
+    planner can choose them.
     """
     found, left = {plan.schedule: plan for plan in plans}, BUDGET
     starts = _starts([*plans, *others])
@@ -167,7 +169,7 @@ def shift_cuts(stages: Sequence[Assignment], cells: Sequence[int]) -> Iterator[l
                 moved = list(cuts)
                 for c in range(first, first + many):
                     moved[c] = cells[place[cuts[c]] + step]
-                if all(a < b for a, b in zip(moved[:-1], moved[1:], strict=True)):
+                if all(a < b for a, b in itertools.pairwise(moved)):
                     yield [
                         replace(stage, start=start, stop=stop)
                         for stage, start, stop in zip(stages, moved[:-1], moved[1:], strict=True)

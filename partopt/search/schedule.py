@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -161,7 +161,7 @@ class _Search:
             self.reached_s[plan.schedule] = least_s if plan.fits else math.inf
 
     def _simulate(self, candidate: Candidate) -> None:
-        """Simulate a candidate that may fit, and queue its grid with other cuts where it does not."""
+        """Simulate a candidate that may fit, and queue other cuts of it where it does not."""
         name = candidate.problem.schedule
         best, fits = self.found.get(name), False
         if not candidate.may_fit:
