@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.microbatch import measurement_at
+from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
 from partopt.documents.profile import Profile
@@ -72,7 +72,10 @@ class Job(Options):
 
     @cached_property
     def problem(self) -> Problem:
-        """The job as planners see it. PartoptError under `schedule="auto"`, which is several."""
+        """The job as planners see it, at the one of `sizes` with the most samples/s on one device.
+
+        PartoptError under `schedule="auto"`, which is several.
+        """
         if self.schedule == AUTO:
             raise PartoptError(
                 "`schedule=auto`: a schedule is chosen by `solve` alone",
@@ -83,7 +86,7 @@ class Job(Options):
         stated = problem_of(
             self.profile,
             self.topology,
-            self.microbatch_size,
+            self._size(),
             schedule=self.schedule,
             optimizer=self.optimizer,
             recompute=self.recompute == "always",
@@ -102,6 +105,23 @@ class Job(Options):
         size = stated.chain.microbatch_size
         M, costs = self._microbatches_of(size), self._costs(size)
         return dataclasses.replace(stated, microbatches=M, costs=costs)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The microbatch sizes that may be planned for, ascending.
+
+        The one that is given; else those that were measured and that the global batch is a multiple
+        of, which may be none.
+        """
+        if self.microbatch_size is not None:
+            return [self.microbatch_size]
+        batch = self.global_batch or 0
+        measured = [measurement.microbatch_size for measurement in self.profile.measured()]
+        return [size for size in measured if batch % size == 0]
+
+    def at_each_size(self) -> list[Self]:
+        """The job at each of `sizes`. PartoptError where there is none."""
+        return [self.with_(microbatch_size=size) for size in self.sizes or [self._size()]]
 
     @property
     def notes(self) -> list[Note]:
@@ -130,6 +150,10 @@ class Job(Options):
         check_options(self)
         if self.schedule != AUTO:
             assert self.problem is not None
+
+    def _size(self) -> int:
+        """The one of `sizes` with the most samples/s on one device, or of all if there is none."""
+        return self.microbatch_size or best_microbatch_size(self.profile, self.sizes)
 
     def _microbatches_of(self, size: int) -> int | None:
         """M with microbatches of `size` samples."""

@@ -45,7 +45,7 @@ class Options:
 
     `schedule` is a name, or "auto" for the best synchronous one; `planner` a name, or None for the
     best plan of all (the planner "manual" with `cuts`). `microbatch_size` is b, by default the
-    measured size with the most samples/s; a synchronous schedule needs M `microbatches` or a
+    measured size with the fastest plan; a synchronous schedule needs M `microbatches` or a
     `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
     whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
     and both under `schedule="auto"`). `memory` is the limit of a device, bytes or "76 GB", by

@@ -194,9 +194,13 @@ def test_the_batch_is_divided_by_the_microbatch_size_that_is_taken():
     job = Job(profile_of(sizes), flat(2), schedule="1f1b", global_batch=8)
     assert job.problem.chain.microbatch_size == 4
     assert job.problem.microbatches == 2
+    other = job.with_(global_batch=10)  # of which 4 is no divisor
+    assert (other.sizes, other.problem.chain.microbatch_size) == ([1, 2], 2)
     with pytest.raises(PartoptError, match="`global_batch=10`: not a multiple") as raised:
-        job.with_(global_batch=10)
+        job.with_(global_batch=10, microbatch_size=4)
     assert raised.value.fields["microbatch_size"] == 4
+    with pytest.raises(PartoptError, match="`global_batch=9`: not a multiple"):
+        Job(profile_of(sizes[1:]), flat(2), schedule="1f1b", global_batch=9)
 
 
 def test_the_limit_is_the_topologys_unless_it_is_given():

@@ -106,7 +106,7 @@ _JOB_OPTIONS = [
         "--microbatch-size",
         type=click.IntRange(min=1),
         metavar="B",
-        help="Samples (default: the fastest size per sample).",
+        help="Samples (default: the measured size with the fastest plan).",
     ),
     click.option(
         "--microbatches",

@@ -143,7 +143,7 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    click.echo(plan.render(result.plan, options.ascii_only(), as_flags))
+    click.echo(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
     click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
 
 

@@ -5,6 +5,9 @@ Weights in all their versions, gradients, optimizer state, activations and recei
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from partopt.cost.chain import Chain
 from partopt.documents.stage import Memory
 
@@ -76,3 +79,16 @@ def device_memory(
     }
     whole = {name: round(size) for name, size in parts.items()}
     return Memory(**whole, total_bytes=sum(whole.values()))
+
+
+def memory_table(
+    chain: Chain, in_flight: int, weight_versions: int, optimizer: str, recompute: bool
+) -> NDArray[np.float64]:
+    """`stage_memory` in all, unrounded, of every range [i, j), shape (N+1, N+1); inf for j <= i."""
+    weights, stash = chain.parameter_bytes.table(), chain.stash_bytes.table()
+    inputs, outputs = chain.a[:, None], chain.a[None, :]
+    state = (MOMENTS[optimizer] + chain.sixteen_bit) * weights * (1 + chain.sixteen_bit)
+    kept = in_flight * inputs + stash if recompute else in_flight * stash
+    needs = (weight_versions + 1) * weights + state + kept + in_flight * (inputs + outputs)
+    ordered = np.arange(chain.layers + 1)
+    return np.where(ordered[:, None] < ordered[None, :], needs, np.inf)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 
-def best_microbatch_size(profile: Profile) -> int:
-    """The measured size with the most samples/s on one device; of equal ones the smallest."""
+def best_microbatch_size(profile: Profile, sizes: Collection[int] = ()) -> int:
+    """The measured size with the most samples/s on one device; of equal ones the smallest.
+
+    `sizes` are those to choose from, by default all.
+    """
 
     def seconds_per_sample(measurement: Measurement) -> float:
         return (
@@ -15,7 +20,8 @@ def best_microbatch_size(profile: Profile) -> int:
             / measurement.microbatch_size
         )
 
-    return min(profile.measured(), key=seconds_per_sample).microbatch_size
+    measured = [each for each in profile.measured() if not sizes or each.microbatch_size in sizes]
+    return min(measured, key=seconds_per_sample).microbatch_size
 
 
 def measurement_at(profile: Profile, microbatch_size: int) -> Measurement:

@@ -19,6 +19,7 @@ class ScalingRow(documents.Part, frozen=True, kw_only=True):
     devices: Count
     planner: str
     shape: str
+    microbatch_size: Count
     microbatches: Count | None
     period_s: Annotated[float, msgspec.Meta(gt=0)]
     samples_per_s: Seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from partopt.cost.flight import noam
 from partopt.documents.plan import Certificate, Plan, Predicted
@@ -22,13 +22,29 @@ _ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
-def render(plan: Plan, ascii_only: bool = False, spell: Callable[[str], str] = str) -> str:
-    """The plan as text, options that it names written as `spell` does."""
+def render(
+    plan: Plan,
+    ascii_only: bool = False,
+    spell: Callable[[str], str] = str,
+    by_size: Sequence[Plan] = (),
+) -> str:
+    """The plan as text, options that it names written as `spell` does.
+
+    `by_size` are the best plans at the microbatch sizes that were tried.
+    """
     rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
     outcome = [(label, spell(text)) for label, text in _outcome(plan)]
+    if len(by_size) > 1:
+        outcome.append(("tried", "; ".join(map(_speed_of_size, by_size))))
     return "\n\n".join(
         [str(head_of_plan(plan)), table(_HEADINGS, rows, left=(1, 2, 7)), label_lines(outcome)]
     )
+
+
+def _speed_of_size(plan: Plan) -> str:
+    speed = format_rate(plan.predicted.samples_per_s, "samples")
+    fits = "" if plan.fits else ", does not fit"
+    return f"microbatch {plan.microbatch_size}: {speed}{fits}"
 
 
 def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:

@@ -9,12 +9,11 @@ from partopt.report.table import shorten, table
 def render(scaling: Scaling) -> str:
     """The table, at most 80 columns wide.
 
-    The column M is there only where an iteration has a number of microbatches.
+    BATCH: samples of a microbatch x M, where an iteration has a number of microbatches.
     """
-    synchronous = any(row.microbatches for row in scaling.rows)
     headings = [
         "DEVICES",
-        *(["M"] if synchronous else []),
+        "BATCH",
         "SAMPLES/S",
         "x ONE",
         "EFFICIENCY",
@@ -23,16 +22,14 @@ def render(scaling: Scaling) -> str:
         "BOUND BY",
         "FITS",
     ]
-    left = range(len(headings) - 4, len(headings))
-    return table(
-        headings, [_cells(row, synchronous) for row in scaling.rows], left=tuple(left), gap=1
-    )
+    left = (1, *range(len(headings) - 4, len(headings)))
+    return table(headings, [_cells(row) for row in scaling.rows], left=left, gap=1)
 
 
-def _cells(row: ScalingRow, synchronous: bool) -> list[str]:
+def _cells(row: ScalingRow) -> list[str]:
     return [
         str(row.devices),
-        *([str(row.microbatches)] if synchronous else []),
+        f"{row.microbatch_size}" + (f"x{row.microbatches}" if row.microbatches else ""),
         f"{row.samples_per_s:,.4g}",
         f"{row.speedup_over_one_device:.2f}",
         f"{row.efficiency:.0%}",

@@ -49,6 +49,6 @@ SCHEDULE = Schedule(
     counts=DeviceCounts(lambda p, P, v, M: P + 1),
     weight_versions=1,
     bubble=lambda P, v, M: P - 2,
-    auto_chunks=(2,),
+    tried_by_auto=True,
     data_parallel=False,
 )

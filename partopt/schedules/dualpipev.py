@@ -65,6 +65,6 @@ SCHEDULE = Schedule(
     counts=DeviceCounts(lambda p, P, v, M: 2 * P + 1),
     weight_versions=1,
     bubble=lambda P, v, M: 2 * (P - 1),
-    auto_chunks=(2,),
+    tried_by_auto=True,
     data_parallel=False,
 )

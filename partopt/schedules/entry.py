@@ -97,8 +97,7 @@ class Schedule:
     # and M: for equal stages, messages that take no time, and enough microbatches to fill the
     # pipeline
     bubble: Callable[[int, int, int], int]
-    # stages on a device with which `schedule="auto"` tries it; empty: it is not tried
-    auto_chunks: tuple[int, ...]
+    tried_by_auto: bool  # `schedule="auto"` tries it, looped ones with any number of chunks
     data_parallel: bool  # `schedule="auto"` tries it with one device in each pipeline
 
     def __post_init__(self) -> None:
@@ -110,11 +109,9 @@ class Schedule:
             yield f"unknown shape {self.shape!r}"
         elif (self.shape == STRAIGHT) != isinstance(self.counts, StageCounts):
             yield "counts are StageCounts with one stage on each device, else DeviceCounts"
-        elif any(CHUNKS.get(self.shape, v) != v for v in self.auto_chunks):
-            yield f"auto_chunks: {CHUNKS[self.shape]} stages lie on each device"
         if self.weight_versions not in (ALL_IN_FLIGHT, 1, 2):
             yield "weight_versions is 1, 2 or ALL_IN_FLIGHT"
-        if self.asynchronous and (self.shape != STRAIGHT or self.auto_chunks):
+        if self.asynchronous and (self.shape != STRAIGHT or self.tried_by_auto):
             yield 'asynchronous: one stage on each device, and `schedule="auto"` does not try it'
         if self.one_at_a_time and self.kernel is not None:
             yield "one_at_a_time: the optimal planner cannot plan for it, kernel is None"

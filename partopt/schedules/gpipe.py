@@ -29,6 +29,6 @@ SCHEDULE = Schedule(
     counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN, 0)),
     weight_versions=1,
     bubble=lambda P, v, M: 3 * (P - 1),
-    auto_chunks=(1,),
+    tried_by_auto=True,
     data_parallel=True,
 )

@@ -38,6 +38,6 @@ SCHEDULE = Schedule(
     counts=DeviceCounts(_in_flight),
     weight_versions=1,
     bubble=lambda P, v, M: P - 1,
-    auto_chunks=(2, 4),
+    tried_by_auto=True,
     data_parallel=False,
 )

@@ -31,6 +31,6 @@ SCHEDULE = Schedule(
     ),
     weight_versions=1,
     bubble=lambda P, v, M: 3 * M * (P - 1),
-    auto_chunks=(),
+    tried_by_auto=True,
     data_parallel=False,
 )

@@ -29,6 +29,6 @@ SCHEDULE = Schedule(
     counts=downstream(1),
     weight_versions=1,
     bubble=lambda P, v, M: 3 * (P - 1),
-    auto_chunks=(1,),
+    tried_by_auto=True,
     data_parallel=True,
 )

@@ -24,6 +24,6 @@ SCHEDULE = Schedule(
     counts=downstream(1),
     weight_versions=ALL_IN_FLIGHT,
     bubble=lambda P, v, M: 0,
-    auto_chunks=(),
+    tried_by_auto=False,
     data_parallel=False,
 )

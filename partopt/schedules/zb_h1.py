@@ -52,6 +52,6 @@ SCHEDULE = Schedule(
     ),
     weight_versions=1,
     bubble=lambda P, v, M: P - 1,
-    auto_chunks=(1,),
+    tried_by_auto=True,
     data_parallel=False,
 )

@@ -45,6 +45,6 @@ SCHEDULE = Schedule(
     counts=DeviceCounts(lambda p, P, v, M: min(2 * M, M + 1 + p, 2 * P)),
     weight_versions=1,
     bubble=lambda P, v, M: P - 1,
-    auto_chunks=(2,),
+    tried_by_auto=True,
     data_parallel=False,
 )

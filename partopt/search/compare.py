@@ -14,6 +14,8 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search import contest
+from partopt.search.contest import best_of
+from partopt.search.sizes import search_sizes
 from partopt.search.tables import comparison_of
 from partopt.search.warmup import simulate_with_best_warmup
 
@@ -27,25 +29,37 @@ def compare(
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
     `plans` are by the names under which they appear; each is priced and simulated again for the
-    job. The second value holds the notes. Raises PartoptError for a planner that would ignore an
-    option, and for a plan of another model or of more devices.
+    job. All are at one microbatch size, at which the fastest of the planners' is fastest, unless
+    the job says which. The second value holds the notes. Raises PartoptError for a planner that
+    would ignore an option, and for a plan of another model or of more devices.
     """
-    problem = replace(job.problem, progress=progress)
     for name in planners:
-        contest.check_planner(name, problem)
-    found: dict[str, Plan] = {}
-    notes = list(job.notes)
-    for name in planners:
-        found[name], own = contest.plan_alone(name, problem)
-        notes += own
-    if not planners:
-        found, own = contest.compete(contest.contestants(problem), problem)
-        notes += own
+        contest.check_planner(name, job.problem)
+
+    def find(each: Job, tell: Progress) -> contest.Contest:
+        return _compete(planners, replace(each.problem, progress=tell))
+
+    by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
+    size, (found, own) = next(iter(by_size.items()))
+    problem = job.with_(microbatch_size=size).problem
+    notes = [*job.notes, *own]
     for name, plan in (plans or {}).items():
         found[name] = _price_again(name, plan, problem)
         notes += _notes_of(name, plan, problem)
     base = found.get("data_parallel") or _data_parallel(problem)
     return comparison_of(found, base), notes
+
+
+def _compete(planners: Sequence[str], problem: Problem) -> contest.Contest:
+    """The plans of `planners`, by default of all that can plan for `problem`; and notes."""
+    if not planners:
+        return contest.compete(contest.contestants(problem), problem)
+    found: dict[str, Plan] = {}
+    notes: list[Note] = []
+    for name in planners:
+        found[name], own = contest.plan_alone(name, problem)
+        notes += own
+    return contest.Contest(found, notes)
 
 
 def _data_parallel(problem: Problem) -> Plan | None:

@@ -34,7 +34,7 @@ def find_fitting(job: Job, plan: Plan) -> Fitting | None:
     others = _other_planners(job, plan)
     for optimizer in _optimizers(job):
         for names in ([plan.planner], others):
-            found = list(_fitting(names, plan.planner, optimizer, job))
+            found = list(_fitting(names, plan, optimizer, job))
             if found:
                 return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
     return None
@@ -43,7 +43,7 @@ def find_fitting(job: Job, plan: Plan) -> Fitting | None:
 def list_tried(job: Job, plan: Plan) -> list[str]:
     """The changes that `find_fitting` tries, in words: nothing that the job says itself."""
     ways = {
-        "smaller measured microbatch sizes": len(_sizes(job)) > 1,
+        "other measured microbatch sizes": len(_sizes(job, plan)) > 1,
         "`recompute=always`": job.recompute != "always",
         "other planners": bool(_other_planners(job, plan)),
         f"`optimizer={_optimizers(job)[-1]}`": len(_optimizers(job)) > 1,
@@ -62,28 +62,31 @@ def _optimizers(job: Job) -> list[Optimizer]:
     return [name for name in names if MOMENTS[name] <= MOMENTS[job.optimizer]][::-1]
 
 
-def _sizes(job: Job) -> list[int]:
-    """The job's microbatch size, and the smaller ones that were measured, largest first."""
-    now = job.problem.chain.microbatch_size
-    smaller = [m.microbatch_size for m in job.profile.measured() if m.microbatch_size < now]
-    return [now, *reversed(smaller)]
+def _sizes(job: Job, plan: Plan) -> list[int]:
+    """The plan's microbatch size, and the others that were measured, largest first.
+
+    Only smaller ones where the job says which.
+    """
+    now, free = plan.microbatch_size, job.microbatch_size is None
+    measured = [m.microbatch_size for m in job.profile.measured()]
+    return [now, *(size for size in reversed(measured) if size < now or (free and size > now))]
 
 
-def _fitting(names: list[str], planner: str, optimizer: Optimizer, job: Job) -> Iterator[Fitting]:
+def _fitting(names: list[str], plan: Plan, optimizer: Optimizer, job: Job) -> Iterator[Fitting]:
     """What fits at every measured size up to the job's, with and without recomputation."""
     given = {
-        "planner": planner,
-        "microbatch_size": job.problem.chain.microbatch_size,
+        "planner": plan.planner,
+        "microbatch_size": plan.microbatch_size,
         "recompute": job.recompute or "never",
         "optimizer": job.optimizer,
     }
-    for name, size, recompute in itertools.product(names, _sizes(job), get_args(Recompute)):
+    for name, size, recompute in itertools.product(names, _sizes(job, plan), get_args(Recompute)):
         if recompute == "auto" and "auto" not in PLANNERS[name].uses:
             continue
         with suppress(PartoptError):  # a global batch may be no multiple of that size
             other = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
-            plan, _ = contest.plan_with(name, other.problem)
-            if plan.fits:
+            found, _ = contest.plan_with(name, other.problem)
+            if found.fits:
                 then = dict(zip(given, (name, size, recompute, optimizer), strict=True))
                 options = {key: value for key, value in then.items() if value != given[key]}
-                yield Fitting(options, plan.predicted.samples_per_s)
+                yield Fitting(options, found.predicted.samples_per_s)

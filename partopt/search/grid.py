@@ -38,6 +38,7 @@ class Stages:
     bounds: Sequence[int]
     forward_s: Floats
     backward_s: Floats
+    weight_s: Floats  # the part of the backward that the gradients of the weights take
     compute_s: Floats  # C
     parameter_bytes: Floats
     step_s: Floats  # of the optimizer
@@ -52,6 +53,7 @@ def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
         bounds=bounds,
         forward_s=forward,
         backward_s=backward,
+        weight_s=np.add.reduceat(chain.gw, starts),
         compute_s=forward + backward + (forward if problem.recompute else 0.0),
         parameter_bytes=np.array(
             [chain.parameter_bytes(stage.start, stage.stop) for stage in pairs]
@@ -75,6 +77,16 @@ class Grid:
     def places(self) -> NDArray[np.int32]:
         """`ranks` as an array, shape (S, r)."""
         return np.array([list(ranks) for ranks in self.ranks], dtype=np.int32)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas every stage has."""
+        return len(self.ranks[0])
+
+    @cached_property
+    def devices(self) -> int:
+        """How many devices have work."""
+        return len(np.unique(self.places))
 
     @cached_property
     def levels(self) -> Integers:
@@ -115,6 +127,13 @@ class Grid:
         return np.bincount(
             self.places.ravel(), seconds.ravel(), minlength=self.ports.topology.devices
         ).astype(np.float64)
+
+    def on_devices(self, of_stage: Floats) -> Floats:
+        """The sum over the stages on each device, shape (P,)."""
+        each = np.repeat(of_stage, self.replicas)
+        sums: Floats = np.zeros(self.ports.topology.devices)
+        np.add.at(sums, self.places.ravel(), each)
+        return sums
 
     def least_on_devices(self, of_stage: Floats) -> Floats:
         """The minimum over the stages on each device, shape (P,); 0 for a device without any."""
@@ -160,7 +179,9 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
 
     A device begins when its first microbatch has come through the stages before, works through all,
     and exchanges gradients, for `tied_s` seconds of each stage with other stages; where backwards
-    are whole, its last one goes back through the stages before. Ports carry all messages.
+    are whole, its last one goes back through the stages before. A microbatch passes all stages,
+    there and back; where one is on its way at a time, all of a pipeline's do, one after the other.
+    Ports carry all messages.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
@@ -174,21 +195,40 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
         backward = stages.backward_s if entry.recomputes else stages.compute_s - stages.forward_s
         passing = np.concatenate([[0.0], np.cumsum(backward[:-1] + hops)])
         after = np.maximum(after, grid.least_on_devices(passing) + update[0])
-    return max(float((before + busy + after)[busy > 0].max(initial=0.0)), grid.wires_s(stages, M))
+    device = float((before + busy + after)[busy > 0].max(initial=0.0))
+    one = _there_and_back_s(stages, problem) + 2 * float(grid.message_s(stages).min(axis=1).sum())
+    passed = one * (grid.shares(M).max() if entry.one_at_a_time else 1) + float(update[0])
+    return max(device, passed, grid.wires_s(stages, M))
+
+
+def _there_and_back_s(stages: Stages, problem: Problem) -> float:
+    """Seconds for which stages compute, one after the other, until a gradient is back at the first.
+
+    Where backwards are split, no stage waits for the gradients of another's weights.
+    """
+    entry = schedule(problem.schedule)
+    if entry.recomputes:
+        return float((stages.forward_s + stages.backward_s).sum())
+    return float((stages.compute_s - (stages.weight_s if entry.split else 0.0)).sum())
 
 
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
     """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`.
 
-    Cuts are priced as the ports see them. With v stages on a device the pipeline fills in a v-th of
-    the time, and where backwards are split, a third of the bubble is left.
+    Cuts are priced as the ports see them. A device updates its stages one after the other. With v
+    stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a
+    third of the bubble is left.
     """
     entry, M = schedule(problem.schedule), problem.microbatches
     assert M is not None
-    chunks = grid.places.size / len(np.unique(grid.places))
+    chunks = grid.places.size / grid.devices
     passing = stages.forward_s + stages.backward_s if entry.recomputes else stages.compute_s
     messages = grid.message_s(stages).mean(axis=1).sum()
     busy = max(grid.busy_s(stages, M, problem.serial_transfers).max(), grid.wires_s(stages, M))
-    filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks + 2 * messages
-    update = (grid.allreduce_s(stages) + tied_s + stages.step_s).max()
-    return float(busy + filled * (SPLIT_SHARE if entry.split else 1.0) + update)
+    filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks
+    update = grid.on_devices(grid.allreduce_s(stages) + tied_s + stages.step_s).max()
+    one = _there_and_back_s(stages, problem) + 2 * messages
+    if entry.one_at_a_time:
+        return float(grid.shares(M).max() * one + update)
+    filled = filled * (SPLIT_SHARE if entry.split else 1.0) + 2 * messages
+    return float(max(busy + filled, one) + update)

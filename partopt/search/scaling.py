@@ -13,6 +13,7 @@ from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import schedule
 from partopt.search import contest
+from partopt.search.sizes import search_sizes
 from partopt.search.tables import scaling_of
 
 
@@ -34,6 +35,8 @@ def scale_plans(
 ) -> list[Plan]:
     """The simulated plan of `job` on each number of `devices`, of its planner or the best of all.
 
+    Each is at its best microbatch size, unless the job says which.
+
     Strong scaling keeps the batch of an iteration; `weak`: it grows with the devices, from the
     first number on. Raises PartoptError, before anything is planned, for numbers that the topology
     cannot be cut down or grown to, and for options that go with one number of devices.
@@ -43,11 +46,16 @@ def scale_plans(
     plans: list[Plan] = []
     for each in jobs:
         progress("scaling", len(plans), len(devices))
-        problem = replace(each.problem, progress=progress)
-        names = contest.contestants(problem) if job.planner is None else [job.planner]
-        found = contest.compete(names, problem).plans
-        plans.append(found[contest.best_of(found)])
+        plans.append(next(iter(search_sizes(each, progress, _best_at, lambda plan: plan).values())))
     return plans
+
+
+def _best_at(job: Job, progress: Progress) -> Plan:
+    """The best plan at the one microbatch size of `job`."""
+    problem = replace(job.problem, progress=progress)
+    names = contest.contestants(problem) if job.planner is None else [job.planner]
+    found = contest.compete(names, problem).plans
+    return found[contest.best_of(found)]
 
 
 def _on(job: Job, count: int, first: int, weak: bool) -> Job:

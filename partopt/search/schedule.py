@@ -3,17 +3,21 @@
 It chooses how many stages lie on a device, pipelines side by side, samples in a microbatch, and
 whether to recompute.
 
-Every grid of d pipelines of P/d devices is balanced by GPipe's criterion and estimated by closed
-forms (`partopt.search.candidates`), and the most promising of each schedule are simulated first.
-What cannot be faster than the best found so far under its schedule is left out.
+Every grid of d pipelines of p devices is balanced and estimated by closed forms
+(`partopt.search.candidates`), and the most promising are simulated first. What cannot be faster
+than the best found so far is left out. Then the optimal planner looks for unequal replicas, and a
+local search moves cuts (`partopt.search.improve`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, Progress, ignore_progress
@@ -21,28 +25,38 @@ from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.schedules import order, schedule
-from partopt.schedules.layout import STRAIGHT
 from partopt.search import contest
-from partopt.search.candidates import candidates
+from partopt.search.candidates import Candidate, candidates
+from partopt.search.improve import improve
+from partopt.search.sizes import order_of, samples_per_s_at_most
+from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import layout_of
 
-# simulated in all; the best estimate of each schedule is simulated whatever it takes
-ACTION_BUDGET = 4_000_000
-REPLANNED = 2  # schedules with one stage a device whose best grid the optimal planner is to beat
+# simulated to find the best plan under one schedule, as `effort_of` counts; more only where the
+# best of all may be found
+BUDGET = 1_000_000
+LIMIT = 12_000_000  # simulated in all
+REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
+FEW = 16  # devices up to which it plans them all
+ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
+_RECOUNT = 16  # simulations after which what is left to do is counted again
 _ROUNDING = 1e-9
 _ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 
 
 def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Plan]:
-    """The best simulated plan of `job` under every synchronous schedule but the naive one.
+    """The best simulated plan of `job` under every synchronous schedule that can run it.
 
     Fastest first, those that fit before those that do not. Every measured microbatch size is tried,
     with and without recomputation, unless the job says which. PartoptError where nothing can run.
     """
     problems = state_problems(job, progress)
-    return replan(best_by_schedule(problems), problems, job.recompute == "auto")
+    per_stage = job.recompute in (None, "auto")
+    search = search_grids(problems)
+    plans = replan(search.best(), problems, per_stage)
+    return improve(plans, search.simulated, problems, per_stage)
 
 
 def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Problem]:
@@ -50,7 +64,7 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
 
     PartoptError where none of them can be stated.
     """
-    sizes = [job.microbatch_size] if job.microbatch_size else _measured_sizes(job)
+    sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
     modes = [job.recompute] if job.recompute in ("never", "always") else ["never", "always"]
     problems, refusals = [], []
     for size, mode in itertools.product(sizes, modes):
@@ -64,75 +78,170 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
     return problems
 
 
-def _measured_sizes(job: Job) -> list[int]:
-    return [measurement.microbatch_size for measurement in job.profile.measured()]
-
-
 def best_by_schedule(problems: Sequence[Problem]) -> list[Plan]:
     """The best simulated plan under every schedule, of grids; in the order of `search_schedules`.
 
-    `problems` differ in their microbatch size and recomputation.
+    `problems` differ in their microbatch size and recomputation. Under a schedule that is slow the
+    best may not be found, where that would take long.
     """
-    found: dict[str, Plan] = {}
-    spent = 0
-    tried = sorted(candidates(problems), key=lambda candidate: candidate.estimate_s)
-    for done, candidate in enumerate(tried):
-        name = candidate.problem.schedule
-        candidate.problem.progress("simulating schedules", done, len(tried))
-        best = found.get(name)
-        if best is not None and best.fits:
-            hopeless = candidate.least_s * best.predicted.samples_per_s >= 1 - _ROUNDING
-            if hopeless or spent > ACTION_BUDGET:
-                continue
-        plan = price(candidate.partition, candidate.problem, "grid")
-        if best is not None and not _may_fit(plan, exactly=not best.fits):
-            continue
-        spent += candidate.actions
-        plan = simulate_plan(plan)
-        if best is None or _rank(plan) < _rank(best):
-            found[name] = plan
-    if not found:
+    return search_grids(problems).best()
+
+
+def search_grids(problems: Sequence[Problem]) -> _Search:
+    """The search for the best grids, ended. PartoptError where no schedule can run any."""
+    search = _Search([(each.floor_s, each) for each in candidates(problems)])
+    search.run()
+    if not search.found:
         raise PartoptError(
             "no schedule can run this",
             "give more microbatches, or fewer devices",
             ANSWER_IS_NO,
             code="no-schedule",
         )
-    return sorted(found.values(), key=_rank)
+    return search
 
 
-def _rank(plan: Plan) -> tuple[bool, float]:
-    """The order of plans: those that fit first, and of them the fastest."""
-    return not plan.fits, -plan.predicted.samples_per_s
+class _Search:
+    """Candidates in the order of what is known of their times, and the best plans found."""
+
+    def __init__(self, known: Sequence[tuple[float, Candidate]]) -> None:
+        # seconds a sample, a number to break ties, and a candidate; whether they are its estimate
+        self.queue = [
+            (seconds, number, each, False) for number, (seconds, each) in enumerate(known)
+        ]
+        heapify(self.queue)
+        self.numbers = itertools.count(len(self.queue))
+        self.all = [each for _, each in known]
+        self.found: dict[str, Plan] = {}
+        # by schedule, seconds a sample of what was found and fits
+        self.reached_s: dict[str, float] = {}
+        self.simulated: list[Plan] = []
+        self.spent: Counter[str] = Counter()
+        # by schedule, the first that cannot fit as far as the formulas tell
+        self.fallback: dict[str, Candidate] = {}
+        self.left = 0  # candidates that may yet be simulated
+
+    def best(self) -> list[Plan]:
+        """The best plans of each schedule in their order."""
+        return sorted(self.found.values(), key=order_of)
+
+    def run(self) -> None:
+        """Simulate what may be faster than what was found."""
+        while self.queue:
+            seconds, number, candidate, estimated = heappop(self.queue)
+            known_s = candidate.least_s if estimated else seconds
+            if self._is_hopeless(candidate.problem.schedule, known_s):
+                continue
+            if not estimated:
+                heappush(self.queue, (candidate.estimate_s, number, candidate, True))
+                continue
+            self._tell(candidate.problem.progress)
+            self._simulate(candidate)
+        if not any(plan.fits for plan in self.found.values()):
+            self._look_for_room()
+        for name in sorted(self.fallback.keys() - self.found.keys()):
+            each = self.fallback[name]
+            self._take(simulate_plan(price(each.partition, each.problem, "grid")))
+
+    def _is_hopeless(self, name: str, least_s: float) -> bool:
+        """Whether what takes `least_s` a sample is not faster than the best that it may replace."""
+        if name not in self.found:
+            return False
+        if self.spent[name] > BUDGET:
+            return least_s >= min(self.reached_s.values()) or self.spent.total() > LIMIT
+        return least_s >= self.reached_s[name]
+
+    def _take(self, plan: Plan) -> None:
+        """Take down a simulated plan, and that it is the best of its schedule where it is."""
+        best = self.found.get(plan.schedule)
+        self.simulated.append(plan)
+        if best is None or order_of(plan) < order_of(best):
+            self.found[plan.schedule] = plan
+            least_s = (1 - _ROUNDING) / plan.predicted.samples_per_s
+            self.reached_s[plan.schedule] = least_s if plan.fits else math.inf
+
+    def _simulate(self, candidate: Candidate) -> None:
+        """Simulate a candidate that may fit, and queue other cuts of it where it does not."""
+        name = candidate.problem.schedule
+        best, fits = self.found.get(name), False
+        if not candidate.may_fit:
+            self.fallback.setdefault(name, candidate)
+        else:
+            plan = price(candidate.partition, candidate.problem, "grid")
+            self.spent[name] += candidate.effort
+            if best is None or _may_fit(plan, exactly=not best.fits):
+                seconds = execute(plan).makespan_s / candidate.samples
+                if self._is_hopeless(name, seconds):
+                    return
+                plan = simulate_plan(plan)
+                fits = plan.fits
+                self._take(plan)
+        other = None if fits else candidate.within_memory()
+        if other is not None:
+            heappush(self.queue, (other.estimate_s, next(self.numbers), other, True))
+
+    def _look_for_room(self) -> None:
+        """Simulate the candidates that need least memory, where nothing that fits was found."""
+        roomy = sorted(self.all, key=lambda each: each.needs_bytes)[:ROOMY]
+        for candidate in roomy:
+            for each in (candidate, candidate.within_memory()):
+                if each is not None:
+                    self._simulate(replace(each, for_memory=True))
+
+    def _tell(self, progress: Progress) -> None:
+        """Report how many were simulated, of these and those that may yet be."""
+        done = len(self.simulated)
+        if done % _RECOUNT == 0:
+            self.left = sum(
+                not self._is_hopeless(each.problem.schedule, known_s)
+                for known_s, _, each, _ in self.queue
+            )
+        self.left = max(0, self.left - 1)
+        progress("simulating schedules", done, done + 1 + self.left)
 
 
 def replan(
     plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
 ) -> list[Plan]:
-    """`plans` in their order; the optimal planner's in place of the first few where it is faster.
+    """`plans` in their order; the optimal planner's in place of those with one stage a device.
 
-    Those are the first with one stage a device. It has any replicas, and with `recompute_per_stage`
-    chooses the stages that recompute; the microbatch size stays.
+    Where it is faster. It has any replicas that the schedule can have, and with
+    `recompute_per_stage` chooses the stages that recompute. On few devices it plans under every
+    schedule at every microbatch size; on many for the first few of `plans`.
     """
-    found = list(plans)
-    straight = [at for at, plan in enumerate(plans) if schedule(plan.schedule).shape == STRAIGHT]
-    for place in straight[:REPLANNED]:
-        plan = plans[place]
-        problem = replace(
-            _problem_of(plan, problems),
-            schedule=plan.schedule,
-            recompute_per_stage=recompute_per_stage,
-        )
+    found = {plan.schedule: plan for plan in plans}
+    stated = list(_to_replan(plans, problems, recompute_per_stage))
+    for done, problem in enumerate(stated):
+        problem.progress("optimal plans", done, len(stated))
+        best = min(found.values(), key=order_of)
+        if best.fits and samples_per_s_at_most(problem) <= best.predicted.samples_per_s:
+            continue
         with suppress(PartoptError):
-            own, _ = contest.plan_with("optimal", problem)
-            found[place] = min(plan, own, key=_rank)
-    return sorted(found, key=_rank)
+            own, _ = contest.plan_with("optimal", replace(problem, progress=ignore_progress))
+            if len(own.stages) > 1 or schedule(own.schedule).data_parallel:
+                found[own.schedule] = min(found[own.schedule], own, key=order_of)
+    return sorted(found.values(), key=order_of)
 
 
-def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
-    """The problem that a grid's plan is for."""
+def _to_replan(
+    plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
+) -> Iterator[Problem]:
+    """The problems that the optimal planner is to plan."""
+    straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
+    for plan in straight if problems[0].topology.devices <= FEW else straight[:REPLANNED]:
+        few = problems[0].topology.devices <= FEW
+        for problem in problems if few else [problem_of_plan(plan, problems)]:
+            own = replace(problem, schedule=plan.schedule)
+            yield own
+            if recompute_per_stage and not own.recompute and own.memory_bytes is not None:
+                yield replace(own, recompute_per_stage=True)
+
+
+def problem_of_plan(plan: Plan, problems: Sequence[Problem]) -> Problem:
+    """The one of `problems` that a plan is for, whatever its schedule."""
     asked = plan.microbatch_size, plan.stages[0].recompute
-    return next(each for each in problems if (each.chain.microbatch_size, each.recompute) == asked)
+    same = [each for each in problems if each.chain.microbatch_size == asked[0]]
+    return next((each for each in same if each.recompute == asked[1]), same[0])
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:

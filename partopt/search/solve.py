@@ -14,17 +14,23 @@ from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.advice import note_data_parallel
 from partopt.search.schedule import search_schedules
+from partopt.search.sizes import search_sizes
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
 
 
 @dataclass(frozen=True)
 class Result:
-    """A plan; the `alternatives` to it, fastest first; and notes."""
+    """A plan; the `alternatives` to it, fastest first; and notes.
+
+    `by_size` are the best plans at the microbatch sizes that were tried, the best first; `plan`
+    alone where the job says which size, and under `schedule="auto"`.
+    """
 
     plan: Plan
     alternatives: tuple[Plan, ...]
     notes: tuple[Note, ...]
+    by_size: tuple[Plan, ...]
 
     @property
     def certificate(self) -> Certificate | None:
@@ -40,13 +46,22 @@ class Result:
 def solve(job: Job, progress: Progress = ignore_progress) -> Result:
     """The best plan of `job`, simulated: of its planner, or of all planners that can plan for it.
 
-    Under `schedule="auto"` the best under any synchronous schedule; the alternatives are then the
-    best under each of the others. A plan that does not fit is returned where none does: `fits`.
-    `progress(what, done, total)` is called now and then. Raises PartoptError where there is none.
+    Every measured microbatch size is tried unless the job says which, but for those that cannot be
+    faster. Under `schedule="auto"` the best under any synchronous schedule; the alternatives are
+    then the best under each of the others. A plan that does not fit is returned where none does:
+    `fits`. `progress(what, done, total)` is called now and then. Raises PartoptError where there is
+    none.
     """
     if job.schedule == AUTO:
         best, *others = search_schedules(job, progress)
-        return Result(best, tuple(others), tuple(job.notes))
+        return Result(best, tuple(others), tuple(job.notes), (best,))
+    found = search_sizes(job, progress, _solve_at, lambda result: result.plan)
+    results = list(found.values())
+    return replace(results[0], by_size=tuple(result.plan for result in results))
+
+
+def _solve_at(job: Job, progress: Progress) -> Result:
+    """The best plan at the one microbatch size of `job`."""
     problem = replace(job.problem, progress=progress)
     name, notes = job.planner_name, job.notes
     if name is None:
@@ -59,7 +74,7 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
         notes = [*notes, *own, *note_data_parallel(best, plans)]
     others = [plan for plan in plans.values() if plan is not best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
-    return Result(best, tuple(others), tuple(notes))
+    return Result(best, tuple(others), tuple(notes), (best,))
 
 
 def _beside(name: str, problem: Problem) -> dict[str, Plan]:

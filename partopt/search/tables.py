@@ -55,6 +55,7 @@ def _scaling_row(plan: Plan) -> ScalingRow:
         devices=devices,
         planner=plan.planner,
         shape=plan.shape,
+        microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         period_s=predicted.period_s,
         samples_per_s=predicted.samples_per_s,

@@ -56,7 +56,7 @@ def test_the_best_plan_is_printed_and_all_schedules_beside_it(auto):
     assert outcome.code == 0
     rows = table(outcome.out)
     assert f"schedule {next(iter(rows))}" in outcome.out
-    assert "naive" not in rows and {"1f1b", "gpipe", "zbv", "interleaved"} <= rows.keys()
+    assert {"1f1b", "gpipe", "zbv", "interleaved", "naive"} <= rows.keys()
     assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
 
 
@@ -168,7 +168,7 @@ def test_where_nothing_can_run_the_answer_is_no(partopt, profile_file, topology_
         "plan",
         profile_file(uniform_profile(2)),
         "--topology",
-        topology_file(flat(7)),
+        topology_file(flat(67)),
         "--schedule",
         "auto",
         "--microbatches",
@@ -214,7 +214,7 @@ def test_stages_begin_only_where_they_may(auto):
 def test_large_clusters_and_long_names_fit_the_page(
     partopt, profile_file, topology_file, monkeypatch
 ):
-    monkeypatch.setattr(search, "ACTION_BUDGET", 0)
+    monkeypatch.setattr(search, "BUDGET", 0)
     path = profile_file(
         uniform_profile(
             6, name="a-model-with-a-name-as-long-as-some-of-them-are-nowadays-and-longer"

@@ -77,14 +77,14 @@ def test_weak_scaling_is_the_more_efficient(scaled):
     assert weak.document["rows"][1]["efficiency"] > strong.document["rows"][1]["efficiency"]
 
 
-def test_a_table_and_no_column_of_microbatches_where_there_are_no_iterations(scaled):
+def test_a_table_with_the_batch_of_each_row(scaled):
     outcome = scaled("--scaling", "1,2,4")
     heading, *rows = unstyle(outcome.out).splitlines()
     assert (outcome.code, len(rows)) == (0, 3)
-    assert heading.split()[:2] == ["DEVICES", "SAMPLES/S"]
+    assert heading.split()[:3] == ["DEVICES", "BATCH", "SAMPLES/S"]
     assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
     synchronous = scaled("--scaling", "1,2", *SYNCHRONOUS, "--microbatches", 4).out
-    assert unstyle(synchronous).split()[:2] == ["DEVICES", "M"]
+    assert unstyle(synchronous).splitlines()[1].split()[1].endswith("x4")
 
 
 def test_json_is_one_document_and_nothing_else(scaled):

@@ -28,11 +28,10 @@ def test_the_efficiency_is_the_speed_up_a_device():
     assert [row.shape for row in rows] == ["1", "2-1-1"]
 
 
-def test_microbatches_are_shown_where_there_are_some():
+def test_the_batch_is_the_microbatch_size_and_how_many_where_there_are_some():
     synchronous = plan_of([1, 1], schedule="1f1b", microbatches=7)
-    assert " M " in render(scaling_of([synchronous])).splitlines()[0]
-    assert " 7 " in render(scaling_of([synchronous])).splitlines()[1]
-    assert " M " not in render(scaling_of([asynchronous(2)])).splitlines()[0]
+    assert render(scaling_of([synchronous])).splitlines()[1].split()[1] == "1x7"
+    assert render(scaling_of([asynchronous(2)])).splitlines()[1].split()[1] == "1"
 
 
 def test_what_does_not_fit_is_said():
@@ -59,6 +58,7 @@ def test_it_fits_the_page_whatever_the_numbers(synchronous, speed, devices):
         devices=devices,
         planner="data_parallel",
         shape="1024-1x16383-1024",
+        microbatch_size=64,
         microbatches=1048576 if synchronous else None,
         period_s=1 / speed,
         samples_per_s=speed,

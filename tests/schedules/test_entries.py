@@ -71,10 +71,9 @@ def test_no_count_may_be_left_out(counts):
         ("1f1b", {"shape": "ring"}, "unknown shape 'ring'"),
         ("1f1b", {"shape": VEE}, "counts are StageCounts with one stage on each device"),
         ("zbv", {"shape": STRAIGHT}, "counts are StageCounts with one stage on each device"),
-        ("zbv", {"auto_chunks": (2, 4)}, "auto_chunks: 2 stages lie on each device"),
         ("1f1b", {"weight_versions": 3}, "weight_versions is 1, 2 or ALL_IN_FLIGHT"),
         ("1f1b", {"asynchronous": True}, '`schedule="auto"` does not try it'),
-        ("zbv", {"asynchronous": True, "auto_chunks": ()}, "asynchronous: one stage on each"),
+        ("zbv", {"asynchronous": True, "tried_by_auto": False}, "asynchronous: one stage on each"),
         ("1f1b", {"one_at_a_time": True}, "one_at_a_time: the optimal planner cannot plan"),
     ],
 )

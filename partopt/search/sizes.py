@@ -1,0 +1,62 @@
+"""Which microbatch size: every one that a job leaves open, as long as it may be the fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from partopt.cost.problem import Problem, Progress
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.job import Job
+
+Found = TypeVar("Found")
+
+
+def search_sizes(
+    job: Job,
+    progress: Progress,
+    find: Callable[[Job, Progress], Found],
+    best: Callable[[Found], Plan],
+) -> dict[int, Found]:
+    """What `find` finds for `job` at each microbatch size, by size; that with the best plan first.
+
+    `best` is the best plan of what was found. A size that cannot be faster than the best so far is
+    left out. Raises PartoptError where every size is refused.
+    """
+    jobs = sorted(job.at_each_size(), key=lambda each: -samples_per_s_at_most(each.problem))
+    found: dict[int, Found] = {}
+    refusals: dict[str, PartoptError] = {}
+    fastest = 0.0  # of the plans that fit, samples/s
+    for each in jobs:
+        size = each.problem.chain.microbatch_size
+        if samples_per_s_at_most(each.problem) <= fastest:
+            continue
+        try:
+            found[size] = find(each, progress if len(jobs) == 1 else _of_size(size, progress))
+        except PartoptError as error:
+            refusals[error.message] = error
+        else:
+            plan = best(found[size])
+            fastest = max(fastest, plan.predicted.samples_per_s if plan.fits else 0.0)
+    if not found:
+        raise PartoptError.together(refusals.values())
+    return dict(sorted(found.items(), key=lambda item: order_of(best(item[1]))))
+
+
+def samples_per_s_at_most(problem: Problem) -> float:
+    """Samples/s that no plan exceeds: all devices compute all the time, and recompute nothing."""
+    chain = problem.chain
+    seconds = chain.compute_s(0, chain.layers)
+    return problem.topology.devices * chain.microbatch_size / seconds if seconds else math.inf
+
+
+def order_of(plan: Plan) -> tuple[bool, float]:
+    """The order of plans: those that fit first, and of them the fastest."""
+    return not plan.fits, -plan.predicted.samples_per_s
+
+
+def _of_size(size: int, progress: Progress) -> Progress:
+    """Reports of what is being done that say at which microbatch size."""
+    return lambda what, done, total: progress(f"microbatch {size}: {what}", done, total)
