@@ -6,7 +6,7 @@ whether to recompute.
 Every grid of d pipelines of p devices is balanced and estimated by closed forms
 (`partopt.search.candidates`), and the most promising are simulated first. What cannot be faster
 than the best found so far is left out. Then the optimal planner looks for unequal replicas, and a
-local search moves cuts (`partopt.search.improve`).
+local search moves cuts (`partopt.search.climb`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from partopt.job import Job
 from partopt.schedules import order, schedule
 from partopt.search import contest
 from partopt.search.candidates import Candidate, candidates
-from partopt.search.improve import improve
+from partopt.search.climb import climb
 from partopt.search.sizes import order_of, samples_per_s_at_most
 from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
@@ -56,7 +56,7 @@ def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Pla
     per_stage = job.recompute in (None, "auto")
     search = search_grids(problems)
     plans = replan(search.best(), problems, per_stage)
-    return improve(plans, search.simulated, problems, per_stage)
+    return climb(plans, search.simulated, problems, per_stage)
 
 
 def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Problem]:

@@ -25,7 +25,7 @@ STARTS = 8  # plans from which the search begins, the best
 _GAIN = 1e-6  # of the time: what a move must save
 
 
-def improve(
+def climb(
     plans: Sequence[Plan],
     others: Sequence[Plan],
     problems: Sequence[Problem],
