@@ -9,7 +9,8 @@ from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners import straight
 from partopt.planners.placing import stage_count
 from tests.examples import examples
-from tests.planners.problems import chains, problem, proven, topologies, topology
+from tests.planners.problems import chains, problem, proven, topology
+from tests.planners.test_optimal import clusters, stashed
 
 
 def least_period(given: Problem, counts: range) -> float:
@@ -25,13 +26,30 @@ def least_period(given: Problem, counts: range) -> float:
     return min(binding(partition, given).seconds for partition in partitions)
 
 
-@examples(200)
-@given(chains(), topologies(), st.booleans(), st.booleans(), st.booleans())
-def test_equals_exhaustive_search_under_the_common_cost(model, cluster, recompute, serial, bus):
-    cluster = topology(
-        *[(level.size, level.bandwidth_bytes_per_s) for level in cluster.levels], bus=bus
+@examples(300)
+@given(
+    stashed(),
+    clusters(),
+    st.sampled_from([("pipedream", None), ("pipedream-2bw", None), ("1f1b", 4), ("naive", 4)]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 60, 150]),
+)
+def test_equals_exhaustive_search_under_the_common_cost(
+    model, cluster, schedule, recompute, serial, blocking, memory_bytes
+):
+    name, M = schedule
+    given = problem(
+        model,
+        cluster,
+        schedule=name,
+        microbatches=M,
+        recompute=recompute,
+        serial_transfers=serial,
+        blocking_allreduce=blocking and M is None,
+        memory_bytes=memory_bytes,
     )
-    given = problem(model, cluster, recompute=recompute, serial_transfers=serial)
     partition, certificate = proven(straight.plan(given))
     assert certificate.objective_s == pytest.approx(
         least_period(given, range(1, stage_count(given) + 1)), rel=1e-12
