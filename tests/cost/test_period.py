@@ -335,9 +335,7 @@ def test_recomputation_while_a_stage_waits_delays_no_gradient():
     stage has recomputed by then, else of 3 s.
     """
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
-    given = problem(
-        layers(2), topology((2, 1.0)), schedule="gpipe", microbatches=1, recompute=True
-    )
+    given = problem(layers(2), topology((2, 1.0)), schedule="gpipe", microbatches=1, recompute=True)
     assert iteration_s(partition, given) == 1 + 1 + 3 + 2
     assert iteration_s(partition, replace(given, schedule="1f1b")) == 1 + 1 + 3 + 3
 

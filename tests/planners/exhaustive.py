@@ -163,9 +163,7 @@ def holds(partition: Partition, problem: Problem) -> bool:
 def best(problem: Problem) -> Found | None:
     """The best plan that fits; `None` where none does."""
     of_families = (best_contiguous(problem), best_nested(problem))
-    return min(
-        (found for found in of_families if found), key=lambda found: found[:2], default=None
-    )
+    return min((found for found in of_families if found), key=lambda found: found[:2], default=None)
 
 
 def best_nested(problem: Problem) -> Found | None:

@@ -26,7 +26,6 @@ from tests.planners.exhaustive import best_nested, priced
 from tests.planners.problems import chain, problem, proven, topology
 from tests.planners.test_optimal import clusters, stashed
 
-
 SCHEDULES = [("pipedream", None), ("pipedream-2bw", None), ("1f1b", 5), ("gpipe", 3), ("zb-h1", 4)]
 
 
