@@ -320,6 +320,17 @@ def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
     assert [list(stage.ranks) for stage in partition.stages] == [[1, 2], [4, 5]]
 
 
+def test_a_stage_that_fits_with_one_in_flight_alone_has_others_behind_it():
+    """A byte of parameters takes four with one version; of 90 bytes, weights of 20 take 80, and one
+    version more does not fit.
+    """
+    model = chain([1] * 3, [2] * 3, [0] * 2, [10, 10, 20])
+    given = problem(model, topology((2, 1.0)), memory_bytes=90)
+    partition, certificate = proven(optimal.plan(given))
+    assert [stage.start for stage in partition.stages] == [0, 2]
+    assert certificate.objective_s == 6 + 3  # the first holds one microbatch until it returns
+
+
 def test_a_plan_that_does_not_exist_is_said_so():
     with pytest.raises(PartoptError, match="no plan fits the memory"):
         optimal.plan(problem(chain([1], [1], [], [100]), topology((1, 1.0)), memory_bytes=1))

@@ -114,6 +114,14 @@ def test_of_plans_found_with_as_little_memory_the_one_with_fewest_devices(order)
     assert ties.break_ties(best, probes) == plans[0]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_plans_found_the_one_with_fewest_stages(order):
+    given, best = three_layers([0, 0, 0])
+    plans = [Partition(CONTIGUOUS, consecutive(cuts)) for cuts in ([0, 3], [0, 1, 3])]
+    probes = [Finds(given, plan) for plan in plans[::order]]
+    assert ties.break_ties(best, probes) == plans[0]
+
+
 def test_a_plan_that_takes_longer_is_no_tie():
     """Of 6 s each, two probes: one plan has its update of 10 bytes besides."""
     given, best = three_layers([0, 0, 0])
