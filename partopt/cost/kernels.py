@@ -278,8 +278,8 @@ def replica_s(stage, F):  # type: ignore[no-untyped-def]
 def replicas_in_time(layers, stage, T, F):  # type: ignore[no-untyped-def]
     """The fewest replicas with which a stage does its work within T, holding F at most.
 
-    Asynchronous: `replica_s` is at most T for each replica. Synchronous: a replica works through its microbatches, the update apart. NEVER
-    where no number suffices.
+    Asynchronous: `replica_s` is at most T for each replica. Synchronous: a replica works through
+    its microbatches, the update apart. NEVER where no number suffices.
     """
     if F < 1:
         return NEVER

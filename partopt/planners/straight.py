@@ -59,7 +59,7 @@ def _fill(problem: Problem, K: int) -> Row:
     """Fill A and its splits, one stage after the other."""
     topology, N = problem.topology, problem.chain.layers
     network, alone = network_of(topology), _alone_s(problem)
-    rates = np.where(network.above > 0, network.above, np.inf)  # one device has no ports to keep busy
+    rates = np.where(network.above > 0, network.above, np.inf)  # no ports where no devices part
     row = Row.empty(K, N)
 
     @cache
@@ -114,9 +114,7 @@ def _hold(layers, mode, table):  # type: ignore[no-untyped-def]
                 table[s, j] = max(table[s, j], replica_s(stage, F))
 
 
-def _waiting_s(
-    problem: Problem, network: Network, before: int, after: int
-) -> NDArray[np.float64]:
+def _waiting_s(problem: Problem, network: Network, before: int, after: int) -> NDArray[np.float64]:
     """Seconds per microbatch of one device that waits for its messages, shape (N+1, N+1).
 
     Its cuts lie at levels `before` and `after`.
