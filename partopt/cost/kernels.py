@@ -268,18 +268,27 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def replica_s(stage, F):  # type: ignore[no-untyped-def]
+    """Seconds per microbatch of a replica that holds F at most, in steady state.
+
+    Its compute, or by Little's law the time for which it holds each of F.
+    """
+    busy = stage.forward_s + stage.backward_s
+    return max(busy, (busy + stage.round_s) / F)
+
+
+@compiled()
 def replicas_in_time(layers, stage, T, F):  # type: ignore[no-untyped-def]
     """The fewest replicas with which a stage does its work within T, holding F at most.
 
-    Asynchronous: the compute C takes at most T for each replica, and so does what a replica holds,
-    by Little's law. Synchronous: a replica works through its microbatches, the update apart. NEVER
-    where no number suffices.
+    Asynchronous: `replica_s` is at most T for each replica. Synchronous: a replica works through
+    its microbatches, the update apart. NEVER where no number suffices.
     """
     if F < 1:
         return NEVER
     f, b = stage.forward_s, stage.backward_s
     if layers.M == 0:
-        seconds = max(f + b, (f + b + stage.round_s) / F)
+        seconds = replica_s(stage, F)
         if seconds <= 0.0:
             return 1
         if seconds > T * NEVER:

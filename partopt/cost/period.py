@@ -226,7 +226,7 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     """
     stages = range(len(partition.stages))
     if schedule(problem.schedule).shape == STRAIGHT:
-        return max(_stage_iteration_s(partition, s, problem) for s in stages)
+        return max(stage_iteration_s(partition, s, problem) for s in stages)
     heads = [problem.chain.forward_s(0, stage.start) for stage in partition.stages]
     M = problem.microbatches
     assert M is not None
@@ -240,7 +240,7 @@ def iteration_s(partition: Partition, problem: Problem) -> float:
     return most
 
 
-def _stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
+def stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds of an iteration, at the least, for stage s, its ports, and those around it.
 
     Its first replica begins when the first microbatch has come, and works through its own

@@ -11,10 +11,9 @@ just miss it for the other. Three rules keep that from being visible.
    However many of them are met on one path, each costs time and none changes an answer.
 2. *What a plan takes is always priced by the formulas*, never by the bound that it was found with:
    errors of the probe do not reach the objective.
-3. *Bounds are never asked for closer than `SUM`.* The search ends `2 * SUM` below the best plan (an
-   iteration, whose X and U have a `SUM` each, at most `5 * SUM`), and the floors that it begins
-   with lie `SUM` too low. These are all that stand between the lower bound and the objective,
-   about 1e-11 together, and `OPTIMAL` is ten times that.
+3. *Bounds are never asked for closer than `SUM`.* The search ends `2 * SUM` below the best plan,
+   and the floors that it begins with lie `SUM` too low. These are all that stand between the lower
+   bound and the objective, less than 1e-11 together, and `OPTIMAL` is ten times that.
 
 So the largest error of a certificate is `OPTIMAL`, a ten-billionth: a tenth of a nanosecond in a
 second. Measured times have four or five digits.
@@ -25,9 +24,9 @@ from __future__ import annotations
 from typing import Final
 
 EPSILON: Final = 1e-15
-"""Relative: one rounding of `(pace + passed) / M` or of a product, 2.2e-16, four times over.
+"""Relative: one rounding of a product or a sum, 2.2e-16, four times over.
 
-It is enlarged once and compared once, so that the two sides of `M a <= b` and `a <= b / M` agree.
+A bound is enlarged by it once and compared once, as `a + M b <= T` with `M b <= T - a`.
 """
 
 SUM: Final = 1e-12
@@ -38,10 +37,10 @@ square root: 1e-12 covers 9,000 roundings that all go one way, and chains of 10^
 """
 
 PACE: Final = 1e-12
-"""Relative: of the quotient from which the fewest replicas that keep a pace are counted.
+"""Relative: of the quotient from which the fewest replicas that are in time are counted.
 
-One division and one rounding to a whole number; `C / r > pace` is tested again afterwards. With
-replicas taking turns it admits a stage that exceeds its pace by at most as much, which is `SUM`.
+One division and one rounding to a whole number; `C / r > T` is tested again afterwards. Within an
+iteration it admits a stage that exceeds it by at most as much, which is `SUM`.
 """
 
 OPTIMAL: Final = 1e-10

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.capacity import first_at_least, shapes_of, trees_of
-from partopt.cost.links import allreduce_s, exchange_s, side_s
+from partopt.cost.links import allreduce_s, network_of, run_sides_s
 from partopt.documents.topology import Device, Level, Topology
 from tests.examples import examples
 
@@ -31,26 +31,23 @@ def mixed_topologies(draw: st.DrawFn, devices: int = 24) -> Topology:
 @given(mixed_topologies())
 def test_runs_of_ranks_cost_what_the_links_say(cluster):
     shapes, G = shapes_of(cluster), cluster.group_size(len(cluster.levels) - 1)
+    network, none = network_of(cluster), len(cluster.levels) + 1
     for start in range(cluster.devices):
         for r in range(1, cluster.devices - start + 1):
             ranks, at = range(start, start + r), (start % G, r)
             assert shapes.slope[at] * 5.0 + shapes.latency[at] == pytest.approx(
                 allreduce_s(5.0, ranks, cluster), rel=1e-14
             )
+            ends = ranks[0], ranks[-1]
             for neighbour in range(start):
                 gap = cluster.common_level(neighbour, start)
-                K = cluster.common_level(neighbour, ranks[-1])
-                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(
-                    side_s(3.0, ranks, K, cluster), rel=1e-14
-                )
-                assert 3.0 / shapes.exchange[gap - 1][at] == pytest.approx(
-                    exchange_s(3.0, ranks, K, cluster), rel=1e-14
+                assert 3.0 / shapes.sides[0, gap - 1][at] == pytest.approx(
+                    run_sides_s(network, 3.0, 0.0, *ends, gap, none), rel=1e-14
                 )
             for neighbour in range(start + r, cluster.devices):
                 gap = cluster.common_level(ranks[-1], neighbour)
-                K = cluster.common_level(start, neighbour)
-                assert 3.0 / shapes.side[gap - 1][at] == pytest.approx(
-                    side_s(3.0, ranks, K, cluster), rel=1e-14
+                assert 3.0 / shapes.sides[1, gap - 1][at] == pytest.approx(
+                    run_sides_s(network, 0.0, 3.0, *ends, none, gap), rel=1e-14
                 )
 
 

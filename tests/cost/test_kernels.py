@@ -3,32 +3,32 @@
 from bisect import bisect_right
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.flight import in_flight, rebuilt, weight_versions
+from partopt.cost import passes
+from partopt.cost.flight import weight_versions
 from partopt.cost.kernels import (
-    NEVER,
-    StageCost,
     between,
     exchanged_s,
     exchanged_table,
-    has_room,
     layers_of,
     most_in_flight,
-    replicas_to_fit,
-    replicas_to_keep_pace,
+    replicas_in_time,
     stage_cost,
     tied_of,
+    time_left_s,
+    waits_in_time,
 )
+from partopt.cost.links import network_of, wait_s
 from partopt.cost.memory import MOMENTS, stage_memory
-from partopt.cost.period import tied_exchange_s
+from partopt.cost.period import gradients_s, tied_exchange_s, update_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
 from tests.examples import examples
-from tests.planners.problems import chain, chains, problem, topologies, topology
+from tests.planners.exhaustive import fits, held_at_least, stage_s
+from tests.planners.problems import chains, problem, topologies, topology
 
 SCHEDULES = [
     ("pipedream", None),
@@ -86,16 +86,15 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
     stash = RangeSum([float(data.draw(st.integers(0, 9))) for _ in range(model.layers)])
     model = replace(model, sixteen_bit=sixteen_bit, stash_bytes=stash)
-    layers = layers_of(
-        problem(
-            model,
-            topology((4, 1.0)),
-            schedule=schedule,
-            microbatches=M,
-            optimizer=optimizer,
-            memory_bytes=LIMIT,
-        )
+    given = problem(
+        model,
+        topology((4, 1.0)),
+        schedule=schedule,
+        microbatches=M,
+        optimizer=optimizer,
+        memory_bytes=LIMIT,
     )
+    layers = layers_of(given)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             for mode in range(2):
@@ -107,57 +106,46 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
                     return stage_memory(model, i, j, F, versions, optimizer, bool(mode)).total_bytes
 
                 assert min(found, len(counts)) == bisect_right(counts, LIMIT, key=taken_bytes)
+                assert found == passes.most_in_flight(Assignment(i, j, [0], bool(mode)), given)
 
 
-@pytest.mark.parametrize("schedule, M", SCHEDULES)
-def test_the_fewest_replicas_that_fit(schedule, M):
-    layers = layers_of(problem(*_small(), schedule=schedule, microbatches=M))
-    for F in [*range(12), NEVER]:
-        for R in range(12):
-            fitting = [
-                r for r in range(1, 40) if in_flight(schedule, 0, [r, R] if R else [r], M) <= F
-            ]
-            assert min(replicas_to_fit(layers, F, R), NEVER) == min(fitting, default=NEVER)
+@pytest.mark.parametrize("schedule, M", [*SCHEDULES, ("zb-h1", 5)])
+@examples(100)
+@given(chains(4), st.data())
+def test_a_stage_is_in_time_where_its_price_is(schedule, M, model, data):
+    """Of a stage between neighbours, on links that only delay: its replicas, its waits and its
+    update are in time where what the formulas say of it is.
+    """
+    draw = data.draw
+    given = problem(
+        replace(model, optimizer_s=3.0),
+        topology((20, 1e300), latency_s=float(draw(st.integers(0, 1)))),
+        schedule=schedule,
+        microbatches=M,
+        memory_bytes=None if schedule == "zb-h1" else draw(st.sampled_from([None, 60, 120])),
+        recompute=draw(st.booleans()),
+        serial_transfers=draw(st.booleans()),
+        blocking_allreduce=M is None and draw(st.booleans()),
+    )
+    i = draw(st.integers(0, model.layers - 1))
+    j, r = draw(st.integers(i + 1, model.layers)), draw(st.integers(1, 5))
+    own = Assignment(i, j, range(1, 1 + r))
+    before = [Assignment(0, i, [0])] * (i > 0)
+    after = [Assignment(j, model.layers, [10])] * (j < model.layers)
+    partition, s = Partition(CONTIGUOUS, [*before, own, *after]), len(before)
+    T = draw(st.integers(0, 400)) / 4 + 0.0123457  # no sum of these costs
 
-
-@examples(50)
-@given(chains(), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.integers(1, 12))
-def test_stages_of_zb_h1_have_room_for_what_they_rebuild(model, S, r, recompute, M):
-    layers = layers_of(
-        problem(model, topology((12, 1.0)), schedule="zb-h1", microbatches=M, memory_bytes=LIMIT)
-    )._replace(depth=S)
-    for s in range(S):
-        F = in_flight("zb-h1", s, [r] * S, M)
-        kept = rebuilt("zb-h1", s, [r] * S, M) if recompute else 0
-        for i in range(model.layers):
-            stage = stage_cost(layers, i, model.layers, int(recompute))
-            taken = stage_memory(model, i, model.layers, F, 1, "adam", kept).total_bytes
-            if not recompute:
-                assert has_room(layers, stage, (S - 1 - s) * r, r)
-            elif most_in_flight(layers, stage) >= F:
-                assert has_room(layers, stage, (S - 1 - s) * r, r) == (taken <= LIMIT)
-            else:
-                assert taken > LIMIT
-
-
-def test_the_fewest_replicas_that_keep_pace():
-    asynchronous = layers_of(problem(*_small()))
-    synchronous = layers_of(problem(*_small(), schedule="gpipe", microbatches=6))
-
-    def stage(C: float, passed: float) -> StageCost:
-        return stage_cost(asynchronous, 0, 1, 0)._replace(compute_s=C, passed_s=passed)
-
-    for C in np.arange(0, 4, 0.25):
-        for pace in np.arange(0.25, 12, 0.25):
-            assert replicas_to_keep_pace(asynchronous, stage(C, C), pace) == next(
-                r for r in range(1, 99) if C / r <= pace
-            )
-            for passed in (C, C / 2):
-                keeping = [r for r in range(1, 99) if -(-6 // r) * C - passed <= pace]
-                assert replicas_to_keep_pace(synchronous, stage(C, passed), pace) == min(
-                    keeping, default=NEVER
-                )
-
-
-def _small():
-    return chain([1, 2], [2, 3], [4], [5, 6]), topology((4, 1.0))
+    layers, network = layers_of(given), network_of(given.topology)
+    stage = stage_cost(layers, i, j, int(given.recompute))
+    F = most_in_flight(layers, stage)
+    waits = len(before) * wait_s(network, stage.before, 1)
+    waiting = 2 * (waits + len(after) * wait_s(network, stage.after, 1))
+    waiting = waiting if given.serial_transfers else 0.0
+    update = (gradients_s if M is None else update_s)(partition, s, given)
+    in_time = (
+        replicas_in_time(layers, stage, T, F) <= r
+        and (not given.serial_transfers or waits_in_time(layers, stage, T, r, waiting))
+        and update <= time_left_s(layers, stage, T, F, r, waiting)
+    )
+    held = held_at_least(given, 0, [r])
+    assert in_time == (fits(given, own, held) and stage_s(partition, s, given) <= T)

@@ -1,16 +1,20 @@
 """Cases worked by hand: bytes over bytes per second, the arithmetic in the assertion."""
 
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partopt.cost.links import (
     allreduce_s,
     levels_crossed,
-    members_spanned,
-    side_s,
+    network_of,
+    paired_sides_s,
+    run_sides_s,
     tied_s,
     transfer_s,
+    wait_s,
 )
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.topology import Device, Level, Topology
@@ -32,6 +36,16 @@ def level(
         latency_s=latency_s,
         bus=bus,
     )
+
+
+def sides_s(
+    topology: Topology, ranks: range, before: tuple[float, int] = (0, 0), after=(0, 0)
+) -> float:
+    """`run_sides_s` of the bytes and the gap of each cut; gap 0 for no cut."""
+    (size_before, gap_before), (size_after, gap_after) = before, after
+    none, ends = len(topology.levels) + 1, (ranks[0], ranks[-1])
+    gaps = (gap_before or none, gap_after or none)
+    return run_sides_s(network_of(topology), size_before, size_after, *ends, *gaps)
 
 
 SERVERS = cluster(level(4, 100.0, latency_s=0.5), level(4, 10.0, links=2, latency_s=3.0))
@@ -86,13 +100,44 @@ def test_an_allreduce_of_one_device_takes_no_time():
 def test_on_a_bus_all_members_and_both_directions_share():
     bus = cluster(level(4, 100.0, bus=True))
     assert allreduce_s(400, range(4), bus) == 2 * 3 * 400 / 100
-    assert side_s(400, range(2), 1, bus) == 2 * 400 / 100
+    assert sides_s(bus, range(2), (400, 1)) == 2 * 400 / 100
+    assert sides_s(bus, range(2), (400, 1), (200, 1)) == 2 * 600 / 100
 
 
-def test_a_side_of_a_cut_is_spread_over_the_members_that_the_stage_spans():
-    """Ranks 0-5 span two servers at level 2; ranks 0-2 are three devices at level 1."""
-    assert side_s(400, range(6), 2, SERVERS) == 400 / (10 * 2)
-    assert side_s(400, range(3), 1, SERVERS) == 400 / (100 * 3)
+def test_the_port_of_the_fullest_server_binds_a_side():
+    """Of ranks 0-5 four are in the first server, by whose port of 10 * 2 bytes/s four of six
+    messages leave, wherever the next stage begins behind them.
+    """
+    for gap in (1, 2):
+        assert sides_s(SERVERS, range(6), after=(400, gap)) == pytest.approx(4 / 6 * 400 / 20)
+    assert sides_s(SERVERS, range(2, 8), before=(400, 2)) == pytest.approx(4 / 6 * 400 / 20)
+
+
+def test_messages_of_the_server_at_the_end_of_a_run_may_stay_inside():
+    """Ranks 0-2 take turns at the message to rank 3; what leaves a device goes by its own port, of
+    100 bytes/s, or by that of its server.
+    """
+    assert sides_s(SERVERS, range(3), after=(400, 1)) == 400 / (3 * (100 + 20))
+    assert sides_s(SERVERS, range(3), after=(400, 2)) == 400 / 20
+
+
+def test_both_cuts_pass_one_port_where_their_gaps_agree():
+    """Rank 4 begins the second server, and rank 7 ends it: both cuts pass the server's port. Of
+    rank 5 one cut stays inside.
+    """
+    assert sides_s(SERVERS, range(4, 8), (400, 2), (200, 2)) == (400 + 200) / 20
+    assert sides_s(SERVERS, range(5, 8), (400, 1), (200, 2)) == 200 / 20
+    assert sides_s(SERVERS, range(5, 7), (400, 1), (200, 1)) == (400 + 200) / (2 * (100 + 20))
+
+
+def test_a_device_waits_for_a_message_at_the_quickest_level_that_it_may_take():
+    quick_outside = cluster(level(4, 100.0, latency_s=0.5), level(4, 1000.0, latency_s=1.0))
+    for topology, inside in ((SERVERS, 0.5 + 400 / 100), (quick_outside, 1.0 + 400 / 1000)):
+        network = network_of(topology)
+        assert wait_s(network, 400, 1) == inside
+        assert wait_s(network, 400, 2) == transfer_s(400, 2, topology)
+        assert wait_s(network, 400, 0) == 0
+    assert wait_s(network_of(cluster(level(1, 1.0))), 400, 1) == 0
 
 
 @examples(100)
@@ -102,20 +147,16 @@ def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m
     assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(
         allreduce_s(size, range(m), bus)
     )
-    assert cut_s(size, float(bandwidth)) == pytest.approx(side_s(size, range(1), 1, bus))
+    assert cut_s(size, float(bandwidth)) == pytest.approx(sides_s(bus, range(1), (size, 1)))
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
-def test_runs_of_ranks_cross_and_span_what_their_ranks_one_by_one_do(sizes, data):
+def test_runs_of_ranks_cross_what_their_ranks_one_by_one_do(sizes, data):
     topology = cluster(*[level(size, 1.0) for size in sizes])
     start = data.draw(st.integers(0, topology.devices - 1))
     ranks = range(start, data.draw(st.integers(start, topology.devices - 1)) + 1)
     pairs = {topology.common_level(first, second) for first in ranks for second in ranks} - {0}
     assert levels_crossed(ranks, topology) == levels_crossed(list(ranks), topology) == sorted(pairs)
-    for k in range(len(sizes) + 1):
-        assert members_spanned(ranks, k, topology) == len(
-            {rank // topology.group_size(k) for rank in ranks}
-        )
 
 
 def test_those_on_one_bus_share_it():
@@ -130,4 +171,48 @@ def test_those_on_one_bus_share_it():
 
 def test_copies_of_a_nested_pipeline_have_a_bus_each():
     servers = cluster(level(2, 10.0, bus=True), level(2, 10.0))
-    assert side_s(60, [0, 2], 1, servers) == 2 * 60 / (10 * 2)
+    assert paired_sides_s([0, 2], [(60, [1, 3])], servers) == 2 * 60 / (10 * 2)
+
+
+def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
+    """Stages on ranks 0 and 3, 1 and 4, 2 and 5: the one in the middle passes 60 and 30 bytes by
+    its devices' ports.
+    """
+    servers = cluster(level(3, 10.0), level(2, 1.0))
+    around = [(60, [0, 3]), (30, [2, 5])]
+    assert paired_sides_s([1, 4], around, servers) == (60 + 30) / (10 * 2)
+    assert paired_sides_s([1, 4], [(60, [1, 4])], servers) == 0
+
+
+@examples(300)
+@given(st.data())
+def test_no_neighbours_keep_the_ports_of_a_run_less_busy(data):
+    """A stage between two others, anywhere: the messages of a whole round, one by one, keep its
+    busiest port no less busy.
+    """
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    rates = st.sampled_from([1.0, 2.0, 8.0])
+    topology = cluster(
+        *[
+            level(
+                size,
+                data.draw(rates),
+                data.draw(st.sampled_from([1, 2])),
+                bus=data.draw(st.booleans()),
+            )
+            for size in sizes
+        ]
+    )
+    P, borders = topology.devices, st.integers(0, topology.devices)
+    a, b, c, d, e, f = sorted(data.draw(st.lists(borders, min_size=6, max_size=6)))
+    assume(a < b and c < d and e < f and f <= P)
+    before, own, after = range(a, b), range(c, d), range(e, f)
+    G = math.lcm(len(before), len(own), len(after))
+    [of_before, of_own, of_after] = [
+        [ranks[m % len(ranks)] for m in range(G)] for ranks in (before, own, after)
+    ]
+    gaps = topology.common_level(before[-1], own[0]), topology.common_level(own[-1], after[0])
+    for x, y in ((6, 0), (0, 4), (6, 4)):
+        least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1] if y else 0))
+        around = [(x, of_before), (y, of_after)]
+        assert least <= paired_sides_s(of_own, around, topology) * (1 + 1e-12)

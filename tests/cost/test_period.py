@@ -54,7 +54,10 @@ def test_stages_that_part_tied_layers_exchange_their_gradients_for_each_round():
 
 def test_tied_gradients_are_exchanged_once_an_iteration_before_the_optimizer_step():
     given = problem(tied(0, 2), topology((3, 10.0)), schedule="1f1b", microbatches=4)
-    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2, 3])), given) == 3 * (4 + 2) + 6
+    first_round_trip, other_backwards = 3 * 3, 3 * 2
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2, 3])), given) == (
+        first_round_trip + other_backwards + 6
+    )
 
 
 def test_a_stage_counts_a_holder_for_each_tied_layer_elsewhere():
@@ -97,14 +100,14 @@ def test_a_narrow_cut_binds_and_each_side_pays_for_its_own_ports():
 
 
 def test_a_fifteen_one_split_pays_for_ethernet_on_the_wide_side_only():
-    """Four servers of 4, ranks 0-14 and 15: the wide side spans four servers, the narrow one has
-    its neighbour in its own server.
+    """Four servers of 4, ranks 0-14 and 15: four of 15 messages leave each of the first servers;
+    rank 15 has its neighbour in its own server, and they part there or further out.
     """
     given = problem(layers(2, cut=120), topology((4, 100.0), (4, 10.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [15, 1]))
     assert [side.seconds for s in (0, 1) for side in stage_loads(partition, s, given)[2:]] == [
-        120 / (10 * 4),
-        120 / 100,
+        120 * 4 / 15 / 10,
+        120 / (100 + 10),
     ]
 
 
@@ -247,28 +250,30 @@ def test_gradients_exchanged_once_an_iteration_pace_nothing():
 
 
 def test_a_cut_carries_every_microbatch_of_an_iteration():
-    """Two stages of 3 s, 5 bytes between them at 1 byte/s, four microbatches: a port is busy for
-    4 * 5 s, of which the pass counts 3.
+    """Two stages of 3 s, 5 bytes between them at 1 byte/s, four microbatches: the first activation
+    leaves after 1 s, the last comes 4 * 5 s later, and its microbatch takes 3 s and 2 s yet.
     """
     given = problem(layers(2, cut=5), topology((2, 1.0)), schedule="1f1b", microbatches=4)
-    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given) == 2 * 3 + 4 * 5 - 3
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given) == 1 + 4 * 5 + 3 + 2
 
 
 def test_replicas_take_turns_at_a_cut_and_each_has_a_port():
-    """A 2-1 split, three microbatches of 8 bytes: 3 * 8 / 2 s on two ports, 3 * 8 s on one. On a
-    bus both ways pass one after the other: 3 * 2 * 8 s.
+    """Eight microbatches of 8 bytes: 8 * 8 s on one port, half of that on two, as of nine, of which
+    one port has four. On a bus both ways pass one after the other, behind the first forward and
+    before the last backward.
     """
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 1]))
-    given = problem(layers(2, cut=8), topology((3, 1.0)), schedule="1f1b", microbatches=3)
-    assert iteration_s(partition, given) == 2 * 3 + 3 * 8 - 3
+    given = problem(layers(2, cut=8), topology((3, 1.0)), schedule="1f1b", microbatches=8)
+    assert iteration_s(partition, given) == 2 * 3 + 8 * 8
     shared = replace(given, topology=topology((3, 1.0), bus=True))
-    assert iteration_s(partition, shared) == 2 * 3 + 3 * 2 * 8 - 3
+    assert iteration_s(partition, shared) == 1 + 8 * 2 * 8 + 2
     wide = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 2]))
-    four = replace(given, topology=topology((4, 1.0)))
-    assert iteration_s(wide, four) == 2 * 3 + 3 * 8 / 2 - 3
+    for M in (8, 9):
+        four = replace(given, topology=topology((4, 1.0)), microbatches=M)
+        assert iteration_s(wide, four) == 2 * 3 + 8 * 8 / 2
 
 
-@pytest.mark.parametrize(("replicas", "cuts"), [([1, 1, 2], [2, 8]), ([2, 1, 1], [8, 2])])
+@pytest.mark.parametrize(("replicas", "cuts"), [([1, 1, 2], [0, 8]), ([2, 1, 1], [8, 0])])
 def test_each_of_a_stages_cuts_may_pace_an_iteration(replicas, cuts):
     """Three microbatches; 8 bytes leave the stage in the middle by one port and its neighbour by
     two.
@@ -276,7 +281,63 @@ def test_each_of_a_stages_cuts_may_pace_an_iteration(replicas, cuts):
     model = chain([1] * 3, [2] * 3, cuts, [0] * 3)
     given = problem(model, topology((4, 1.0)), schedule="1f1b", microbatches=3)
     partition = Partition(CONTIGUOUS, consecutive([0, 1, 2, 3], replicas))
-    assert iteration_s(partition, given) == 3 * 3 + 3 * 8 - 3
+    assert iteration_s(partition, given) == 3 * 3 + 3 * 8
+
+
+def test_both_cuts_of_a_stage_pass_its_port_between_two_forwards_and_a_backward():
+    """The middle stage sends 2 bytes of gradients and 8 of activations for each of three
+    microbatches, from the end of its first forward on; behind its last gradient comes a backward.
+    """
+    model = chain([1] * 3, [2] * 3, [2, 8], [0] * 3)
+    given = problem(model, topology((3, 1.0)), schedule="1f1b", microbatches=3)
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2, 3]))
+    assert iteration_s(partition, given) == 2 + 3 * (2 + 8) + 2
+    steady = replace(given, schedule="pipedream", microbatches=None)
+    assert str(binding(partition, steady)) == "both cuts of stage 1"
+    assert binding(partition, steady).seconds == 2 + 8
+
+
+def test_a_replica_takes_in_no_more_than_it_holds_while_it_holds_them():
+    """Two stages of 3 s, messages of 1 s: the first holds a microbatch for 3 + 1 + 3 + 1 s, of
+    which each takes a byte.
+    """
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
+    given = problem(layers(2), topology((2, 1.0), latency_s=1.0), memory_bytes=2)
+    load = binding(partition, given)
+    assert (load.seconds, str(load)) == (8 / 2, "microbatches in flight of stage 0")
+    assert binding(partition, replace(given, memory_bytes=1)).seconds == 8
+    assert binding(partition, replace(given, memory_bytes=3)).seconds == 3
+    two_each = Partition(CONTIGUOUS, consecutive([0, 1, 2], [2, 2]))
+    wide = replace(given, topology=topology((4, 1.0), latency_s=1.0))
+    assert binding(two_each, wide).seconds == 8 / 2 / 2
+
+
+def test_a_stage_that_holds_one_microbatch_waits_for_each():
+    """Four round trips of 6 s; held together, the second stage begins after 1 s, computes for 4 * 3
+    s, and the last gradient takes 2 s yet.
+    """
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
+    given = problem(layers(2), topology((2, 1.0)), schedule="1f1b", microbatches=4)
+    assert iteration_s(partition, given) == 1 + 4 * 3 + 2
+    assert iteration_s(partition, replace(given, memory_bytes=1)) == 4 * 6
+
+
+def test_gradients_of_weights_may_come_last():
+    """The second stage begins after 1 s and has 4 * 3 s of work; its last gradient leaves before
+    that is done.
+    """
+    given = problem(layers(2), topology((2, 1.0)), schedule="zb-h1", microbatches=4)
+    assert iteration_s(Partition(CONTIGUOUS, consecutive([0, 1, 2])), given) == 1 + 4 * 3
+
+
+def test_recomputation_while_a_stage_waits_delays_no_gradient():
+    """One microbatch: forwards of 1 s and 1 s, backwards of 3 s and of 2 s under GPipe, whose first
+    stage has recomputed by then, else of 3 s.
+    """
+    partition = Partition(CONTIGUOUS, consecutive([0, 1, 2]))
+    given = problem(layers(2), topology((2, 1.0)), schedule="gpipe", microbatches=1, recompute=True)
+    assert iteration_s(partition, given) == 1 + 1 + 3 + 2
+    assert iteration_s(partition, replace(given, schedule="1f1b")) == 1 + 1 + 3 + 3
 
 
 def test_with_serial_transfers_the_fullest_replica_waits_for_its_own_messages():

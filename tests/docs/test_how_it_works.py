@@ -9,8 +9,16 @@ import pytest
 from partopt import planners
 from partopt.cli import VERBS
 from partopt.cost.flight import in_flight, noam, warmup
-from partopt.cost.links import allreduce_s, side_s, transfer_s
-from partopt.cost.period import binding, iteration_s, stage_loads, tied_exchange_s
+from partopt.cost.links import allreduce_s, transfer_s
+from partopt.cost.passes import most_in_flight, passes_of
+from partopt.cost.period import (
+    binding,
+    iteration_s,
+    stage_iteration_s,
+    stage_loads,
+    tied_exchange_s,
+    update_s,
+)
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.cost.recurrence import cut_s, stage_s
@@ -57,7 +65,10 @@ COMPUTED = {
     "side of stage 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[2].seconds * MS,
     "compute load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[0].seconds * MS,
     "all-reduce load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[1].seconds * MS,
-    "side of stage 1": lambda: side_s(CHAIN.a[2], [2], 1, TOPOLOGY) * MS,
+    "side of stage 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[2].seconds * MS,
+    "round of stage 0": lambda: passes_of(SPLIT.stages[0], PROBLEM).round_s * MS,
+    "most in flight 0": lambda: most_in_flight(SPLIT.stages[0], PROBLEM),
+    "held load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[3].seconds * MS,
     "period": lambda: binding(SPLIT, PROBLEM).seconds * MS,
     "samples/s": lambda: PLAN.predicted.samples_per_s,
     "speedup": lambda: PLAN.predicted.speedup_over_one_device,
@@ -70,6 +81,12 @@ COMPUTED = {
     "warm-up 0": lambda: warmup("pipedream", 0, [2, 1], None),
     "memory 0": lambda: PLAN.stages[0].memory.total_bytes * MB,
     "memory 1": lambda: PLAN.stages[1].memory.total_bytes * MB,
+    "update of stage 0": lambda: update_s(SPLIT, 0, SYNCHRONOUS) * MS,
+    "update of stage 1": lambda: update_s(SPLIT, 1, SYNCHRONOUS) * MS,
+    "head of stage 1": lambda: passes_of(SPLIT.stages[1], SYNCHRONOUS).head_s * MS,
+    "tail of stage 1": lambda: passes_of(SPLIT.stages[1], SYNCHRONOUS).tail_s * MS,
+    "iteration of stage 0": lambda: stage_iteration_s(SPLIT, 0, SYNCHRONOUS) * MS,
+    "iteration of stage 1": lambda: stage_iteration_s(SPLIT, 1, SYNCHRONOUS) * MS,
     "1F1B iteration, M=8": lambda: iteration_s(SPLIT, SYNCHRONOUS) * MS,
     "T(0..2, 2)": lambda: stage_s(CHAIN.compute_s(0, 2), CHAIN.parameter_bytes(0, 2), 2, B) * MS,
     "T(0..3, 3)": lambda: stage_s(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS,

@@ -7,30 +7,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import chain, combinations, pairwise, product
+from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
 from partopt.cost.flight import in_flight, weight_versions
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import binding, stage_loads
-from partopt.cost.price import peak_memory_bytes, price
+from partopt.cost.period import objective_s, stage_iteration_s, stage_loads
+from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, FREE, NESTED, NONE, Assignment, Partition, Problem
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Device, Model, Profile
 from partopt.planners.blocks import Block, stages_of
+from partopt.schedules import SCHEDULES
 
 
 class Found(NamedTuple):
-    """The best plan by period, stages, memory of the fullest device, and devices; and its
-    stages.
-    """
+    """The least objective, the fewest stages that have it, and a plan of so many."""
 
     seconds: float
     stages: int
-    memory_bytes: int
-    devices: int
     partition: Partition
 
 
@@ -64,7 +61,10 @@ def placements(P: int, S: int) -> list[tuple[range, ...]]:
 
 
 def _allowed(problem: Problem, replicas: list[int]) -> bool:
-    if problem.replication == FREE and problem.schedule != "zb-h1":
+    """Whether stages may have so many replicas, each with a microbatch of its own."""
+    if problem.microbatches is not None and max(replicas) > problem.microbatches:
+        return False
+    if problem.replication == FREE and SCHEDULES[problem.schedule].uneven:
         return True
     return set(replicas) == {1} if problem.replication == NONE else len(set(replicas)) == 1
 
@@ -117,118 +117,103 @@ def nested(problem: Problem) -> Iterator[Partition]:
 
 
 def _rounded(seconds: float) -> float:
-    """Thirteen digits: periods that differ by their last bit alone are equal, as they are for the
+    """Thirteen digits: those that differ by their last bits alone are equal, as they are for the
     planner.
     """
     return float(f"{seconds:.13g}")
 
 
-def best_nested(problem: Problem) -> Found | None:
-    """The best nested plan of an asynchronous schedule that fits; `None` where none does."""
-    best: Found | None = None
-    for partition in nested(problem):
-        memory = peak_memory_bytes(partition, problem)
-        devices = sum(len(stage.ranks) for stage in partition.stages)
-        seconds = _rounded(binding(partition, problem).seconds)
-        key = (seconds, len(partition.stages), memory, devices)
-        if (problem.memory_bytes is None or memory <= problem.memory_bytes) and (
-            best is None or key < best[:4]
-        ):
-            best = Found(*key, partition)
-    return best
+def stage_s(partition: Partition, s: int, problem: Problem) -> float:
+    """What the objective says of one stage alone."""
+    if problem.microbatches is not None:
+        return stage_iteration_s(partition, s, problem)
+    return max(load.seconds for load in stage_loads(partition, s, problem))
 
 
-def best_period(problem: Problem) -> Found | None:
-    """The best plan of an asynchronous schedule that fits; `None` where none does."""
-    return min(
-        (found for found in (best_contiguous(problem), best_nested(problem)) if found),
-        key=lambda found: found[:4],
-        default=None,
+def held_at_least(problem: Problem, s: int, replicas: list[int]) -> int:
+    """The fewest microbatches that stage s can do with in flight: one, where plans state it."""
+    if SCHEDULES[problem.schedule].takes_warmup:
+        return 1
+    return in_flight(problem.schedule, s, replicas, problem.microbatches)
+
+
+def fits(problem: Problem, stage: Assignment, F: int) -> bool:
+    """Whether a stage fits the memory with F in flight."""
+    held = stage_memory(
+        problem.chain,
+        stage.start,
+        stage.stop,
+        F,
+        weight_versions(problem.schedule, F),
+        problem.optimizer,
+        problem.recomputes(stage),
+    )
+    return problem.memory_bytes is None or held.total_bytes <= problem.memory_bytes
+
+
+def holds(partition: Partition, problem: Problem) -> bool:
+    """Whether every stage of a plan fits the memory, with few enough in flight."""
+    replicas = [len(stage.ranks) for stage in partition.stages]
+    return all(
+        fits(problem, stage, held_at_least(problem, s, replicas))
+        for s, stage in enumerate(partition.stages)
     )
 
 
+def best(problem: Problem) -> Found | None:
+    """The best plan that fits; `None` where none does."""
+    of_families = (best_contiguous(problem), best_nested(problem))
+    return min((found for found in of_families if found), key=lambda found: found[:2], default=None)
+
+
+def best_nested(problem: Problem) -> Found | None:
+    """The best nested plan that fits; `None` where none does."""
+    plans = (
+        Found(_rounded(objective_s(partition, problem)), len(partition.stages), partition)
+        for partition in nested(problem)
+        if holds(partition, problem)
+    )
+    return min(plans, key=lambda found: found[:2], default=None)
+
+
 def best_contiguous(problem: Problem) -> Found | None:
-    """The best contiguous plan of an asynchronous schedule that fits; `None` where none does."""
+    """The best contiguous plan that fits; `None` where none does.
+
+    What a stage takes is remembered by its layers, its ranks and the nearest ranks around it.
+    """
+    modes = (False, True) if problem.recompute_per_stage else (None,)
 
     @cache
-    def loads_s(i: int, j: int, ranks: range, before: int, after: int, recompute: bool) -> float:
-        """The largest load of a stage whose nearest neighbours are these ranks; -1 where there is
-        none.
-        """
-        stages, s = [Assignment(i, j, ranks, recompute)], 0
-        if before >= 0:
-            stages, s = [Assignment(0, i, [before]), *stages], 1
-        if after >= 0:
-            stages.append(Assignment(j, problem.chain.layers, [after]))
-        return max(load.seconds for load in stage_loads(Partition(CONTIGUOUS, stages), s, problem))
+    def best_of_modes(
+        i: int, j: int, ranks: range, before: int, after: int, F: int
+    ) -> tuple[float, Assignment] | None:
+        ways = []
+        for mode in modes:
+            own = Assignment(i, j, ranks, mode)
+            around = [Assignment(0, i, [before])] * (before >= 0)
+            behind = [Assignment(j, problem.chain.layers, [after])] * (after >= 0)
+            alone = Partition(CONTIGUOUS, [*around, own, *behind])
+            if fits(problem, own, F):
+                ways.append((stage_s(alone, len(around), problem), own))
+        return min(ways, key=lambda way: way[0], default=None)
 
-    @cache
-    def memory(i: int, j: int, F: int, recompute: bool) -> int:
-        versions = weight_versions(problem.schedule, F)
-        return stage_memory(
-            problem.chain, i, j, F, versions, problem.optimizer, recompute
-        ).total_bytes
-
-    modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
-    best: Found | None = None
+    found: Found | None = None
     for stages in partitions(problem):
         replicas = [len(ranks) for _, _, ranks in stages]
-        best_of_modes = []
-        for s, (i, j, ranks) in enumerate(stages):
-            F = in_flight(problem.schedule, s, replicas, problem.microbatches)
-            before = stages[s - 1][2][-1] if s else -1
-            after = stages[s + 1][2][0] if s + 1 < len(stages) else -1
-            ways = [
-                (loads_s(i, j, ranks, before, after, mode), memory(i, j, F, mode), mode)
-                for mode in modes
-            ]
-            best_of_modes.append(
-                [
-                    way
-                    for way in ways
-                    if problem.memory_bytes is None or way[1] <= problem.memory_bytes
-                ]
+        firsts, lasts = [ranks[0] for *_, ranks in stages], [ranks[-1] for *_, ranks in stages]
+        chosen = [
+            best_of_modes(i, j, ranks, before, after, held_at_least(problem, s, replicas))
+            for s, ((i, j, ranks), before, after) in enumerate(
+                zip(stages, [-1, *lasts[:-1]], [*firsts[1:], -1], strict=True)
             )
-        for chosen in product(*best_of_modes):
-            key = (
-                _rounded(max(way[0] for way in chosen)),
-                len(stages),
-                max(way[1] for way in chosen),
-                sum(replicas),
-            )
-            if best is None or key < best[:4]:
-                assignments = [
-                    Assignment(i, j, ranks, way[2])
-                    for (i, j, ranks), way in zip(stages, chosen, strict=True)
-                ]
-                best = Found(*key, Partition(CONTIGUOUS, assignments))
-    return best
-
-
-def best_iteration(problem: Problem) -> Found | None:
-    """The best plan of a synchronous schedule that fits; `None` where none does.
-
-    Nothing is remembered: for few devices.
-    """
-    best: Found | None = None
-    for partition in chain(_contiguous(problem), nested(problem)):
-        plan = priced(problem, partition)
-        assert plan.predicted.iteration_s is not None
-        devices = sum(len(stage.ranks) for stage in partition.stages)
-        key = (plan.predicted.iteration_s, len(partition.stages), plan.peak_memory_bytes, devices)
-        if plan.fits and (best is None or key < best[:4]):
-            best = Found(*key, partition)
-    return best
-
-
-def _contiguous(problem: Problem) -> Iterator[Partition]:
-    modes = (False, True) if problem.recompute_per_stage else (None,)
-    for stages in partitions(problem):
-        for chosen in product(modes, repeat=len(stages)):
-            yield Partition(
-                CONTIGUOUS,
-                [Assignment(*stage, mode) for stage, mode in zip(stages, chosen, strict=True)],
-            )
+        ]
+        ways = [way for way in chosen if way is not None]
+        if len(ways) == len(stages):
+            key = (_rounded(max(seconds for seconds, _ in ways)), len(stages))
+            if found is None or key < found[:2]:
+                found = Found(*key, Partition(CONTIGUOUS, [own for _, own in ways]))
+    assert found is None or _rounded(objective_s(found.partition, problem)) == found.seconds
+    return found
 
 
 def priced(problem: Problem, partition: Partition) -> Plan:

@@ -10,26 +10,24 @@ from partopt import planners
 from partopt.cost.problem import Problem
 from partopt.cost.ranges import RangeSum
 from partopt.errors import PartoptError
-from tests.planners.exhaustive import best_iteration, priced
-from tests.planners.problems import chain, chains, problem, topologies, topology
+from tests.planners import exhaustive
+from tests.planners.problems import chain, chains, problem, proven, topologies, topology
 
 SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
 
 
 def check(given: Problem) -> None:
     """The planner proves the shortest iteration that there is, with a plan that has it."""
-    best = best_iteration(given)
+    best = exhaustive.best(given)
     if best is None:
         with pytest.raises(PartoptError, match="no plan fits"):
             planners.decide("optimal", given)
         return
-    decision = planners.decide("optimal", given)
-    plan = priced(given, decision.partition)
-    assert plan.predicted.iteration_s == pytest.approx(best.seconds, rel=1e-11)
-    assert decision.certificate.objective_s == pytest.approx(best.seconds, rel=1e-11)
-    assert decision.certificate.status == "optimal"
-    assert plan.fits
-    assert len({stage.replicas for stage in plan.stages}) == 1
+    partition, certificate = proven(planners.decide("optimal", given))
+    assert certificate.objective_s == pytest.approx(best.seconds, rel=1e-11)
+    assert certificate.status == "optimal"
+    assert exhaustive.holds(partition, given)
+    assert len({len(stage.ranks) for stage in partition.stages}) == 1
 
 
 @pytest.mark.parametrize("replication", ["uniform", "none"])

@@ -7,19 +7,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from partopt.cost.chain import Chain
 from partopt.cost.period import objective_s
-from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
+from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
 from partopt.schedules import SCHEDULES, refusal
-from partopt.schedules.layout import STRAIGHT, ranks_of
+from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.planners.exhaustive import priced
-from tests.planners.problems import problem
+from tests.planners.problems import chain, problem, topology
 from tests.planners.test_optimal import clusters, stashed
 
 NEAR = 1e-9
@@ -137,7 +138,7 @@ def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_b
     given = data.draw(problems([name]))
     entry, M = SCHEDULES[name], given.microbatches
     assert M is not None
-    v = data.draw(st.sampled_from(entry.auto_chunks))
+    v = CHUNKS.get(entry.shape) or data.draw(st.integers(2, 3))
     P = data.draw(st.integers(1, given.topology.devices))
     d = data.draw(st.integers(1, given.topology.devices // P))
     ranks = ranks_of(entry.shape, P, v, d)
@@ -151,21 +152,73 @@ def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_b
     check(Partition(entry.shape, stages), replace(given, recompute_per_stage=False, chunks=v), None)
 
 
-def even(cuts: list[int], weights: list[int], **options: object) -> Chain:
-    """Layers of 1 s forward and 2 s backward."""
-    from tests.planners.problems import chain
-
-    return chain([1] * len(weights), [2] * len(weights), cuts, weights)
-
-
-def simulated_s(given: Problem, replicas: list[int]) -> tuple[float, float]:
+def bound_and_simulated(given: Problem, replicas: list[int]) -> tuple[float, float]:
     """What the formulas and the simulator say of a layer a stage with so many replicas."""
-    stages, first = [], 0
-    for s, r in enumerate(replicas):
-        stages.append(Assignment(s, s + 1, range(first, first + r)))
-        first += r
-    partition = Partition(CONTIGUOUS, stages)
+    partition = Partition(CONTIGUOUS, consecutive(range(len(replicas) + 1), replicas))
     run = execute(priced(given, partition))
-    return objective_s(partition, given), (
-        run.period_s if given.microbatches is None else run.makespan_s
+    seconds = run.period_s if given.microbatches is None else run.makespan_s
+    return objective_s(partition, given), seconds
+
+
+def test_a_stage_that_lies_unevenly_over_servers_shares_its_messages_as_its_replicas_lie():
+    """3-4-1 on two servers of four: of the second stage rank 3 alone is in the first server, and
+    one in four of its messages of 40 bytes to rank 7 leaves it, at 10 bytes/s; 2 s a microbatch if
+    each server had half of them. The devices compute for 0.5 s.
+    """
+    model = chain([1, 1, 0], [0.5, 1, 0.5], [0, 40], [0, 0, 0])
+    given = problem(model, topology((4, 1e6), (2, 10.0)))
+    bound, simulated = bound_and_simulated(given, [3, 4, 1])
+    assert bound == 40 / 4 / 10
+    assert bound <= simulated < 2
+
+
+def test_the_messages_to_the_fuller_server_of_a_stage_pass_one_port():
+    """The same plan with 40 bytes before the second stage: three in four of them come to the ranks
+    4 to 6 from outside.
+    """
+    model = chain([1, 1, 0], [0.5, 1, 0.5], [40, 0], [0, 0, 0])
+    given = problem(model, topology((4, 1e6), (2, 10.0)))
+    bound, simulated = bound_and_simulated(given, [3, 4, 1])
+    assert bound == 3 * 40 / 4 / 10
+    assert bound <= simulated
+
+
+def test_an_all_reduce_may_end_while_earlier_stages_drain():
+    """2-2, M = 4, 1 s forward and 2 s backward each. The second stage begins after 1 s, computes
+    for 2 * 3 s and exchanges 3 bytes at 1 byte/s; meanwhile the first has its last backward, from 6
+    s to 8 s. One after the other these would be 3 + 6 + 3 s.
+    """
+    model = chain([1, 1], [2, 2], [0], [0, 3])
+    given = problem(model, topology((4, 1.0)), schedule="1f1b", microbatches=4)
+    assert bound_and_simulated(given, [2, 2]) == (1 + 2 * 3 + 3, 10)
+
+
+def test_several_links_carry_several_messages():
+    """2-1, 8 bytes over two links of 1 byte/s: rank 2 receives two messages at once, in 8 s."""
+    given = problem(chain([2, 1], [0, 0], [8], [0, 0]), topology((3, 1.0), links=2))
+    bound, simulated = bound_and_simulated(given, [2, 1])
+    assert bound == 8 / 2
+    assert bound <= simulated < 8
+
+
+def test_messages_between_stages_of_one_server_leave_an_outer_bus_alone():
+    """3-1 on two servers of two: rank 2 and the last device share a server, so two of three
+    messages of 9 s pass the bus, each way: 12 s, not 18.
+    """
+    inner, outer = topology((2, 1e9), (2, 1.0)).levels
+    cluster = Topology(
+        name="test", device=Device(name="device"), levels=[inner, structs.replace(outer, bus=True)]
     )
+    given = problem(chain([3, 1], [0, 0], [9], [0, 0]), cluster)
+    bound, simulated = bound_and_simulated(given, [3, 1])
+    assert bound == pytest.approx(2 / 3 * 2 * 9)
+    assert bound <= simulated * (1 + NEAR) < 18
+
+
+def test_a_stage_with_two_in_flight_takes_in_two_in_a_round_trip():
+    """Two stages of 3 s, messages of 1 s; two microbatches fit, which the first stage holds for 8
+    s.
+    """
+    model = chain([1, 1], [2, 2], [0], [0, 0])
+    given = problem(model, topology((2, 1.0), latency_s=1.0), memory_bytes=2)
+    assert bound_and_simulated(given, [1, 1]) == (8 / 2, 4)

@@ -11,10 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import (
-    Layers,
-    between,
-)
+from partopt.cost.kernels import Layers, between
 from partopt.cost.tolerances import FITS_BYTES, TINY
 from partopt.planners.optimal.probes import Answer
 from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
@@ -26,29 +23,25 @@ from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 def furthest_ends(layers):  # type: ignore[no-untyped-def]
     """For each i the last j at which a stage [i, j) may end, N itself for i = N; shape (N+1,).
 
-    Only its weights and its stash count.
+    Only its weights and the stash of one microbatch count.
     """
     N = len(layers.cuts) - 1
     furthest = np.full(N + 1, N)
     j = N
     for i in range(N - 1, -1, -1):
         j = max(j, i + 1)
-        while j > i + 1 and not _may_fit(layers, i, j, 2 if layers.M == 0 else 1):
+        while j > i + 1 and not _may_fit(layers, i, j):
             j -= 1
         furthest[i] = j
     return furthest
 
 
 @compiled()
-def _may_fit(layers, i, j, F):  # type: ignore[no-untyped-def]
-    """Whether [i, j) fits with F in flight, its cuts not counted."""
-    if layers.memory == np.inf:
-        return True
-    versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
-    kept = 1 if layers.last_mode else F
-    weights, stash = between(layers.weights, i, j), between(layers.stash, i, j)
-    held = (versions + 1 + layers.optimizer) * weights + kept * stash
-    return held <= layers.memory + FITS_BYTES
+def _may_fit(layers, i, j):  # type: ignore[no-untyped-def]
+    """Whether [i, j) fits with one microbatch in flight, its cuts not counted."""
+    versions = 1 if layers.versions == ALL_IN_FLIGHT else layers.versions
+    held = (versions + 1 + layers.optimizer) * between(layers.weights, i, j)
+    return held + between(layers.stash, i, j) <= layers.memory + FITS_BYTES
 
 
 def devices_needed(layers: Layers, T: float) -> NDArray[np.float64]:

@@ -4,8 +4,8 @@ An entry of cut c is a way to place the layers from c on, as the stage before se
 ranks must end after rank `low` and by rank `limit`. The level at which it parts from the next stage
 (the gap) decides what both pay for their sides of the cut. A cut whose sides are cheap enough at
 every level is free: one kind of entry, gap 0, serves all. Of two entries the one that leaves more
-room and uses fewer devices dominates: every stage before fits there too, moved by whole
-level-(L-1) components, which changes no cost.
+room dominates: every stage before fits there too, moved by whole level-(L-1) components, which
+changes no cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Ways to place the layers from a cut to the end of a nested pipeline, and which to keep.
 
-Of two ways the one that leaves more members dominates. Frames hold what is
-known of the pipelines.
+Of two ways the one that leaves more members dominates. Frames hold what is known of the pipelines.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from partopt.cost.links import Network
 # m         copies of a block on members of its level; at level 1 a member is a device, so m is
 #           the number of a stage's replicas inside its component
 # kind      level of the cut before a pipeline; 0 where there is none
-# R         devices in use behind a stage, in all
 
 
 class Entry(NamedTuple):
