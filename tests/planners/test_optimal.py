@@ -320,6 +320,24 @@ def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
     assert [list(stage.ranks) for stage in partition.stages] == [[1, 2], [4, 5]]
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [({}, 8 + 8), ({"schedule": "1f1b", "microbatches": 8}, 8 + 8 * (8 + 8) + 8)],
+)
+def test_both_cuts_of_the_stage_in_the_middle_bind(options, seconds):
+    """Layers of 4 s forward and 8 s backward, a device each, 8 bytes between them at 1 byte/s:
+    compute and each cut alone would take 12 s a microbatch, and less than 8 times 16 s in all.
+    """
+    model = chain([4] * 3, [8] * 3, [8] * 2, [800] * 3)
+    given = problem(model, topology((3, 1.0)), replication="none", **options)
+    check(given)
+    assert proven(optimal.plan(given))[1].objective_s == seconds
+    two_servers = problem(model, topology((3, 1.0), (2, 1e6)), **options)
+    check(two_servers)
+    if not options:
+        assert proven(optimal.plan(two_servers))[1].objective_s == (8 + 8) / 2
+
+
 def test_a_stage_that_fits_with_one_in_flight_alone_has_others_behind_it():
     """A byte of parameters takes four with one version; of 90 bytes, weights of 20 take 80, and one
     version more does not fit.

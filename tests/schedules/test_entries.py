@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.kernels import NEVER, layers_of, replicas_to_fit
+from partopt.cost.kernels import layers_of, replicas_in_time, stage_cost
+from partopt.cost.passes import NEVER
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import (
@@ -163,26 +164,22 @@ def test_devices_hold_exactly_what_the_entry_says(entry, data, d):
 
 @pytest.mark.parametrize("entry", COMPILED, ids=by_name)
 def test_compiled_code_counts_what_the_entry_says(entry):
-    """The fewest replicas with which the first stage has at most so many in flight: all devices
-    after it in one stage; with equal replicas, in as many stages.
+    """The fewest replicas with which a stage has at most so many in flight: one replica, where
+    plans may state so few; else of the first of as many stages as the depth.
     """
-
-    def after(r: int, devices: int) -> list[int]:
-        return [devices] * (devices > 0) if entry.uneven else [r] * devices
-
     M = None if entry.asynchronous else 5
-    small = chain([1, 2], [2, 3], [4], [5, 6])
-    layers = layers_of(problem(small, topology((4, 1.0)), schedule=entry.name, microbatches=M))
+    model = chain([1, 2], [2, 3], [4], [5, 6])
+    layers = layers_of(problem(model, topology((4, 1.0)), schedule=entry.name, microbatches=M))
     assert layers.versions == entry.weight_versions
-    for most in [*range(12), NEVER]:
-        for devices in range(12):
-            fitting = [
-                r
-                for r in range(1, 40)
-                if entry.counts.in_flight(0, [r, *after(r, devices)], M) <= most
-            ]
-            deep = layers._replace(depth=devices + 1)
-            assert min(replicas_to_fit(deep, most, devices), NEVER) == min(fitting, default=NEVER)
+    stage = stage_cost(layers, 0, 2, 0)
+    for most, depth in itertools.product([*range(1, 12), NEVER], range(1, 9)):
+        fitting = [
+            r
+            for r in range(1, 6)
+            if entry.takes_warmup or entry.counts.in_flight(0, [r] * depth, M) <= most
+        ]
+        found = replicas_in_time(layers._replace(depth=depth), stage, 1e6, most)
+        assert found == min(fitting, default=NEVER)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=by_name)
