@@ -87,9 +87,9 @@ class Request(documents.Part, frozen=True, kw_only=True):
     tied: Tied
     recompute: Literal["never", "always", "auto"]
     costs: list[Annotated[float, msgspec.Meta(ge=0)]] | None
-    cuts: list[Index] | None
-    replicas: list[Count] | None
-    any_schedule: bool
+    cuts: list[Index] | None = None
+    replicas: list[Count] | None = None
+    any_schedule: bool = False
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True):
