@@ -54,7 +54,8 @@ class Problem:
     that it may choose the stages that recompute, in place of `recompute`; `tied` says whether
     stages may split layers that share parameters; `cut_at` are the layers that a stage may begin
     with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are what GPipe's
-    heuristics balance, shape (N,); `progress` is called during long work.
+    heuristics balance, shape (N,); `effort` is how long a plan is improved in the simulator, and
+    `progress` is called during long work.
     """
 
     profile: Profile
@@ -76,6 +77,7 @@ class Problem:
     cuts: Sequence[int] = ()
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
+    effort: str = "normal"
     progress: Progress = ignore_progress
 
     @cached_property

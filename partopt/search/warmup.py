@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -35,8 +36,8 @@ from partopt.simulator.restate import with_conditions, with_counts
 # too long to try several
 SEARCH_LIMIT = 100_000
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
-# see `warmups`
-_DEEPER = (
+Depth = tuple[float, int]  # factor and more of `warmups`
+DEPTHS: tuple[Depth, ...] = (
     (1, 0),
     (1, 1),
     (1, 2),
@@ -50,6 +51,7 @@ _DEEPER = (
     (6, 0),
     (8, 0),
 )
+_ENDLESS = 2**31  # a warm-up that nothing limits
 _PATIENCE = 4  # depths in a row that gain nothing, after which no deeper ones are tried
 
 
@@ -95,8 +97,9 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     if not schedule(plan.schedule).takes_warmup:
         return simulate_plan(plan)
     check_actions(plan)
-    usual = try_warmup(plan, None)
-    best = best_trial(plan, usual)
+    trials = Trials(plan)
+    usual = trials.at(None)
+    best = best_trial(trials, usual)
     if best is None:
         return simulate_plan(plan)  # which says why
     found = with_prediction(dataclasses.replace(best.execution, plan=with_memory(best.execution)))
@@ -106,17 +109,59 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
 
-def try_warmup(plan: Plan, warmup: Sequence[int] | None) -> Trial | None:
-    """The plan at a warm-up, where None is its own.
+class Trials:
+    """Executes a plan at one warm-up after another; `executions` and `actions` are how many."""
 
-    None where it deadlocks, as it can while it waits for all-reduces.
-    """
-    changed = plan if warmup is None else with_conditions(plan, warmups=warmup)
-    try:
-        execution = execute(changed)
-    except PartoptError:
-        return None
-    return Trial(execution, _fits(execution))
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.replicas = [stage.replicas for stage in plan.stages]
+        self.executions = self.actions = 0
+
+    def at(self, warmup: Sequence[int] | None) -> Trial | None:
+        """The plan at a warm-up, where None is its own.
+
+        None where it deadlocks, as it can while it waits for all-reduces.
+        """
+        self.executions += 1
+        changed = self.plan if warmup is None else with_conditions(self.plan, warmups=warmup)
+        try:
+            execution = execute(changed)
+        except PartoptError:
+            return None
+        self.actions += len(execution.order.kind)
+        return Trial(execution, _fits(execution))
+
+    @cached_property
+    def most(self) -> list[int] | None:
+        """The deepest warm-up of each stage that its microbatches and its memory allow.
+
+        None where a stage has no room for one microbatch.
+        """
+        limit, M = self.plan.memory_limit_bytes, self.plan.microbatches
+        most = []
+        for stage in self.plan.stages:
+            own = _ENDLESS if M is None else max(0, -(-M // stage.replicas) - 1)
+            if limit is not None:
+                least, two = (_bytes(stage, held, self.plan) for held in (1, 2))
+                if least > limit:
+                    return None
+                own = min(own, (limit - least) // (two - least)) if two > least else own
+                # every term is rounded
+                own -= own > 0 and _bytes(stage, own + 1, self.plan) > limit
+            most.append(own)
+        return most
+
+    @property
+    def too_long(self) -> bool:
+        """Whether one simulation takes too long to try several."""
+        passing = self.plan.microbatches or sum(self.replicas)
+        return len(self.replicas) * passing > SEARCH_LIMIT
+
+
+def _bytes(stage: Stage, held: int, plan: Plan) -> int:
+    """Bytes on a device of the stage with `held` microbatches in flight."""
+    versions = weight_versions(plan.schedule, held)
+    return with_counts(stage, held - 1, held, versions).memory.total_bytes
 
 
 def _fits(execution: Execution) -> bool:
@@ -127,64 +172,28 @@ def _fits(execution: Execution) -> bool:
     return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
 
 
-def best_trial(plan: Plan, usual: Trial | None) -> Trial | None:
+def best_trial(trials: Trials, usual: Trial | None) -> Trial | None:
     """The best of `usual`, at the plan's own warm-up, and of others that fit.
 
     None where all that was tried deadlocks; one that does not fit where none does.
     """
+    plan, most = trials.plan, trials.most
     allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
-    too_long = len(plan.stages) * _passing(plan) > SEARCH_LIMIT
-    if usual is not None and usual.fits and (usual.period_s <= allowed_s or too_long):
+    if usual is not None and usual.fits and (usual.period_s <= allowed_s or trials.too_long):
         return usual
-    most = most_warmups(plan)
-    first = usual if most is None or (usual and usual.fits) else _shallower(plan, usual, most)
-    if most is None or too_long or (first is not None and not first.fits):
-        return first or try_warmup(plan, blocking_warmups(_replicas(plan)))
-    best = _deepen(plan, first, most, allowed_s)
-    return best if best is None or best is first else _leaner(plan, first, best)
+    first = usual if most is None or (usual and usual.fits) else _shallower(trials, usual, most)
+    if most is None or trials.too_long or (first is not None and not first.fits):
+        return first or trials.at(blocking_warmups(trials.replicas))
+    best = _deepen(trials, first, most, allowed_s)
+    return best if best is None or best is first else _leaner(trials, first, best)
 
 
-def _replicas(plan: Plan) -> list[int]:
-    return [stage.replicas for stage in plan.stages]
-
-
-def _passing(plan: Plan) -> int:
-    """Microbatches of an iteration or, asynchronous, about as many as are in flight."""
-    return plan.microbatches or sum(_replicas(plan))
-
-
-def most_warmups(plan: Plan) -> list[int] | None:
-    """The deepest warm-up of each stage that its microbatches and its memory allow.
-
-    None where a stage has no room for one microbatch.
-    """
-    limit, M = plan.memory_limit_bytes, plan.microbatches
-    most = []
-    for stage in plan.stages:
-        own = 2**31 if M is None else -(-M // stage.replicas) - 1
-        if limit is not None:
-            least, two = (_bytes(stage, held, plan) for held in (1, 2))
-            room = limit - least
-            own = min(own, room // (two - least) if two > least else own)
-            own -= own > 0 and _bytes(stage, own + 1, plan) > limit  # each term is rounded
-            if room < 0:
-                return None
-        most.append(own)
-    return most
-
-
-def _bytes(stage: Stage, held: int, plan: Plan) -> int:
-    """Bytes on a device of the stage with `held` microbatches in flight."""
-    versions = weight_versions(plan.schedule, held)
-    return with_counts(stage, held - 1, held, versions).memory.total_bytes
-
-
-def _shallower(plan: Plan, usual: Trial | None, most: Sequence[int]) -> Trial | None:
+def _shallower(trials: Trials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
     """The plan at as deep a warm-up as fits; `usual` where it deadlocks there.
 
     A stage takes in no more than the one before holds, (w_s + 1) r_s microbatches.
     """
-    replicas = _replicas(plan)
+    plan, replicas = trials.plan, trials.replicas
     held = [min(stage.warmup, own) for stage, own in zip(plan.stages, most, strict=True)]
     if held == [stage.warmup for stage in plan.stages]:
         return usual
@@ -192,26 +201,26 @@ def _shallower(plan: Plan, usual: Trial | None, most: Sequence[int]) -> Trial | 
         if held[s - 1] < plan.stages[s - 1].warmup:
             taken_in = (held[s - 1] + 1) * replicas[s - 1] // replicas[s]
             held[s] = min(held[s], max(0, taken_in - 1))
-    found = try_warmup(plan, held)
+    found = trials.at(held)
     return usual if found is None or not found.fits else found
 
 
 def _deepen(
-    plan: Plan, first: Trial | None, most: Sequence[int], allowed_s: float
+    trials: Trials, first: Trial | None, most: Sequence[int], allowed_s: float
 ) -> Trial | None:
     """The best of `first`, of ever deeper warm-ups, and of shallower ones; all hold at most `most`.
 
     The search ends when one is as fast as the loads of the plan allow. Where the formula's warm-up
     deadlocks, the first tried is one that cannot, whether it fits or not.
     """
-    best = first or try_warmup(plan, blocking_warmups(_replicas(plan)))
-    start = first.warmups if first else [stage.warmup for stage in plan.stages]
-    for depths in _depths(start, most, _replicas(plan)):
+    best = first or trials.at(blocking_warmups(trials.replicas))
+    start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
+    for depths in _depths(start, most, trials.replicas):
         in_vain = 0  # depths tried since the last gain
         for depth in depths:
             if in_vain == _PATIENCE or (best is not None and best.period_s <= allowed_s):
                 break
-            found = try_warmup(plan, depth)
+            found = trials.at(depth)
             in_vain += 1
             if (
                 found is not None
@@ -227,7 +236,7 @@ def _depths(
 ) -> Iterator[list[tuple[int, ...]]]:
     """Warm-ups that are deeper than `start` in some stage, and those that are nowhere."""
     every = {
-        tuple(map(min, warmups(replicas, factor, more), most)): None for factor, more in _DEEPER
+        tuple(map(min, warmups(replicas, factor, more), most)): None for factor, more in DEPTHS
     }
     every.pop(tuple(start), None)
     for deeper in (True, False):
@@ -238,21 +247,23 @@ def _depths(
         ]
 
 
-def _leaner(plan: Plan, first: Trial | None, best: Trial) -> Trial:
+def _leaner(trials: Trials, first: Trial | None, best: Trial) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
     The warm-up is bisected between that of `first`, by default the plan's own, and of `best`.
     """
-    low = first.warmups if first else [stage.warmup for stage in plan.stages]
+    low = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
     high = best.warmups
     allowed_s = best.period_s * (1 + WORTHWHILE)
     steps = max(b - a for a, b in zip(low, high, strict=True))
     enough, short = steps, 0
     while enough - short > 1:
         middle = (enough + short) // 2
-        found = try_warmup(
-            plan,
-            [min(b, a + -(-max(0, b - a) * middle // steps)) for a, b in zip(low, high, strict=True)],
+        found = trials.at(
+            [
+                min(b, a + -(-max(0, b - a) * middle // steps))
+                for a, b in zip(low, high, strict=True)
+            ],
         )
         if found is not None and found.fits and found.period_s <= allowed_s:
             best, enough = found, middle
