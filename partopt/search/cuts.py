@@ -1,4 +1,4 @@
-"""Where to cut for given replicas, by closed forms: the cuts of least bottleneck.
+"""What partitions cannot go below, by closed forms that take microseconds; where to cut by them.
 
 A search over partitions changes the replicas of a stage or two at a time; with the cuts where they
 were, few such steps gain anything.
@@ -9,108 +9,207 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.flight import in_flight, weight_versions
-from partopt.cost.links import allreduce_s, exchange_s, side_s
+from partopt.cost.links import allreduce_s
 from partopt.cost.memory import optimizer_bytes
-from partopt.cost.problem import Problem
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem
 from partopt.schedules import schedule
 
 # S, s     stages, and which one; r its replicas
 # n        ranges that no stage may split; tables over the boundaries between them, [i, j]
 # M        microbatches of an iteration
+# C        compute seconds of a stage for one microbatch
 
+LOOSE = 1.15  # times the least bottleneck: up to there less traffic is looked for
 LIMIT = 160  # ranges: above, the tables take too long
 
 Floats = NDArray[np.float64]
 
 
-class Balance:
-    """Balances stages with given ranks over the chain of a problem, for a search."""
+class Rates(NamedTuple):
+    """What a stage on certain ranks has: devices, and seconds a byte of its exchanges.
+
+    `before` and `after` are for what crosses its cuts, `slope` for its parameters; `latency` is
+    that of an all-reduce.
+    """
+
+    r: int
+    before: float
+    after: float
+    slope: float
+    latency: float
+
+
+class Table(NamedTuple):
+    """Seconds of a stage [i, j) per microbatch, and those for which it keeps a single bus busy."""
+
+    seconds: Floats
+    bus: Floats
+
+
+class Tables:
+    """Seconds of the stages of a problem, tabulated over all ranges of layers.
+
+    They are per microbatch, and none that the simulator can go below: those of its devices, its
+    ports and its all-reduces, of which a synchronous iteration has one, between the layers before
+    the stage.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.bounds = problem, problem.boundaries()
-        chain, at = problem.chain, np.ix_(self.bounds, self.bounds)
         self.able = len(self.bounds) <= LIMIT
         if not self.able:
             return
-        self.compute = {
-            again: np.subtract.outer(prefix, prefix).T
-            for again in (False, True)
-            for prefix in (chain.busy_prefix(again)[self.bounds],)
-        }
+        chain, at = problem.chain, np.ix_(self.bounds, self.bounds)
+        self.place = {bound: index for index, bound in enumerate(self.bounds)}
+        self.compute = [
+            (prefix[None, :] - prefix[:, None])
+            for prefix in (chain.busy_prefix(again)[self.bounds] for again in (False, True))
+        ]
         self.weights, self.stash = chain.parameter_bytes.table()[at], chain.stash_bytes.table()[at]
         self.a = chain.a[self.bounds]
-        self._table = lru_cache(maxsize=None)(self._seconds)
+        self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
+        self.backward = self.compute[0][0] - self.forward
+        (level, *outer) = problem.topology.levels
+        self.one_level = not outer
+        # seconds in which a single bus carries a byte of a cut both ways; 0 where there is none
+        self.bus = 2 / (level.bandwidth_bytes_per_s * level.links) if level.bus and not outer else 0
+        self._rates = lru_cache(maxsize=None)(self._rates_of)
+        self._table = lru_cache(maxsize=None)(self._table_of)
+        self.cuts = lru_cache(maxsize=None)(self._cuts)
 
-    def cuts(
-        self, ranks: Sequence[range], recompute: Sequence[bool]
-    ) -> tuple[float, list[int]] | None:
-        """Boundaries of stages on these ranks, from 0 to N, with the seconds of their bottleneck.
+    def bound_s(self, partition: Partition) -> float:
+        """What the simulator does not go below; 0 where the chain is too long for tables."""
+        if not self.able:
+            return 0.0
+        stages, problem = partition.stages, self.problem
+        tables = self._stages(
+            tuple(stage.ranks for stage in stages),
+            tuple(problem.recomputes(stage) for stage in stages),
+            partition.family == CONTIGUOUS,
+        )
+        at = [(self.place[stage.start], self.place[stage.stop]) for stage in stages]
+        most = max(table.seconds[each] for table, each in zip(tables, at, strict=True))
+        if self.bus:
+            most = max(most, sum(table.bus[each] for table, each in zip(tables, at, strict=True)))
+        return float(most)
 
-        None where no cuts fit.
-        """
-        S, n, problem = len(ranks), len(self.bounds) - 1, self.problem
-        replicas = [len(own) for own in ranks]
-        if n < S:
-            return None
-        best, choices = np.full(n + 1, np.inf), []
-        best[0] = 0.0
-        for s, own in enumerate(ranks):
-            held = in_flight(problem.schedule, s, replicas, problem.microbatches)
-            before = problem.topology.common_level(ranks[s - 1][-1], own[0]) if s else 0
-            after = problem.topology.common_level(own[-1], ranks[s + 1][0]) if s + 1 < S else 0
-            table = np.maximum(best[:, None], self._table(own, before, after, held, recompute[s]))
-            choices.append(table.argmin(axis=0))
-            best = table.min(axis=0)
-        if best[n] == math.inf:
-            return None
-        cuts = [n]
-        for choice in reversed(choices):
-            cuts.append(int(choice[cuts[-1]]))
-        return float(best[n]), [self.bounds[cut] for cut in reversed(cuts)]
-
-    def _seconds(self, own: range, before: int, after: int, held: int, recompute: bool) -> Floats:
-        """Seconds per microbatch of a stage [i, j) on the ranks `own`, infinite where i >= j.
-
-        Its neighbours part from it at the levels `before` and `after`, 0 where it has none. Of a
-        synchronous schedule what it adds to an iteration, beyond one pass, by its microbatches.
-        """
-        problem, r, M = self.problem, len(own), self.problem.microbatches
-        compute, span = self.compute[recompute], self._span(own)
-        gradients = self.weights * (
-            allreduce_s(1.0, own, problem.topology) - allreduce_s(0.0, own, problem.topology)
-        ) + allreduce_s(0.0, own, problem.topology)
-        side = exchange_s if problem.serial_transfers else side_s
-        sides = [
-            self.a * side(1.0, own, max(level, span), problem.topology) if level else 0 * self.a
-            for level in (before, after)
+    def _stages(
+        self, ranks: Sequence[Sequence[int]], recompute: Sequence[bool], consecutive: bool
+    ) -> list[Table]:
+        """The table of each stage."""
+        problem, common = self.problem, self.problem.topology.common_level
+        parting = [
+            common(one[-1], other[0]) if consecutive else 0 for one, other in pairwise(ranks)
         ]
-        if problem.serial_transfers:
-            compute = compute + r * (sides[0][:, None] + sides[1][None, :])
-        carried = np.maximum(sides[0][:, None], sides[1][None, :])
-        if M is None:
-            seconds = np.maximum(np.maximum(compute, gradients) / r, carried)
-        else:
-            seconds = (np.maximum(-(-M // r) * compute, M * carried) - compute + gradients) / M
-        return np.where(self._fits(held, recompute), seconds, np.inf)
+        held = [1] * len(ranks)
+        if problem.memory_bytes is not None and not schedule(problem.schedule).takes_warmup:
+            replicas = [len(own) for own in ranks]
+            held = [
+                in_flight(problem.schedule, s, replicas, problem.microbatches)
+                for s in range(len(ranks))
+            ]
+        return [
+            self._table(self._rates(own, *levels), held[s], recompute[s])
+            for s, (own, levels) in enumerate(zip(ranks, pairwise([0, *parting, 0]), strict=True))
+        ]
 
-    def _span(self, own: range) -> int:
-        return self.problem.topology.common_level(own[0], own[-1]) if len(own) > 1 else 0
+    def _cuts(self, ranks: Sequence[range], recompute: Sequence[bool]) -> list[list[int]]:
+        """Boundaries of stages on these ranks, from 0 to N: those of the least bottleneck.
+
+        On a single bus also those of the least traffic whose bottleneck is `LOOSE` times that. None
+        where none fits.
+        """
+        tables = self._stages(ranks, recompute, consecutive=True)
+        seconds = [table.seconds for table in tables]
+        most_s, cuts = _least(seconds, np.maximum)
+        if most_s == math.inf:
+            return []
+        found = [cuts]
+        if self.bus:
+            loose = [
+                np.where(table.seconds <= LOOSE * most_s, table.bus, np.inf) for table in tables
+            ]
+            found.append(_least(loose, np.add)[1])
+        return [[self.bounds[cut] for cut in cuts] for cuts in found]
+
+    def _rates_of(self, own: Sequence[int], before: int, after: int) -> Rates:
+        """The rates of a stage whose neighbours part from it at these levels, 0 for none."""
+        topology = self.problem.topology
+        latency = allreduce_s(0.0, own, topology)
+        return Rates(
+            len(own),
+            self._side(own, before),
+            self._side(own, after),
+            allreduce_s(1.0, own, topology) - latency,
+            latency,
+        )
+
+    def _side(self, own: Sequence[int], k: int) -> float:
+        """Seconds in which the ports of a stage carry a byte to a neighbour that parts at level k.
+
+        Some messages may cross further levels: all ports from there on are taken to share them.
+        """
+        topology, rate = self.problem.topology, 0.0
+        for level in range(k, len(topology.levels) + 1) if k else ():
+            tier = topology.levels[level - 1]
+            size = topology.group_size(level - (0 if tier.bus else 1))
+            ports = len({rank // size for rank in own})
+            rate += ports * tier.bandwidth_bytes_per_s * tier.links / (2 if tier.bus else 1)
+        return 1 / rate if rate else 0.0
+
+    def _table_of(self, rates: Rates, held: int, recompute: bool) -> Table:
+        """The table of a stage; infinite where i >= j, or it has no room."""
+        problem, r, M = self.problem, rates.r, self.problem.microbatches
+        compute, rounds = self.compute[recompute], r if M is None else M
+        gradients = rates.slope * self.weights + rates.latency
+        before, after = rates.before * self.a[:, None], rates.after * self.a[None, :]
+        carried = np.maximum(before, after)
+        if self.one_level:  # a port sends gradients back, activations on, and its ring
+            carried = before + after + rates.slope * self.weights / rounds
+        if M is None:
+            together = compute + gradients if problem.blocking_allreduce else compute
+            busy = np.maximum(together, gradients) / r
+        else:
+            tail = gradients
+            if not schedule(problem.schedule).split:
+                tail = np.maximum(gradients, self.backward[:, None])
+            busy = (self.forward[:, None] + -(-M // r) * compute + tail) / M
+        seconds = np.where(self._fits(held, recompute), np.maximum(busy, carried), np.inf)
+        return Table(seconds, self.bus * self.a[:, None] + rates.slope * self.weights / rounds)
 
     def _fits(self, held: int, recompute: bool) -> NDArray[np.bool_]:
-        """Where a stage [i, j) has room; at the shallowest warm-up of a schedule that takes one."""
+        """Where a stage [i, j) has room with `held` microbatches in flight."""
         problem, n = self.problem, len(self.bounds)
         filled = np.triu(np.ones((n, n), dtype=np.bool_), 1)
         if problem.memory_bytes is None:
             return filled
-        held = 1 if schedule(problem.schedule).takes_warmup else held
         state = optimizer_bytes(1.0, problem.optimizer, problem.chain.sixteen_bit)
         fixed = weight_versions(problem.schedule, held) + 1 + state
-        inputs = np.broadcast_to(self.a[:, None], (n, n))
-        kept = held * inputs + self.stash if recompute else held * self.stash
+        kept = held * self.a[:, None] + self.stash if recompute else held * self.stash
         buffers = held * (self.a[:, None] + self.a[None, :])
         return filled & (fixed * self.weights + kept + buffers <= problem.memory_bytes)
+
+
+def _least(tables: Sequence[Floats], add: np.ufunc) -> tuple[float, list[int]]:
+    """The least of what stages [i, j) `add` up to, one of each table in turn, and the boundaries.
+
+    They are numbered from 0 to n; the seconds are infinite where there are none.
+    """
+    n = len(tables[0]) - 1
+    best, choices = np.full(n + 1, np.inf), []
+    best[0] = 0.0
+    for table in tables:
+        reached = add(best[:, None], table)
+        choices.append(reached.argmin(axis=0))
+        best = reached.min(axis=0)
+    cuts = [n]
+    for choice in reversed(choices):
+        cuts.append(int(choice[cuts[-1]]))
+    return float(best[n]), cuts[::-1]

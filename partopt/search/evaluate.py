@@ -29,6 +29,8 @@ from partopt.documents.stage import Flow, Stage
 from partopt.schedules import schedule
 from partopt.search.warmup import DEPTHS, Depth, Trial, Trials, best_trial, warmups
 
+NEAR = 1.05  # times what is to be beaten: a partition this good is tried at another warm-up, too
+OTHER = (2, 0)
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 
 
@@ -77,6 +79,11 @@ class Evaluator:
         if self._over(plan, trials):
             return Value(self._over(plan, trials), math.inf)
         trial = self._first(trials, depth)
+        near = trial is not None and beat_s <= trial.period_s < NEAR * beat_s
+        if near and self.takes_warmup and len(trials.replicas) > 1:
+            other = self._first(trials, OTHER if depth == DEPTHS[0] else DEPTHS[0])
+            if other is not None and other.fits and other.period_s < beat_s:
+                trial = other
         if trial is None or trial.period_s < beat_s:
             trial, depth = self._best(trials, trial if depth == DEPTHS[0] else None)
         self.spent += trials.executions + trials.actions / ACTIONS

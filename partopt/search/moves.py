@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from partopt.cost.problem import CONTIGUOUS, FREE, NONE, Assignment, Partition, Problem
 from partopt.schedules import schedule
-from partopt.search.cuts import Balance
+from partopt.search.cuts import Tables
 
 # S, s   stages, and which one; r_s its replicas
 # P      devices
@@ -81,8 +81,8 @@ class Moves:
     """The steps that a request allows."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.balance = problem, Balance(problem)
-        self.bounds, self.P = self.balance.bounds, problem.topology.devices
+        self.problem, self.tables = problem, Tables(problem)
+        self.bounds, self.P = self.tables.bounds, problem.topology.devices
         self.alike = problem.replication != FREE or not schedule(problem.schedule).uneven
         self.flag = None if not problem.recompute_per_stage else False
 
@@ -116,11 +116,10 @@ class Moves:
 
     def balanced(self, shape: Shape) -> Iterator[Partition]:
         """The same replicas with the cuts of least bottleneck, where there are any that fit."""
-        if self.balance.able:
+        if self.tables.able:
             modes = [self.problem.recompute if own is None else own for own in shape.recompute]
-            found = self.balance.cuts(shape.ranks, modes)
-            if found is not None:
-                yield replace(shape, bounds=tuple(found[1])).partition()
+            for cuts in self.tables.cuts(tuple(shape.ranks), tuple(modes)):
+                yield replace(shape, bounds=tuple(cuts)).partition()
 
     def starts(self) -> Iterator[Partition]:
         """Partitions of all kinds of replicas: equal stages, and few that are not."""
@@ -212,7 +211,9 @@ class Moves:
     def _split(self, shape: Shape, s: int) -> Iterator[Shape]:
         """Stage s in two, which share its replicas or take one of another stage."""
         r, own = shape.replicas, shape.replicas[s]
-        parts = [(r, first, own - first) for first in sorted({1, own // 2, own - 1})]
+        parts = [
+            (r, first, own - first) for first in sorted({*range(1, 5), own // 2, own - 2, own - 1})
+        ]
         parts += [(r, 1, own), (r, own, 1)]
         parts += [
             (_plus(r, donor, -1), *pair)
@@ -220,7 +221,7 @@ class Moves:
             if donor != s and r[donor] > 1
             for pair in ((1, own), (own, 1))
         ]
-        for others, first, second in dict.fromkeys(parts):
+        for others, first, second in dict.fromkeys(part for part in parts if min(part[1:]) > 0):
             cut = self._between(
                 shape.bounds[s], shape.bounds[s + 1], first / max(1, first + second)
             )
