@@ -85,9 +85,7 @@ class Tables:
         self.cuts = lru_cache(maxsize=None)(self._cuts)
 
     def bound_s(self, partition: Partition) -> float:
-        """What the simulator does not go below; 0 where the chain is too long for tables."""
-        if not self.able:
-            return 0.0
+        """What the simulator does not go below."""
         stages, problem = partition.stages, self.problem
         tables = self._stages(
             tuple(stage.ranks for stage in stages),

@@ -57,14 +57,10 @@ class Evaluator:
         self.takes_warmup = schedule(problem.schedule).takes_warmup
         self.spent = 0.0
         self._base = lru_cache(maxsize=None)(self._stage_of)
-        self._bounds: dict[Partition, float] = {}
 
     def bound_s(self, partition: Partition) -> float:
-        """What the simulator does not go below, seconds per microbatch."""
-        if partition not in self._bounds:
-            seconds = objective_s(partition, self.problem) / (self.problem.microbatches or 1)
-            self._bounds[partition] = seconds
-        return self._bounds[partition]
+        """What the simulator does not go below, by the formulas: seconds per microbatch."""
+        return objective_s(partition, self.problem) / (self.problem.microbatches or 1)
 
     def value(
         self, partition: Partition, depth: Depth = DEPTHS[0], beat_s: float = math.inf
@@ -85,6 +81,7 @@ class Evaluator:
             if other is not None and other.fits and other.period_s < beat_s:
                 trial = other
         if trial is None or trial.period_s < beat_s:
+            trials.plan = replace(plan, predicted=_predicted(self.bound_s(partition)))
             trial, depth = self._best(trials, trial if depth == DEPTHS[0] else None)
         self.spent += trials.executions + trials.actions / ACTIONS
         if trial is None:
@@ -146,7 +143,7 @@ class Evaluator:
                 for s, stage in enumerate(partition.stages)
             ],
             communication=list(self._tied(partition)),
-            predicted=_predicted(self.bound_s(partition)),
+            predicted=_predicted(math.inf),
             certificate=None,
             profile=problem.reference,
             topology=problem.limited_topology,

@@ -22,7 +22,8 @@ from partopt.search.warmup import Depth
 # simulations, a long one counted as several (`partopt.search.evaluate.Evaluator.spent`)
 BUDGET = {"quick": 0.0, "normal": 600.0, "thorough": 12_000.0}
 SAME = 1e-6  # relative: less than this is not gained
-_BOUNDED = 0.05  # of a simulation: the work of a bound by tables
+# of a simulation: the work of a bound by tables, and of one by formulas for each stage
+_BOUNDED, _PRICED = 0.05, 0.2
 
 
 class Improved(NamedTuple):
@@ -75,17 +76,12 @@ class _Search:
         if budget > 0 and self.best is not None and not self.reached(lower_bound_s):
             self.push(self.moves.starts(), self.best, self.value)
         while self.heap and self.spent < budget and not self.reached(lower_bound_s):
-            over, seconds, _, step = heapq.heappop(self.heap)
-            partition, value = step.partition, step.value
-            if value is not None:
-                self.push(self.moves.around(partition), partition, value)
-            elif self.may_win(partition):
-                expected_s = self.evaluator.bound_s(partition) + step.gap_s
-                if expected_s > seconds * (1 + SAME):
-                    self.put(over, expected_s, step)
-                else:
-                    beat_s = self.value.seconds if self.value.over == 0 else math.inf
-                    self.take(partition, self.evaluator.value(partition, step.depth, beat_s))
+            *_, step = heapq.heappop(self.heap)
+            if step.value is not None:
+                self.push(self.moves.around(step.partition), step.partition, step.value)
+            elif self.bound_s(step.partition) < self.limit_s:
+                value = self.evaluator.value(step.partition, step.depth, self.limit_s)
+                self.take(step.partition, value)
 
     def reached(self, lower_bound_s: float) -> bool:
         """Whether nothing can be faster."""
@@ -96,12 +92,11 @@ class _Search:
         """What a partition must be below to be better."""
         return self.value.seconds * (1 - SAME) if self.value.over == 0 else math.inf
 
-    def may_win(self, partition: Partition) -> bool:
-        """Whether the bounds of a partition are below the best value."""
-        return (
-            self.moves.tables.bound_s(partition) < self.limit_s
-            and self.evaluator.bound_s(partition) < self.limit_s
-        )
+    def bound_s(self, partition: Partition) -> float:
+        """What the simulator does not go below; the formulas of plans where tables are too long."""
+        if self.moves.tables.able:
+            return self.moves.tables.bound_s(partition)
+        return self.evaluator.bound_s(partition)
 
     def start(self, partition: Partition, value: Value) -> None:
         """Record a partition to begin with."""
@@ -115,21 +110,20 @@ class _Search:
         if better:
             self.best, self.value = partition, value
         seconds = -math.inf if better else value.seconds  # what is best goes on at once
-        self.put(value.over, seconds, _Step(partition, value.depth, 0.0, value))
+        self.put(value.over, seconds, _Step(partition, value.depth, value))
 
     def push(self, others: Iterable[Partition], near: Partition, value: Value) -> None:
         """Put partitions near one of this value in the heap, those that were not there before."""
         simulated = value.over == 0 and value.seconds < math.inf
-        gap_s = value.seconds - self.evaluator.bound_s(near) if simulated else 0.0
-        rough_s = value.seconds - self.moves.tables.bound_s(near) if simulated else 0.0
+        gap_s = max(0.0, value.seconds - self.bound_s(near)) if simulated else 0.0
         for other in others:
             if other in self.seen:
                 continue
             self.seen.add(other)
-            self.bounded += _BOUNDED
-            bound_s = self.moves.tables.bound_s(other)
+            self.bounded += _BOUNDED if self.moves.tables.able else _PRICED * len(other.stages)
+            bound_s = self.bound_s(other)
             if bound_s < self.limit_s:
-                self.put(0, bound_s + rough_s, _Step(other, value.depth, gap_s, None))
+                self.put(0, bound_s + gap_s, _Step(other, value.depth, None))
 
     def put(self, over: int, seconds: float, step: _Step) -> None:
         """Put a step in the heap; of equal ones the first comes first."""
@@ -142,5 +136,4 @@ class _Step(NamedTuple):
 
     partition: Partition
     depth: Depth
-    gap_s: float  # what the simulator added to the bound of the partition that it came of
     value: Value | None
