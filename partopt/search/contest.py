@@ -158,7 +158,7 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     # below the bound of `own` where only a shallower warm-up than the formula's fits
     lower = min(own.certificate.lower_bound_s, seconds)
     certificate = certify(seconds, lower, optimal.status(seconds, lower), own.certificate.proof)
-    return replace(best, planner="optimal", certificate=certificate)
+    return replace(best, planner="optimal", request=own.request, certificate=certificate)
 
 
 def _uniform_may_win(own: Plan, problem: Problem) -> bool:
@@ -181,8 +181,7 @@ def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
     found = improve(starts, problem, lower_s, BUDGET[problem.effort])
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
-    plan = price(found.partition, problem, "optimal")
-    return replace(simulate_with_best_warmup(plan), request=plans["optimal"].request)
+    return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
 
 
 def _rivals(own: Plan, problem: Problem) -> dict[str, Plan]:

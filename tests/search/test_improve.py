@@ -213,7 +213,7 @@ def unequal(**options: object) -> Problem:
         (2e6 * random.lognormal(0, 1, 12)).astype(int).tolist(),
         (1e6 * random.lognormal(0, 1, 12)).astype(int).tolist(),
     )
-    return problem_of(profile, flat(8, 4e9, 5e-5, bus=True), **options)
+    return problem_of(profile, flat(8, 1e9, 5e-5, bus=True), **options)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "1f1b"])
