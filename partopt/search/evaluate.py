@@ -29,8 +29,8 @@ from partopt.documents.stage import Flow, Stage
 from partopt.schedules import schedule
 from partopt.search.warmup import DEPTHS, Depth, Trial, Trials, best_trial, warmups
 
-NEAR = 1.05  # times what is to be beaten: a partition this good is tried at another warm-up, too
-OTHER = (2, 0)
+NEAR = 1.05  # times what is to be beaten: a partition this good is tried at the formula's warm-up
+LIKELY: Depth = (2, 0)  # of all warm-ups the one that is most often near the best
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 
 
@@ -67,37 +67,37 @@ class Evaluator:
     ) -> Value:
         """The value of a partition at its best warm-up.
 
-        Where it is not below `beat_s` at the warm-up `depth` or the deepest below it that fits,
-        others are not tried.
+        Where it is not below `beat_s` at the warm-up `depth`, at least `LIKELY`, or the deepest
+        below it that fits, others are not tried.
         """
         plan = self.plan_of(partition)
         trials = Trials(plan)
         if self._over(plan, trials):
             return Value(self._over(plan, trials), math.inf)
-        trial = self._first(trials, depth)
-        near = trial is not None and beat_s <= trial.period_s < NEAR * beat_s
-        if near and self.takes_warmup and len(trials.replicas) > 1:
-            other = self._first(trials, OTHER if depth == DEPTHS[0] else DEPTHS[0])
-            if other is not None and other.fits and other.period_s < beat_s:
-                trial = other
+        first = max(depth, LIKELY) if self.takes_warmup and len(trials.replicas) > 1 else DEPTHS[0]
+        trial = self._at(trials, first)
+        if first != DEPTHS[0] and trial is not None and beat_s <= trial.period_s < NEAR * beat_s:
+            usual = self._at(trials, DEPTHS[0])
+            trial = usual if usual is not None and usual.fits else trial
         if trial is None or trial.period_s < beat_s:
             trials.plan = replace(plan, predicted=_predicted(self.bound_s(partition)))
-            trial, depth = self._best(trials, trial if depth == DEPTHS[0] else None)
+            trial, first = self._best(trials)
         self.spent += trials.executions + trials.actions / ACTIONS
         if trial is None:
             return Value(0, math.inf)
         over = 0 if trial.fits else max(1, self._over(plan, trials))
-        return Value(over, trial.period_s, depth)
+        return Value(over, trial.period_s, first)
 
-    def _first(self, trials: Trials, depth: Depth) -> Trial | None:
-        if depth == DEPTHS[0] or trials.most is None or not self.takes_warmup:
+    def _at(self, trials: Trials, depth: Depth) -> Trial | None:
+        """The trial at the warm-up `depth`, or as deep below it as fits."""
+        if trials.most is None or not self.takes_warmup:
             return trials.at(None)
         wanted = zip(warmups(trials.replicas, *depth), trials.most, strict=True)
         return trials.at([min(each) for each in wanted])
 
-    def _best(self, trials: Trials, usual: Trial | None) -> tuple[Trial | None, Depth]:
+    def _best(self, trials: Trials) -> tuple[Trial | None, Depth]:
         """The trial at the best warm-up, and the first depth that is no shallower."""
-        usual = usual or trials.at(None)
+        usual = trials.at(None)
         if not self.takes_warmup:
             return usual, DEPTHS[0]
         best = best_trial(trials, usual)
