@@ -20,6 +20,7 @@ from partopt.cost.links import allreduce_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem
 from partopt.schedules import schedule
+from partopt.search.traffic import Traffic
 
 # S, s     stages, and which one; r its replicas
 # n        ranges that no stage may split; tables over the boundaries between them, [i, j]
@@ -47,10 +48,15 @@ class Rates(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Seconds of a stage [i, j) per microbatch, and those for which it keeps a single bus busy."""
+    """Seconds of a stage [i, j): per microbatch, and those for which it keeps a single bus busy.
+
+    `work` ends with the last microbatch of an iteration, and `gradients` are exchanged then.
+    """
 
     seconds: Floats
     bus: Floats
+    work: Floats
+    gradients: Floats
 
 
 class Tables:
@@ -77,7 +83,8 @@ class Tables:
         self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
         self.backward = self.compute[0][0] - self.forward
         (level, *outer) = problem.topology.levels
-        self.one_level = not outer
+        self.split = schedule(problem.schedule).split
+        self.one_level, self.traffic = not outer, Traffic(problem)
         # seconds in which a single bus carries a byte of a cut both ways; 0 where there is none
         self.bus = 2 / (level.bandwidth_bytes_per_s * level.links) if level.bus and not outer else 0
         self._rates = lru_cache(maxsize=None)(self._rates_of)
@@ -94,9 +101,20 @@ class Tables:
         )
         at = [(self.place[stage.start], self.place[stage.stop]) for stage in stages]
         most = max(table.seconds[each] for table, each in zip(tables, at, strict=True))
-        if self.bus:
-            most = max(most, sum(table.bus[each] for table, each in zip(tables, at, strict=True)))
-        return float(most)
+        if problem.microbatches is not None:
+            passed_s = self.traffic.passed_s(partition)
+            most = max(most, *map(self._iteration_s, tables, at, passed_s))
+        return max(float(most), self.traffic.busiest_s(partition))
+
+    def _iteration_s(self, table: Table, at: tuple[int, int], passed_s: float) -> float:
+        """Seconds of an iteration by its microbatches, for a stage that messages take so long to.
+
+        Its first replica works through its microbatches after the first has come, and its gradients
+        go back.
+        """
+        back = 0.0 if self.split else self.backward[at[0]] + passed_s
+        M = self.problem.microbatches or 1
+        return float((passed_s + table.work[at] + max(table.gradients[at], back)) / M)
 
     def _stages(
         self, ranks: Sequence[Sequence[int]], recompute: Sequence[bool], consecutive: bool
@@ -171,16 +189,17 @@ class Tables:
         carried = np.maximum(before, after)
         if self.one_level:  # a port sends gradients back, activations on, and its ring
             carried = before + after + rates.slope * self.weights / rounds
+        work = compute
         if M is None:
             together = compute + gradients if problem.blocking_allreduce else compute
             busy = np.maximum(together, gradients) / r
         else:
-            tail = gradients
-            if not schedule(problem.schedule).split:
-                tail = np.maximum(gradients, self.backward[:, None])
-            busy = (self.forward[:, None] + -(-M // r) * compute + tail) / M
+            back = np.zeros(1) if self.split else self.backward[:, None]
+            work = self.forward[:, None] + -(-M // r) * compute
+            busy = (work + np.maximum(gradients, back)) / M
         seconds = np.where(self._fits(held, recompute), np.maximum(busy, carried), np.inf)
-        return Table(seconds, self.bus * self.a[:, None] + rates.slope * self.weights / rounds)
+        bus = self.bus * self.a[:, None] + rates.slope * self.weights / rounds
+        return Table(seconds, bus, work, gradients)
 
     def _fits(self, held: int, recompute: bool) -> NDArray[np.bool_]:
         """Where a stage [i, j) has room with `held` microbatches in flight."""

@@ -137,10 +137,9 @@ def test_no_simulation_goes_below_the_bound_of_the_tables(problem, data):
 
 @examples(40, derandomize=True)
 @given(problems(layers=8, devices=6), st.data())
-def test_no_cuts_have_a_smaller_bound_than_those_of_the_tables(problem, data):
+def test_no_cuts_have_a_smaller_bottleneck_than_those_of_the_tables(problem, data):
     tables = Tables(problem)
-    if tables.bus:
-        return  # a single bus adds up what all stages send, which no bottleneck does
+    tables.traffic.busiest_s = lambda _: 0.0  # ports that stages share are no bottleneck of one
     partition = frozen(data.draw(st.sampled_from(partitions(problem))))
     ranks = tuple(stage.ranks for stage in partition.stages)
     found = tables.cuts(ranks, (False,) * len(ranks))
