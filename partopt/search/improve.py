@@ -22,6 +22,7 @@ from partopt.search.warmup import Depth
 # simulations, a long one counted as several (`partopt.search.evaluate.Evaluator.spent`)
 BUDGET = {"quick": 0.0, "normal": 600.0, "thorough": 12_000.0}
 SAME = 1e-6  # relative: less than this is not gained
+_STARTS = 24  # of the starts by closed forms those of least bound, which are simulated first
 # of a simulation: the work of a bound by tables, and of one by formulas for each stage
 _BOUNDED, _PRICED = 0.05, 0.2
 
@@ -74,7 +75,9 @@ class _Search:
     def run(self, lower_bound_s: float, budget: float) -> None:
         """Simulate and step on until nothing is left that could be better."""
         if budget > 0 and self.best is not None and not self.reached(lower_bound_s):
-            self.push(self.moves.starts(), self.best, self.value)
+            starts = sorted(dict.fromkeys(self.moves.starts()), key=self.bound_s)
+            self.push(starts[:_STARTS], None, self.value)
+            self.push(starts[_STARTS:], self.best, self.value)
         while self.heap and self.spent < budget and not self.reached(lower_bound_s):
             *_, step = heapq.heappop(self.heap)
             if step.value is not None:
@@ -112,10 +115,13 @@ class _Search:
         seconds = -math.inf if better else value.seconds  # what is best goes on at once
         self.put(value.over, seconds, _Step(partition, value.depth, value))
 
-    def push(self, others: Iterable[Partition], near: Partition, value: Value) -> None:
-        """Put partitions near one of this value in the heap, those that were not there before."""
-        simulated = value.over == 0 and value.seconds < math.inf
-        gap_s = max(0.0, value.seconds - self.bound_s(near)) if simulated else 0.0
+    def push(self, others: Iterable[Partition], near: Partition | None, value: Value) -> None:
+        """Put partitions in the heap, those that were not there before.
+
+        They are expected to exceed their bounds by as much as what they are `near`, of this value.
+        """
+        simulated = near is not None and value.over == 0 and value.seconds < math.inf
+        gap_s = max(0.0, value.seconds - self.bound_s(near)) if near and simulated else 0.0
         for other in others:
             if other in self.seen:
                 continue

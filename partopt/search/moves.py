@@ -16,6 +16,8 @@ from partopt.search.cuts import Tables
 
 _STEPS = (1, 2, 3, 5, 8, 13, 21)  # boundaries by which a cut moves
 
+_EVERY = 20  # devices up to which all replicas of three stages are starts
+
 Counts = tuple[int, ...]
 
 
@@ -122,14 +124,15 @@ class Moves:
                 yield replace(shape, bounds=tuple(cuts)).partition()
 
     def starts(self) -> Iterator[Partition]:
-        """Partitions of all kinds of replicas: equal stages, and few that are not."""
+        """Partitions of many kinds of replicas: equal stages, and any two or three."""
         P, most = self.P, min(self.P, len(self.bounds) - 1)
         kinds = [(r,) * S for S in range(1, most + 1) for r in dict.fromkeys((P // S, 1))]
         if not self.alike:
             kinds += [(P // S + 1,) * (P % S) + (P // S,) * (S - P % S) for S in range(2, most + 1)]
             kinds += [(P - k, k) for k in range(1, P)]
-            kinds += [(k, P - 2 * k, k) for k in range(1, (P + 1) // 2)]
-            kinds += [(P - 2, 1, 1), (1, 1, P - 2)] if P > 3 else []
+            few = range(1, P) if P <= _EVERY else (1,)
+            kinds += [(k, P - k - last, last) for k in few for last in few]
+            kinds += [(k, k, P - 2 * k) for k in few] + [(P - 2 * k, k, k) for k in few]
         for replicas in dict.fromkeys(kinds):
             if self.allows(replicas):
                 S = len(replicas)
