@@ -23,8 +23,8 @@ from partopt.search.warmup import Depth
 BUDGET = {"quick": 0.0, "normal": 600.0, "thorough": 12_000.0}
 SAME = 1e-6  # relative: less than this is not gained
 _STARTS = 24  # of the starts by closed forms those of least bound, which are simulated first
-# of a simulation: the work of a bound by tables, and of one by formulas for each stage
-_BOUNDED, _PRICED = 0.05, 0.2
+# of a simulation: the work to bound a stage by tables, and by formulas
+_BOUNDED, _PRICED = 0.01, 0.2
 
 
 class Improved(NamedTuple):
@@ -46,10 +46,10 @@ def improve(
     The search ends when that is as fast as `lower_bound_s` per microbatch, when nothing is left
     that could be faster, or when the `budget` of simulations is spent.
     """
-    search = _Search(problem)
+    search = _Search(problem, budget)
     for partition, value in starts:
         search.start(frozen(partition), value)
-    search.run(lower_bound_s, budget)
+    search.run(lower_bound_s)
     assert search.best is not None
     return Improved(search.best, search.value, search.spent)
 
@@ -57,7 +57,8 @@ def improve(
 class _Search:
     """What is known so far, and what is to be tried: a heap in the order of what is expected."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, budget: float) -> None:
+        self.budget = budget
         self.problem, self.moves, self.evaluator = problem, Moves(problem), Evaluator(problem)
         self.best: Partition | None = None
         self.value = Value(2**63, math.inf)
@@ -72,13 +73,13 @@ class _Search:
         """Simulations, and the work of bounding what was not simulated."""
         return self.evaluator.spent + self.bounded
 
-    def run(self, lower_bound_s: float, budget: float) -> None:
+    def run(self, lower_bound_s: float) -> None:
         """Simulate and step on until nothing is left that could be better."""
-        if budget > 0 and self.best is not None and not self.reached(lower_bound_s):
+        if self.budget > 0 and self.best is not None and not self.reached(lower_bound_s):
             starts = sorted(dict.fromkeys(self.moves.starts()), key=self.bound_s)
             self.push(starts[:_STARTS], None, self.value)
             self.push(starts[_STARTS:], self.best, self.value)
-        while self.heap and self.spent < budget and not self.reached(lower_bound_s):
+        while self.heap and self.spent < self.budget and not self.reached(lower_bound_s):
             *_, step = heapq.heappop(self.heap)
             if step.value is not None:
                 self.push(self.moves.around(step.partition), step.partition, step.value)
@@ -126,7 +127,9 @@ class _Search:
             if other in self.seen:
                 continue
             self.seen.add(other)
-            self.bounded += _BOUNDED if self.moves.tables.able else _PRICED * len(other.stages)
+            self.bounded += len(other.stages) * (_BOUNDED if self.moves.tables.able else _PRICED)
+            if self.spent >= self.budget:
+                return
             bound_s = self.bound_s(other)
             if bound_s < self.limit_s:
                 self.put(0, bound_s + gap_s, _Step(other, value.depth, None))

@@ -16,7 +16,7 @@ from partopt.search.cuts import Tables
 
 _STEPS = (1, 2, 3, 5, 8, 13, 21)  # boundaries by which a cut moves
 
-_EVERY = 20  # devices up to which all replicas of three stages are starts
+_EVERY = 20  # devices up to which all replicas of two or three stages are starts
 
 Counts = tuple[int, ...]
 
@@ -129,7 +129,7 @@ class Moves:
         kinds = [(r,) * S for S in range(1, most + 1) for r in dict.fromkeys((P // S, 1))]
         if not self.alike:
             kinds += [(P // S + 1,) * (P % S) + (P // S,) * (S - P % S) for S in range(2, most + 1)]
-            kinds += [(P - k, k) for k in range(1, P)]
+            kinds += [(P - k, k) for k in range(1, P) if min(k, P - k) <= _EVERY]
             few = range(1, P) if P <= _EVERY else (1,)
             kinds += [(k, P - k - last, last) for k in few for last in few]
             kinds += [(k, k, P - 2 * k) for k in few] + [(P - 2 * k, k, k) for k in few]

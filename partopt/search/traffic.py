@@ -52,10 +52,13 @@ class Traffic:
             seconds.append(seconds[-1] + min(hops))
         return seconds
 
-    def _levels_of(self, before: Sequence[int], after: Sequence[int]) -> set[int]:
-        """The levels at which ranks of two stages part."""
-        common = self.problem.topology.common_level
-        return {common(one, other) for one in before for other in after}
+    def _levels_of(self, before: Sequence[int], after: Sequence[int]) -> range:
+        """The levels at which ranks of two stages may part."""
+        topology = self.problem.topology
+        if isinstance(before, range) and isinstance(after, range):
+            nearest = topology.common_level(before[-1], after[0])
+            return range(nearest, topology.common_level(before[0], after[-1]) + 1)
+        return range(1, len(topology.levels) + 1)
 
     def _cut_of(self, before: Sequence[int], after: Sequence[int]) -> Floats:
         """Seconds a microbatch for each byte of a cut, shape (ports,): there, and back."""
