@@ -101,6 +101,7 @@ class Job(Options):
             cuts=tuple(self.cuts or ()),
             replicas=tuple(self.replicas or ()),
             memory_bytes=self.memory_bytes,
+            effort=self.effort,
         )
         size = stated.chain.microbatch_size
         M, costs = self._microbatches_of(size), self._costs(size)

@@ -18,6 +18,7 @@ from partopt.schedules.layout import LOOPED
 Recompute = Literal["never", "always", "auto"]
 Comm = Literal["overlap", "serial"]
 AllReduce = Literal["overlap", "blocking"]
+Effort = Literal["quick", "normal", "thorough"]
 
 AUTO: Final = "auto"  # the schedule that is chosen among all synchronous ones
 MANUAL: Final = "manual"  # the planner of a split of one's own
@@ -28,6 +29,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "tied": get_args(Tied),
     "comm": get_args(Comm),
     "allreduce": get_args(AllReduce),
+    "effort": get_args(Effort),
 }
 _COUNTS = ("microbatch_size", "microbatches", "global_batch", "stages", "chunks")
 MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
@@ -54,7 +56,8 @@ class Options:
     layers that share parameters. `cuts` and `replicas` are a split of your own: the first layer of
     every stage but the first, and the replicas of each. `comm` and `allreduce` say whether devices
     wait for their messages and gradients; `cost` is what GPipe's heuristics balance: measured time,
-    flops, parameters, or a number for each layer.
+    flops, parameters, or a number for each layer. `effort` is how long the optimal planner's plan
+    is improved in the simulator.
     """
 
     schedule: str = "pipedream"
@@ -75,6 +78,7 @@ class Options:
     comm: Comm = "overlap"
     allreduce: AllReduce = "overlap"
     cost: str | Sequence[float] = "time"
+    effort: Effort = "normal"
 
     @property
     def planner_name(self) -> str | None:

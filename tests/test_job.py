@@ -36,6 +36,7 @@ def refusal(**options):
             "schedule",
             "`schedule=1f1b`: needs either `microbatches` or `global_batch`",
         ),
+        ({"effort": "most"}, "invalid-option", "effort", "`effort=most`: unknown effort"),
         (
             {"optimizer": "lion"},
             "invalid-option",

@@ -162,6 +162,13 @@ _JOB_OPTIONS = [
         metavar="KIND",
         help="GPipe: time, flops, parameters or a FILE.",
     ),
+    click.option(
+        "--effort",
+        type=click.Choice(["quick", "normal", "thorough"]),
+        default="normal",
+        show_default=True,
+        help="How long the optimal planner's plan is improved in the simulator.",
+    ),
 ]
 
 

@@ -56,7 +56,8 @@ class Problem:
     stages may split layers that share parameters; `cut_at` are the layers that a stage may begin
     with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are what GPipe's
     heuristics balance, shape (N,); `any_schedule` says that the schedule is one of several that are
-    tried; `progress` is called during long work.
+    tried; `effort` is how long a plan is improved in the simulator, and `progress` is called during
+    long work.
     """
 
     profile: Profile
@@ -79,6 +80,7 @@ class Problem:
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
     any_schedule: bool = False
+    effort: str = "normal"
     progress: Progress = ignore_progress
 
     @cached_property

@@ -2,7 +2,7 @@
 
 The optimal planner minimises a formula, and the simulator, which knows of contention and of how
 replicas take turns, need not order plans alike: so its best plan, its best with equal replicas, and
-the plans of the other planners are candidates, and the fastest is its plan.
+the plans of the other planners are improved in the simulator, and the fastest is its plan.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt import planners
+from partopt.cost.period import objective_s
 from partopt.cost.price import price
-from partopt.cost.problem import FREE, Problem, certify
+from partopt.cost.problem import FREE, Problem, certify, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.search.evaluate import value_of
+from partopt.search.improve import BUDGET, improve
+from partopt.search.moves import frozen
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -76,7 +80,7 @@ def compete(names: Iterable[str], problem: Problem) -> Contest:
     if "optimal" in plans:
         everything = problem.replication == FREE and not problem.recompute_per_stage
         others = {name: plan for name, plan in plans.items() if name != "optimal"}
-        rivals = others if everything else _rivals(problem)
+        rivals = others if everything else _rivals(plans["optimal"], problem)
         plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
     return Contest(plans, notes)
 
@@ -88,7 +92,7 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     """
     own, notes = plan_with(name, problem)
     if name == "optimal":
-        own = _take_fastest(own, _rivals(problem), problem)
+        own = _take_fastest(own, _rivals(own, problem), problem)
     return own, notes
 
 
@@ -132,9 +136,9 @@ def _able(features: set[str], schedule: str) -> list[str]:
 
 
 def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
-    """The fastest plan that fits of the optimal planner's `own` and of the others, as its plan.
+    """The fastest plan that fits, as the optimal planner's: it carries the lower bound of `own`.
 
-    It carries the lower bound of `own`, and the gap to it.
+    It is `own`, one of the others, or what a search in the simulator makes of them.
     """
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
     plans = {"optimal": own} | {
@@ -143,8 +147,12 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     if _uniform_may_win(own, problem):
         with suppress(PartoptError):
             equal = dataclasses.replace(problem, replication="uniform")
-            plans["uniform"] = replace(plan_with("optimal", equal)[0], request=own.request)
-    return certified(replace(plans[best_of(plans)], planner="optimal"), own.certificate)
+            plans |= _simulate_if_faster("uniform", "optimal", equal, problem, own)
+    improved = _improve(plans, problem)
+    if improved is not None:
+        plans["improved"] = improved
+    best = replace(plans[best_of(plans)], planner="optimal", request=own.request)
+    return certified(best, own.certificate)
 
 
 def certified(plan: Plan, bound: Certificate | None) -> Plan:
@@ -166,17 +174,49 @@ def _uniform_may_win(own: Plan, problem: Problem) -> bool:
     return unequal and problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT
 
 
-def _rivals(problem: Problem) -> dict[str, Plan]:
+def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
+    """What a search from the `plans` finds, simulated; None where that is one of them.
+
+    The plan of "optimal" states the bound.
+    """
+    certificate = plans["optimal"].certificate
+    lower_s = certificate.lower_bound_s / (problem.microbatches or 1) if certificate else 0.0
+    starts = [
+        (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
+    ]
+    problem.progress("improving the plan", 0, 1)
+    found = improve(starts, problem, lower_s, BUDGET[problem.effort])
+    if found.partition in [frozen(partition) for partition, _ in starts]:
+        return None
+    return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
+
+
+def _rivals(own: Plan, problem: Problem) -> dict[str, Plan]:
     """Simulated plans of the planners that look at what is asked, or may keep to it without.
 
-    All have the same replicas, and stages that recompute alike.
+    All have the same replicas, and stages that recompute alike. Those that cannot be faster than
+    `own` are left out.
     """
     needed = required_features(problem) - {"uniform", "none", "auto"}
     names = [name for name in _able(needed, problem.schedule) if name not in ("manual", "optimal")]
     modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
-    plans = {}
+    plans: dict[str, Plan] = {}
     for name, recompute in product(names, modes):
         with suppress(PartoptError):
             alike = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
-            plans[f"{name} {recompute}"], _ = plan_with(name, alike)
+            plans |= _simulate_if_faster(f"{name} {recompute}", name, alike, problem, own)
     return plans
+
+
+def _simulate_if_faster(
+    label: str, name: str, stated: Problem, problem: Problem, own: Plan
+) -> dict[str, Plan]:
+    """The simulated plan of the planner `name` for `stated`, by its label.
+
+    Nothing where its bound says that it is no faster than `own`.
+    """
+    partition = planners.decide(name, stated).partition
+    bound_s = objective_s(partition, stated) / (problem.microbatches or 1)
+    if own.fits and bound_s >= own.predicted.period_s:
+        return {}
+    return {label: simulate_with_best_warmup(price(partition, stated, name))}

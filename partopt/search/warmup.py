@@ -1,30 +1,44 @@
 """How many forwards come before the first backward, searched by simulation.
 
-The formula fills an asynchronous pipeline whose messages take no time. Latency, links that are
-shared and all-reduces that are waited for ask for more microbatches in flight; each costs memory.
+The formula fills a pipeline whose messages take no time. Latency, links that are shared and
+all-reduces that are waited for ask for more microbatches in flight; each costs memory, and where
+that does not hold the formula's, each stage has as many as it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import blocking_warmups
+from partopt.cost.flight import blocking_warmups, weight_versions
 from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.simulator.prediction import check_actions, simulate_plan
-from partopt.simulator.restate import with_conditions
+from partopt.simulator.execution import Execution, execute
+from partopt.simulator.prediction import (
+    check_actions,
+    simulate_plan,
+    with_memory,
+    with_prediction,
+)
+from partopt.simulator.restate import with_conditions, with_counts
 
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
+# M      microbatches of an iteration
 
-# stages times microbatches in flight: above, one simulation takes too long to try several
+# stages times microbatches of an iteration or, asynchronous, in flight: above, one simulation takes
+# too long to try several
 SEARCH_LIMIT = 100_000
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
-# see `warmups`
-_DEEPER = (
+Depth = tuple[float, int]  # factor and more of `warmups`
+DEPTHS: tuple[Depth, ...] = (
+    (1, 0),
     (1, 1),
     (1, 2),
     (1, 3),
@@ -37,7 +51,25 @@ _DEEPER = (
     (6, 0),
     (8, 0),
 )
+_ENDLESS = 2**31  # a warm-up that nothing limits
 _PATIENCE = 4  # depths in a row that gain nothing, after which no deeper ones are tried
+
+
+class Trial(NamedTuple):
+    """A plan executed at one warm-up, and whether it fits."""
+
+    execution: Execution
+    fits: bool
+
+    @property
+    def period_s(self) -> float:
+        """Seconds per microbatch."""
+        return self.execution.period_s
+
+    @property
+    def warmups(self) -> list[int]:
+        """w_s of each stage."""
+        return [stage.warmup for stage in self.execution.plan.stages]
 
 
 def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list[int]:
@@ -55,89 +87,186 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
 
 
 def simulate_with_best_warmup(plan: Plan) -> Plan:
-    """`simulate_plan`, for an asynchronous plan at the warm-up with the shortest period.
+    """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
-    That warm-up keeps to the limit `memory_bytes` of a device. Nothing is searched where the
-    formula's warm-up reaches what the loads of the plan allow, or does not fit. Where another is
-    better, the plan says in `predicted.formula_period_s` what the formula's would have given.
-    Raises PartoptError where the schedule cannot run the plan, whatever the warm-up.
+    That warm-up keeps to the limit `memory_bytes` of a device where any does. Nothing is searched
+    where the formula's warm-up reaches what the loads of the plan allow. Where another is better,
+    the plan says in `predicted.formula_period_s` what the formula's would have given. Raises
+    PartoptError where the schedule cannot run the plan, whatever the warm-up.
     """
-    if not schedule(plan.schedule).asynchronous:
+    if not schedule(plan.schedule).takes_warmup:
         return simulate_plan(plan)
     check_actions(plan)
-    allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
-    usual = _try(plan, None)
-    too_long = len(plan.stages) * sum(stage.replicas for stage in plan.stages) > SEARCH_LIMIT
-    if usual is not None and (usual.predicted.period_s <= allowed_s or too_long or not usual.fits):
-        return usual
-    best = _deepen(plan, usual, allowed_s)
+    trials = Trials(plan)
+    usual = trials.at(None)
+    best = best_trial(trials, usual)
     if best is None:
         return simulate_plan(plan)  # which says why
+    found = with_prediction(dataclasses.replace(best.execution, plan=with_memory(best.execution)))
     if best is usual:
-        return best
-    best = _leaner(plan, best)
-    return replace(
-        best,
-        predicted=replace(
-            best.predicted, formula_period_s=usual.predicted.period_s if usual else None
-        ),
-    )
+        return found
+    formula_s = usual.period_s if usual is not None and usual.fits else None
+    return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
 
-def _try(plan: Plan, warmup: Sequence[int] | None, must_fit: bool = False) -> Plan | None:
-    """The plan simulated at a warm-up, where None is its own.
+class Trials:
+    """Executes a plan at one warm-up after another; `executions` and `actions` are how many."""
 
-    None where it deadlocks, as it can while it waits for all-reduces, or where it must fit and does
-    not.
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.replicas = [stage.replicas for stage in plan.stages]
+        self.executions = self.actions = 0
+
+    def at(self, warmup: Sequence[int] | None) -> Trial | None:
+        """The plan at a warm-up, where None is its own.
+
+        None where it deadlocks, as it can while it waits for all-reduces.
+        """
+        self.executions += 1
+        changed = self.plan if warmup is None else with_conditions(self.plan, warmups=warmup)
+        try:
+            execution = execute(changed)
+        except PartoptError:
+            return None
+        self.actions += len(execution.order.kind)
+        return Trial(execution, _fits(execution))
+
+    @cached_property
+    def most(self) -> list[int] | None:
+        """The deepest warm-up of each stage that its microbatches and its memory allow.
+
+        None where a stage has no room for one microbatch.
+        """
+        limit, M = self.plan.memory_limit_bytes, self.plan.microbatches
+        most = []
+        for stage in self.plan.stages:
+            own = _ENDLESS if M is None else max(0, -(-M // stage.replicas) - 1)
+            if limit is not None:
+                least, two = (_bytes(stage, held, self.plan) for held in (1, 2))
+                if least > limit:
+                    return None
+                own = min(own, (limit - least) // (two - least)) if two > least else own
+                # every term is rounded
+                own -= own > 0 and _bytes(stage, own + 1, self.plan) > limit
+            most.append(own)
+        return most
+
+    @property
+    def too_long(self) -> bool:
+        """Whether one simulation takes too long to try several."""
+        passing = self.plan.microbatches or sum(self.replicas)
+        return len(self.replicas) * passing > SEARCH_LIMIT
+
+
+def _bytes(stage: Stage, held: int, plan: Plan) -> int:
+    """Bytes on a device of the stage with `held` microbatches in flight."""
+    versions = weight_versions(plan.schedule, held)
+    # under schedules that take warm-ups a stage keeps one stash that is rebuilt
+    return with_counts(stage, held - 1, held, versions, rebuilt=1).memory.total_bytes
+
+
+def _fits(execution: Execution) -> bool:
+    """Whether every device has room; by the order where the formulas approximate what it keeps."""
+    plan, entry = execution.plan, schedule(execution.plan.schedule)
+    if plan.memory_limit_bytes is None or not (entry.split or entry.recomputes):
+        return plan.fits
+    return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
+
+
+def best_trial(trials: Trials, usual: Trial | None) -> Trial | None:
+    """The best of `usual`, at the plan's own warm-up, and of others that fit.
+
+    None where all that was tried deadlocks; one that does not fit where none does.
     """
-    changed = plan if warmup is None else with_conditions(plan, warmups=warmup)
-    if must_fit and not changed.fits:
-        return None
-    try:
-        found = simulate_plan(changed)
-    except PartoptError:
-        return None
-    return None if must_fit and not found.fits else found
+    plan, most = trials.plan, trials.most
+    allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
+    if usual is not None and usual.fits and (usual.period_s <= allowed_s or trials.too_long):
+        return usual
+    first = usual if most is None or (usual and usual.fits) else _shallower(trials, usual, most)
+    if most is None or trials.too_long or (first is not None and not first.fits):
+        return first or trials.at(blocking_warmups(trials.replicas))
+    best = _deepen(trials, first, most, allowed_s)
+    return best if best is None or best is first else _leaner(trials, first, best)
 
 
-def _deepen(plan: Plan, usual: Plan | None, allowed_s: float) -> Plan | None:
-    """The best of `usual` and ever deeper warm-ups that fit.
+def _shallower(trials: Trials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
+    """The plan at as deep a warm-up as fits; `usual` where it deadlocks there.
+
+    A stage takes in no more than the one before holds, (w_s + 1) r_s microbatches.
+    """
+    plan, replicas = trials.plan, trials.replicas
+    held = [min(stage.warmup, own) for stage, own in zip(plan.stages, most, strict=True)]
+    if held == [stage.warmup for stage in plan.stages]:
+        return usual
+    for s in range(1, len(held)):
+        if held[s - 1] < plan.stages[s - 1].warmup:
+            taken_in = (held[s - 1] + 1) * replicas[s - 1] // replicas[s]
+            held[s] = min(held[s], max(0, taken_in - 1))
+    found = trials.at(held)
+    return usual if found is None or not found.fits else found
+
+
+def _deepen(
+    trials: Trials, first: Trial | None, most: Sequence[int], allowed_s: float
+) -> Trial | None:
+    """The best of `first`, of ever deeper warm-ups, and of shallower ones; all hold at most `most`.
 
     The search ends when one is as fast as the loads of the plan allow. Where the formula's warm-up
     deadlocks, the first tried is one that cannot, whether it fits or not.
     """
-    replicas = [stage.replicas for stage in plan.stages]
-    best = usual or _try(plan, blocking_warmups(replicas))
-    in_vain = 0  # depths tried since the last gain
-    for depth in dict.fromkeys(tuple(warmups(replicas, factor, more)) for factor, more in _DEEPER):
-        if in_vain == _PATIENCE or (best is not None and best.predicted.period_s <= allowed_s):
-            break
-        found = _try(plan, depth, must_fit=True)
-        in_vain += 1
-        if found is not None and (
-            best is None or found.predicted.period_s < best.predicted.period_s * (1 - WORTHWHILE)
-        ):
-            best, in_vain = found, 0
+    best = first or trials.at(blocking_warmups(trials.replicas))
+    start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
+    for depths in _depths(start, most, trials.replicas):
+        in_vain = 0  # depths tried since the last gain
+        for depth in depths:
+            if in_vain == _PATIENCE or (best is not None and best.period_s <= allowed_s):
+                break
+            found = trials.at(depth)
+            in_vain += 1
+            if (
+                found is not None
+                and found.fits
+                and (best is None or found.period_s < best.period_s * (1 - WORTHWHILE))
+            ):
+                best, in_vain = found, 0
     return best
 
 
-def _leaner(plan: Plan, best: Plan) -> Plan:
+def _depths(
+    start: Sequence[int], most: Sequence[int], replicas: Sequence[int]
+) -> Iterator[list[tuple[int, ...]]]:
+    """Warm-ups that are deeper than `start` in some stage, and those that are nowhere."""
+    every = {
+        tuple(map(min, warmups(replicas, factor, more), most)): None for factor, more in DEPTHS
+    }
+    every.pop(tuple(start), None)
+    for deeper in (True, False):
+        yield [
+            depth
+            for depth in every
+            if any(new > old for new, old in zip(depth, start, strict=True)) == deeper
+        ]
+
+
+def _leaner(trials: Trials, first: Trial | None, best: Trial) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
-    The warm-up is bisected between those of `plan` and of `best`.
+    The warm-up is bisected between that of `first`, by default the plan's own, and of `best`.
     """
-    low, high = ([stage.warmup for stage in each.stages] for each in (plan, best))
-    allowed_s, steps = (
-        best.predicted.period_s * (1 + WORTHWHILE),
-        max(b - a for a, b in zip(low, high, strict=True)),
-    )
+    low = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
+    high = best.warmups
+    allowed_s = best.period_s * (1 + WORTHWHILE)
+    steps = max(b - a for a, b in zip(low, high, strict=True))
     enough, short = steps, 0
     while enough - short > 1:
         middle = (enough + short) // 2
-        found = _try(
-            plan, [a + -(-max(0, b - a) * middle // steps) for a, b in zip(low, high, strict=True)]
+        found = trials.at(
+            [
+                min(b, a + -(-max(0, b - a) * middle // steps))
+                for a, b in zip(low, high, strict=True)
+            ],
         )
-        if found is not None and found.predicted.period_s <= allowed_s:
+        if found is not None and found.fits and found.period_s <= allowed_s:
             best, enough = found, middle
         else:
             short = middle

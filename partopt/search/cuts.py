@@ -1,0 +1,232 @@
+"""What partitions cannot go below, by closed forms that take microseconds; where to cut by them.
+
+A search over partitions changes the replicas of a stage or two at a time; with the cuts where they
+were, few such steps gain anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.links import allreduce_s
+from partopt.cost.memory import optimizer_bytes
+from partopt.cost.problem import CONTIGUOUS, Partition, Problem
+from partopt.schedules import schedule
+from partopt.search.traffic import Traffic
+
+# S, s     stages, and which one; r its replicas
+# n        ranges that no stage may split; tables over the boundaries between them, [i, j]
+# M        microbatches of an iteration
+# C        compute seconds of a stage for one microbatch
+
+LOOSE = 1.15  # times the least bottleneck: up to there less traffic is looked for
+LIMIT = 160  # ranges: above, the tables take too long
+
+Floats = NDArray[np.float64]
+
+
+class Rates(NamedTuple):
+    """What a stage on certain ranks has: devices, and seconds a byte of its exchanges.
+
+    `before` and `after` are for what crosses its cuts, `slope` for its parameters; `latency` is
+    that of an all-reduce.
+    """
+
+    r: int
+    before: float
+    after: float
+    slope: float
+    latency: float
+
+
+class Table(NamedTuple):
+    """Seconds of a stage [i, j): per microbatch, and those for which it keeps a single bus busy.
+
+    `work` ends with the last microbatch of an iteration, and `gradients` are exchanged then.
+    """
+
+    seconds: Floats
+    bus: Floats
+    work: Floats
+    gradients: Floats
+
+
+class Tables:
+    """Seconds of the stages of a problem, tabulated over all ranges of layers.
+
+    They are per microbatch, and none that the simulator can go below: those of its devices, its
+    ports and its all-reduces, of which a synchronous iteration has one, between the layers before
+    the stage.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.bounds = problem, problem.boundaries()
+        self.able = len(self.bounds) <= LIMIT
+        if not self.able:
+            return
+        chain, at = problem.chain, np.ix_(self.bounds, self.bounds)
+        self.place = {bound: index for index, bound in enumerate(self.bounds)}
+        self.compute = [
+            (prefix[None, :] - prefix[:, None])
+            for prefix in (chain.busy_prefix(again)[self.bounds] for again in (False, True))
+        ]
+        self.weights, self.stash = chain.parameter_bytes.table()[at], chain.stash_bytes.table()[at]
+        self.a = chain.a[self.bounds]
+        self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
+        self.backward = self.compute[0][0] - self.forward
+        (level, *outer) = problem.topology.levels
+        self.split = schedule(problem.schedule).split
+        self.one_level, self.traffic = not outer, Traffic(problem)
+        # seconds in which a single bus carries a byte of a cut both ways; 0 where there is none
+        self.bus = 2 / (level.bandwidth_bytes_per_s * level.links) if level.bus and not outer else 0
+        self._rates = lru_cache(maxsize=None)(self._rates_of)
+        self._table = lru_cache(maxsize=None)(self._table_of)
+        self.cuts = lru_cache(maxsize=None)(self._cuts)
+
+    def bound_s(self, partition: Partition) -> float:
+        """What the simulator does not go below."""
+        stages, problem = partition.stages, self.problem
+        tables = self._stages(
+            tuple(stage.ranks for stage in stages),
+            tuple(problem.recomputes(stage) for stage in stages),
+            partition.family == CONTIGUOUS,
+        )
+        at = [(self.place[stage.start], self.place[stage.stop]) for stage in stages]
+        most = max(table.seconds[each] for table, each in zip(tables, at, strict=True))
+        if problem.microbatches is not None:
+            passed_s = self.traffic.passed_s(partition)
+            most = max(most, *map(self._iteration_s, tables, at, passed_s))
+        return max(float(most), self.traffic.busiest_s(partition))
+
+    def _iteration_s(self, table: Table, at: tuple[int, int], passed_s: float) -> float:
+        """Seconds of an iteration by its microbatches, for a stage that messages take so long to.
+
+        Its first replica works through its microbatches after the first has come, and its gradients
+        go back.
+        """
+        back = 0.0 if self.split else self.backward[at[0]] + passed_s
+        M = self.problem.microbatches or 1
+        return float((passed_s + table.work[at] + max(table.gradients[at], back)) / M)
+
+    def _stages(
+        self, ranks: Sequence[Sequence[int]], recompute: Sequence[bool], consecutive: bool
+    ) -> list[Table]:
+        """The table of each stage."""
+        problem, common = self.problem, self.problem.topology.common_level
+        parting = [
+            common(one[-1], other[0]) if consecutive else 0 for one, other in pairwise(ranks)
+        ]
+        held = [1] * len(ranks)
+        if problem.memory_bytes is not None and not schedule(problem.schedule).takes_warmup:
+            replicas = [len(own) for own in ranks]
+            held = [
+                in_flight(problem.schedule, s, replicas, problem.microbatches)
+                for s in range(len(ranks))
+            ]
+        return [
+            self._table(self._rates(own, *levels), held[s], recompute[s])
+            for s, (own, levels) in enumerate(zip(ranks, pairwise([0, *parting, 0]), strict=True))
+        ]
+
+    def _cuts(self, ranks: Sequence[range], recompute: Sequence[bool]) -> list[list[int]]:
+        """Boundaries of stages on these ranks, from 0 to N: those of the least bottleneck.
+
+        On a single bus also those of the least traffic whose bottleneck is `LOOSE` times that. None
+        where none fits.
+        """
+        tables = self._stages(ranks, recompute, consecutive=True)
+        seconds = [table.seconds for table in tables]
+        most_s, cuts = _least(seconds, np.maximum)
+        if most_s == math.inf:
+            return []
+        found = [cuts]
+        if self.bus:
+            loose = [
+                np.where(table.seconds <= LOOSE * most_s, table.bus, np.inf) for table in tables
+            ]
+            found.append(_least(loose, np.add)[1])
+        return [[self.bounds[cut] for cut in cuts] for cuts in found]
+
+    def _rates_of(self, own: Sequence[int], before: int, after: int) -> Rates:
+        """The rates of a stage whose neighbours part from it at these levels, 0 for none."""
+        topology = self.problem.topology
+        latency = allreduce_s(0.0, own, topology)
+        return Rates(
+            len(own),
+            self._side(own, before),
+            self._side(own, after),
+            allreduce_s(1.0, own, topology) - latency,
+            latency,
+        )
+
+    def _side(self, own: Sequence[int], k: int) -> float:
+        """Seconds in which the ports of a stage carry a byte to a neighbour that parts at level k.
+
+        Some messages may cross further levels: all ports from there on are taken to share them.
+        """
+        topology, rate = self.problem.topology, 0.0
+        for level in range(k, len(topology.levels) + 1) if k else ():
+            tier = topology.levels[level - 1]
+            size = topology.group_size(level - (0 if tier.bus else 1))
+            ports = len({rank // size for rank in own})
+            rate += ports * tier.bandwidth_bytes_per_s * tier.links / (2 if tier.bus else 1)
+        return 1 / rate if rate else 0.0
+
+    def _table_of(self, rates: Rates, held: int, recompute: bool) -> Table:
+        """The table of a stage; infinite where i >= j, or it has no room."""
+        problem, r, M = self.problem, rates.r, self.problem.microbatches
+        compute, rounds = self.compute[recompute], r if M is None else M
+        gradients = rates.slope * self.weights + rates.latency
+        before, after = rates.before * self.a[:, None], rates.after * self.a[None, :]
+        carried = np.maximum(before, after)
+        if self.one_level:  # a port sends gradients back, activations on, and its ring
+            carried = before + after + rates.slope * self.weights / rounds
+        work = compute
+        if M is None:
+            together = compute + gradients if problem.blocking_allreduce else compute
+            busy = np.maximum(together, gradients) / r
+        else:
+            back = np.zeros(1) if self.split else self.backward[:, None]
+            work = self.forward[:, None] + -(-M // r) * compute
+            busy = (work + np.maximum(gradients, back)) / M
+        seconds = np.where(self._fits(held, recompute), np.maximum(busy, carried), np.inf)
+        bus = self.bus * self.a[:, None] + rates.slope * self.weights / rounds
+        return Table(seconds, bus, work, gradients)
+
+    def _fits(self, held: int, recompute: bool) -> NDArray[np.bool_]:
+        """Where a stage [i, j) has room with `held` microbatches in flight."""
+        problem, n = self.problem, len(self.bounds)
+        filled = np.triu(np.ones((n, n), dtype=np.bool_), 1)
+        if problem.memory_bytes is None:
+            return filled
+        state = optimizer_bytes(1.0, problem.optimizer, problem.chain.sixteen_bit)
+        fixed = weight_versions(problem.schedule, held) + 1 + state
+        kept = held * self.a[:, None] + self.stash if recompute else held * self.stash
+        buffers = held * (self.a[:, None] + self.a[None, :])
+        return filled & (fixed * self.weights + kept + buffers <= problem.memory_bytes)
+
+
+def _least(tables: Sequence[Floats], add: np.ufunc) -> tuple[float, list[int]]:
+    """The least of what stages [i, j) `add` up to, one of each table in turn, and the boundaries.
+
+    They are numbered from 0 to n; the seconds are infinite where there are none.
+    """
+    n = len(tables[0]) - 1
+    best, choices = np.full(n + 1, np.inf), []
+    best[0] = 0.0
+    for table in tables:
+        reached = add(best[:, None], table)
+        choices.append(reached.argmin(axis=0))
+        best = reached.min(axis=0)
+    cuts = [n]
+    for choice in reversed(choices):
+        cuts.append(int(choice[cuts[-1]]))
+    return float(best[n]), cuts[::-1]
