@@ -9,7 +9,7 @@ from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.planners import straight
 from partopt.planners.placing import stage_count
 from tests.examples import examples
-from tests.planners.problems import chains, problem, proven, topology
+from tests.planners.problems import chain, chains, problem, proven, topology
 from tests.planners.test_optimal import clusters, stashed
 
 
@@ -65,3 +65,11 @@ def test_takes_exactly_the_stages_asked_for(model, data):
     partition, certificate = proven(straight.plan(given))
     assert len(partition.stages) == K
     assert certificate.objective_s == pytest.approx(least_period(given, range(K, K + 1)), rel=1e-12)
+
+
+def test_both_cuts_of_the_stage_in_the_middle_pass_its_port():
+    """Layers of 12 s, a device each, 8 bytes between them at 1 byte/s."""
+    given = problem(chain([4] * 3, [8] * 3, [8] * 2, [0] * 3), topology((3, 1.0)))
+    partition, certificate = proven(straight.plan(given))
+    assert len(partition.stages) == 3
+    assert certificate.objective_s == binding(partition, given).seconds == 8 + 8
