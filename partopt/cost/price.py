@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from partopt.cost.flight import (
     chunks_in_flight,
     in_flight,
@@ -27,11 +29,11 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
-from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
+from partopt.documents.plan import Certificate, Estimate, Plan, Predicted, Request
 from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
 from partopt.schedules.entry import Replicas
-from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.layout import MIRRORED, STRAIGHT
 
 
 def price(
@@ -53,7 +55,7 @@ def price(
         optimizer=problem.optimizer,
         comm="serial" if problem.serial_transfers else "overlap",
         allreduce="blocking" if problem.blocking_allreduce else "overlap",
-        request=problem.request,
+        request=_request(partition, problem, planner),
         stages=[
             _stage(partition, s, replicas, flight, problem) for s, flight in enumerate(flights)
         ],
@@ -62,6 +64,18 @@ def price(
         certificate=certificate,
         profile=problem.reference,
         topology=problem.limited_topology,
+    )
+
+
+def _request(partition: Partition, problem: Problem, planner: str) -> Request:
+    """What was requested; of a manual plan its split, replicas without those of a mirrored copy."""
+    if planner != "manual":
+        return problem.request
+    copies = 2 if partition.family == MIRRORED else 1
+    return structs.replace(
+        problem.request,
+        cuts=[stage.start for stage in partition.stages[1:]],
+        replicas=[len(stage.ranks) // copies for stage in partition.stages],
     )
 
 

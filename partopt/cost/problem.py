@@ -94,7 +94,7 @@ class Problem:
 
     @cached_property
     def request(self) -> Request:
-        """How plans record what was requested."""
+        """How plans record what was requested, but for a manual split."""
         return Request(
             stages=self.stages,
             cut_at=None if self.cut_at is None else list(self.cut_at),
@@ -106,8 +106,6 @@ class Problem:
             if self.recompute
             else "never",
             costs=None if self.costs is None else self.costs.tolist(),
-            cuts=list(self.cuts) if self.replicas else None,
-            replicas=list(self.replicas) or None,
             any_schedule=self.any_schedule,
         )
 
