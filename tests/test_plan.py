@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from partopt import documents, planners
-from partopt.cost.problem import problem_of
+from partopt.cost.problem import problem_from_plan, problem_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from tests.helpers import ROOT, chain_profile, changed, flat, two_level, uniform_profile
@@ -135,7 +135,58 @@ def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, w
     document["request"] |= request_
     assert list(Plan.parse(json.dumps(document).encode()).find_deviations()) == [what]
     document["planner"] = "optimal"
+    document["request"] |= {"cuts": None, "replicas": None}
     assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "given", "stated"),
+    [
+        ("pipedream", {}, ([], [1])),
+        ("pipedream", {"replicas": [2]}, ([], [2])),
+        ("pipedream", {"cuts": [2, 4]}, ([2, 4], [1, 1, 1])),
+        ("1f1b", {"cuts": [2], "replicas": [2, 1]}, ([2], [2, 1])),
+        ("interleaved", {"cuts": [1, 2, 4], "replicas": [2] * 4}, ([1, 2, 4], [2] * 4)),
+        ("dualpipe", {"cuts": [3]}, ([3], [1, 1])),
+    ],
+)
+def test_a_manual_plan_states_its_split_and_is_planned_again_from_it(schedule, given, stated):
+    microbatches = None if schedule == "pipedream" else 8
+    profile = uniform_profile(6)
+    problem = problem_of(profile, flat(4), schedule=schedule, microbatches=microbatches, **given)
+    planned = Plan.parse(documents.encode(planners.plan("manual", problem)))
+    assert (planned.request.cuts, planned.request.replicas) == stated
+    assert planners.plan("manual", problem_from_plan(planned, profile)) == planned
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cuts": None}, "request.cuts: without request.replicas, or they without"),
+        ({"replicas": None}, "request.cuts: without request.replicas, or they without"),
+        ({"cuts": [2, 5]}, "request.cuts: the stages are others"),
+        ({"replicas": [1, 1, 1]}, "request.cuts: the stages are others"),
+        ({"cuts": None, "replicas": None}, "planner: manual, without request.cuts"),
+        ({"any_schedule": True}, "planner: manual, with request.any_schedule True"),
+    ],
+)
+def test_a_manual_plan_has_the_split_that_was_requested(change, message):
+    document = json.loads(PIPELINE)
+    document["request"] |= change
+    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("planner", "any_schedule", "message"),
+    [
+        ("gpipe", False, "planner: gpipe, with request.cuts"),
+        ("grid", False, "planner: grid, with request.any_schedule False"),
+    ],
+)
+def test_what_only_other_planners_are_asked_is_refused(planner, any_schedule, message):
+    document = json.loads(PIPELINE) | {"planner": planner}
+    document["request"]["any_schedule"] = any_schedule
+    assert f"plan.json: {message}" in faults(json.dumps(document).encode())
 
 
 def test_fewer_stages_than_requested_are_kept_to_where_that_is_the_most():

@@ -244,14 +244,15 @@ def certify(
     Without a `status` it says how near the two are: optimal, to `MET`, or within so many percent.
     """
     lower = min(lower_bound_s, objective_s)
+    unknown = lower <= 0 < objective_s
     gap = objective_s / lower - 1 if lower > 0 else 0.0
     near = "optimal" if gap <= MET else f"within {100 * gap:.3g} % of the bound"
-    if lower <= 0 < objective_s:
+    if unknown:
         near = "no bound is known"
     return Certificate(
         status=status or near,
         objective_s=objective_s,
-        lower_bound_s=objective_s if gap <= OPTIMAL else lower,
+        lower_bound_s=objective_s if gap <= OPTIMAL and not unknown else lower,
         gap=gap,
         scope=scope,
         proof=proof,

@@ -19,6 +19,7 @@ _RANKS_WIDTH = 11
 _BUSY_WIDTH = 4
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
 _ALL = 0.995  # of the time: what is busy for so much of it is always busy
+_OTHERS = 3  # loads beside the one that binds
 _HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
 
 
@@ -141,17 +142,18 @@ def _proof(plan: Plan) -> str:
     assert certificate is not None
     if plan.planner != "optimal":
         return certificate.proof
-    bound = format_seconds(certificate.lower_bound_s)
-    at = "" if certificate.status == "optimal" else f", {bound},"
-    return f"{certificate.status}{at} of {certificate.scope}"
+    lower_s = certificate.lower_bound_s
+    bound = "" if certificate.status == "optimal" or not lower_s else f": {format_seconds(lower_s)}"
+    return certificate.claim + bound
 
 
 def _loads(plan: Plan) -> list[tuple[str, str]]:
     """What binds the period, and how free everything else is.
 
-    That is the share of the time for which a load is idle, and for memory the share that is unused.
+    That is the share of the time for which a load is idle, and for memory the share that is unused;
+    of the loads the tightest.
     """
-    predicted, free = plan.predicted, []
+    predicted, others = plan.predicted, []
     limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
     binds = predicted.bound_by
     for load in predicted.estimate.loads:
@@ -162,14 +164,23 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
             )
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {_percent(share)}"
-        else:
-            free.append(f"{_name(load, plan)} {_percent(max(0.0, 1 - share))}")
+        elif not _is_compute(load, plan):
+            others.append((max(0.0, 1 - share), _name(load, plan)))
+    others = sorted(others, key=lambda other: other[0])[:_OTHERS]
+    free = [f"{name} {_percent(share)}" for share, name in others]
     if limit is not None and peak <= limit:
         free.append(
             f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
             f"({format_bytes(limit - peak)})"
         )
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
+
+
+def _is_compute(load: Load, plan: Plan) -> bool:
+    """Whether a load of microbatches in flight is no more than the compute of its stage."""
+    stage = plan.stages[load.place]
+    compute_s = stage.compute_s / stage.replicas
+    return load.what == "microbatches in flight" and load.seconds <= compute_s * (1 + _AGREES)
 
 
 def _name(load: Load, plan: Plan) -> str:

@@ -64,6 +64,12 @@ def label_lines(lines: Iterable[tuple[str, str]]) -> str:
     rows = list(lines)
     width = max([_LABEL, *(len(label) + 1 for label, _ in rows)])
     return "\n".join(
-        textwrap.fill(text, WIDTH, initial_indent=f"{label:{width}}", subsequent_indent=" " * width)
+        textwrap.fill(
+            text,
+            WIDTH,
+            initial_indent=f"{label:{width}}",
+            subsequent_indent=" " * width,
+            break_on_hyphens=False,
+        )
         for label, text in rows
     )

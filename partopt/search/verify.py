@@ -58,7 +58,7 @@ def claim(plan: Plan) -> str:
         return f"the plan is as it says; {plan.planner} proves no bound"
     if plan.planner != "optimal":
         return plan.certificate.status
-    return f"{plan.certificate.status} of {plan.certificate.scope}"
+    return plan.certificate.claim
 
 
 _Found = tuple[bool, str, list[str]]

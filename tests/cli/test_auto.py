@@ -265,7 +265,7 @@ class TestAllReduce:
         arguments = (
             profile_file(uniform_profile(3)),
             "--topology",
-            topology_file(flat(3, 1e30)),
+            topology_file(flat(3, 1e18)),
             "--cuts",
             1,
             "--replicas",

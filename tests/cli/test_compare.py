@@ -150,9 +150,12 @@ def test_a_profile_is_no_plan(compared, profile_file):
 def test_a_nested_plan_is_priced_on_other_clusters(
     partopt, profile_file, topology_file, tmp_path, cluster
 ):
+    """A pipeline in each of two servers."""
     arguments = profile_file(), "--topology", topology_file(two_level(2, 2), "nested.yaml")
-    nested = partopt("plan", *arguments, "--planner", "pipedream", "-o", "-").out
-    (tmp_path / "nested.json").write_bytes(changed(nested.encode(), "family", to="nested"))
+    plan = partopt("plan", *arguments, "--cuts", 2, "--replicas", "2,2", "-o", "-").out.encode()
+    plan = changed(plan, "stages", 0, "ranks", to=[0, 2])
+    plan = changed(plan, "stages", 1, "ranks", to=[1, 3])
+    (tmp_path / "nested.json").write_bytes(changed(plan, "family", to="nested"))
     outcome = partopt(
         "compare",
         profile_file(),

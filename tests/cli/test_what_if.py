@@ -1,6 +1,8 @@
 """`partopt simulate` under other circumstances than those of the plan."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +99,7 @@ def test_a_warm_up_that_was_searched_is_kept_on_another_network(partopt, plan_fi
 
 
 def test_what_is_as_it_was_is_no_change(partopt, synchronous):
+    stages = json.loads(Path(synchronous).read_text())["stages"]
     same = [
         "--schedule",
         "1f1b",
@@ -107,7 +110,7 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         "--comm",
         "overlap",
         "--warmup",
-        "3,2,1,0",
+        ",".join(str(stage["warmup"]) for stage in stages),
     ]
     pages = [partopt("simulate", synchronous, *given).out for given in ([], same)]
     before, after = (page.partition("\nADVICE\n")[0] for page in pages)

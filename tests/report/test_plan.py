@@ -4,10 +4,12 @@ import pytest
 
 from partopt import planners
 from partopt.cost.period import stage_variance
-from partopt.cost.problem import problem_of
-from partopt.documents.plan import Certificate, Plan
+from partopt.cost.problem import certify, problem_of
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Load
 from partopt.report.plan import _layers, render
 from partopt.report.ranks import format_ranks
+from partopt.simulator import simulate_plan
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
@@ -41,7 +43,7 @@ def test_a_plan_is_read_at_a_glance():
         "",
         "period   4.50 s a microbatch",
         "binds    compute of stage 0",
-        "slack    all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%,",
+        "slack    cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%,",
         "         memory of stage 0 56% (112 kB)",
         "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
@@ -81,15 +83,45 @@ def test_what_binds_is_named_and_of_the_rest_the_slack():
     assert loads(two_one_plan(), 100_000) == [
         "compute of stage 0",
         (
-            "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%, memory "
+            "cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%, memory "
             "of stage 0 12% (12 kB)"
         ),
     ]
     assert (
         loads(two_one_plan())[1]
-        == "all-reduce of stage 0 100%, cut before stage 1 (after layer 1) 100%"
+        == "cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%"
     )
-    assert loads(two_one_plan(), 50_000)[1].endswith("(after layer 1) 100%")
+    assert loads(two_one_plan(), 50_000)[1].endswith("of stage 0 100%")
+
+
+def with_loads(*loads: Load) -> Plan:
+    """The plan that its compute binds, 4.5 s of stage 0, with other loads beside it."""
+    plan = two_one_plan()
+    estimate = msgspec.structs.replace(
+        plan.predicted.estimate, loads=[Load("compute", 0, 4.5), *loads]
+    )
+    predicted = msgspec.structs.replace(plan.predicted, estimate=estimate)
+    return msgspec.structs.replace(plan, predicted=predicted)
+
+
+def test_of_many_loads_the_three_tightest_are_named():
+    plan = with_loads(
+        Load("all-reduce", 0, 0.9),
+        Load("cut", 1, 1.8),
+        Load("both cuts", 1, 3.6),
+        Load("microbatches in flight", 1, 3.15),
+    )
+    assert loads(plan)[1] == (
+        "both cuts of stage 1 20%, microbatches in flight of stage 1 30%, cut before stage 1 "
+        "(after layer 1) 60%"
+    )
+
+
+def test_a_stage_that_computes_for_as_long_as_it_holds_microbatches_is_named_once():
+    assert loads(with_loads(Load("microbatches in flight", 1, 3.0)))[1:] == []
+    assert loads(with_loads(Load("microbatches in flight", 1, 3.1)))[1:] == [
+        "microbatches in flight of stage 1 31%"
+    ]
 
 
 def test_a_cut_that_binds_is_named_with_its_layer():
@@ -126,22 +158,31 @@ def test_the_formula_stands_beside_a_simulation_that_differs(slower, text):
 
 
 @pytest.mark.parametrize(
-    "status, gap, text",
+    "lower_bound_s, text",
     [
-        ("optimal", 0.0, "objective 4.50 s (proven optimal)"),
-        ("gap 2.27 %", 0.0227, "objective 4.50 s (gap 2.27 % to the bound)"),
-        ("optimal for the recurrence", 0.0, "objective 4.50 s, optimal for the recurrence"),
+        (4.5, "optimal among plans of 3 layers"),
+        (4.4, "within 2.27 % of the bound of plans of 3 layers: 4.40 s"),
+        (0.0, "no bound is known of plans of 3 layers"),
     ],
 )
-def test_the_objective_and_what_is_proven_of_it(status, gap, text):
-    certificate = Certificate(
-        status=status, objective_s=4.5, lower_bound_s=4.4, gap=gap, proof="see `microbatches=8`"
-    )
+def test_what_is_proven_of_a_simulated_plan_and_among_which(lower_bound_s, text):
+    certificate = certify(4.5, lower_bound_s, "plans of 3 layers", "a search")
+    optimal = msgspec.structs.replace(two_one_plan(), planner="optimal", certificate=certificate)
+    page = render(optimal)
+    assert page.splitlines()[-1] == f"proof    {text}"
+    assert "\nobjective" not in page
+
+
+def test_the_objective_of_another_planner_and_what_is_proven_of_it():
+    certificate = certify(4.5, 4.5, "splits", "see `microbatches=8`", "optimal for the recurrence")
     page = render(
-        msgspec.structs.replace(two_one_plan(), certificate=certificate),
+        msgspec.structs.replace(two_one_plan(), planner="pipedream", certificate=certificate),
         spell=lambda text: text.replace("`microbatches=8`", "--microbatches 8"),
     )
-    assert page.splitlines()[-2:] == [text, "proof     see --microbatches 8"]
+    assert page.splitlines()[-2:] == [
+        "objective 4.50 s, optimal for the recurrence",
+        "proof     see --microbatches 8",
+    ]
 
 
 def test_the_page_of_the_saved_plan_is_the_same(tmp_path):
@@ -155,11 +196,11 @@ def test_idle_devices_are_named():
 
 
 def test_a_synchronous_plan_shows_its_iteration():
-    """Stage 0 takes 4 turns of 9 s beside 3 s of stage 1, then 8 kB go around at 1 MB/s: 36 s of
-    39.01 s.
+    """Stage 0 takes 4 turns of 9 s, then waits 3 s for stage 1; two messages take 8 ms each, then 8
+    kB go around at 1 MB/s: 36 s of 39.02 s.
     """
-    text = render(two_one_plan(schedule="1f1b", microbatches=8))
-    assert "period   4.88 s a microbatch\n         39.01 s an iteration of 8 microbatches\n" in text
+    text = render(simulate_plan(two_one_plan(schedule="1f1b", microbatches=8)))
+    assert "         39.02 s an iteration of 8 microbatches\n" in text
     assert (
         "binds    compute of stage 0, busy 92% of the time; all-reduce of stage 0 "
         "adds\n         0.0%\n"

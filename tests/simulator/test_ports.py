@@ -126,6 +126,7 @@ def grid_of(topology: Topology, *ranks: tuple[int, ...]) -> tuple[Stages, Grid]:
         nothing,
         nothing,
         nothing,
+        nothing,
         cut_bytes=np.array([5.0 for _ in pairwise(ranks)]),
     )
     return stages, Grid(ranks, ports_of(topology))

@@ -1,5 +1,7 @@
 """A plan predicts what its execution shows."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from partopt import planners
@@ -33,17 +35,23 @@ def test_its_memory_is_that_of_the_fullest_rank_its_period_and_bubble_those_of_t
     assert plan.predicted.bubble == pytest.approx(simulation.bubble, abs=1e-12)
 
 
-def bound_by(bytes_between: int, latency: float = 0.0) -> str:
-    """Of three stages of 3 ms behind links of 1 GB/s."""
-    content = chain_profile([1e-3] * 3, [2e-3] * 3, [bytes_between] * 3)
-    problem = problem_of(content, flat(3, latency=latency), cuts=(1, 2))
+def bound_by(
+    bytes_between: int, replicas: Sequence[int] = (1, 1, 1), weights: int = 0, latency: float = 0.0
+) -> str:
+    """Of stages of 3 ms behind links of 1 GB/s."""
+    S = len(replicas)
+    content = chain_profile([1e-3] * S, [2e-3] * S, [bytes_between] * S, [weights] * S)
+    cluster = flat(sum(replicas), latency=latency)
+    problem = problem_of(content, cluster, cuts=range(1, S), replicas=replicas)
     return simulate_plan(planners.plan("manual", problem)).predicted.bound_by
 
 
 def test_what_binds_is_what_is_always_busy():
     """Each message of 10 MB takes 10 ms, and the middle device sends two of them for each
-    microbatch through its one port out.
+    microbatch through its one port out. With two replicas each port has a message and a ring of 10
+    MB every second microbatch, which the loads do not add up.
     """
     assert bound_by(0).startswith("compute of stage")
-    assert bound_by(10**7) == "ports of all"
+    assert bound_by(10**7) == "both cuts of stage 1"
+    assert bound_by(10**7, (2, 2), weights=10**7) == "ports of all"
     assert bound_by(0, latency=1e-2) == "microbatches in flight"

@@ -20,13 +20,19 @@ LINKS = flat(4, 10.0, 0.5)
 APART, TIED = {"topology": flat(4, 10.0, 0.5)}, {"topology": LINKS, "tied": ((0, 1), 40)}
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "zb-h1"])
-def test_an_iteration_takes_longer_by_the_exchange(schedule):
-    """Stage 0 ends last: nothing hides what comes after its last backward."""
+@pytest.mark.parametrize(
+    ("schedule", "bound_s"), [("naive", 33.0), ("gpipe", 18.5), ("1f1b", 18.5), ("zb-h1", 18.5)]
+)
+def test_an_iteration_takes_longer_by_the_exchange(schedule, bound_s):
+    """Stage 0 ends last: nothing hides what comes after its last backward.
+
+    The formula knows that stage 1 begins after 1.5 s, works for 12 s and exchanges for 5 s; under
+    the naive schedule also that nothing else goes on.
+    """
     without, plan = (
         plan_of([1, 1], schedule=schedule, microbatches=4, **options) for options in (APART, TIED)
     )
-    assert plan.predicted.iteration_s == without.predicted.iteration_s + 5
+    assert plan.predicted.iteration_s == bound_s
     assert execute(plan).makespan_s == execute(without).makespan_s + 5
 
 

@@ -117,20 +117,20 @@ def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition
 
 def scope(problem: Problem) -> str:
     """The plans of which the bound speaks, in words."""
-    entry, chain = schedule(problem.schedule), problem.chain
+    entry, chain, M = schedule(problem.schedule), problem.chain, problem.microbatches
     may, limit = problem.recompute_per_stage, problem.memory_bytes
     words = [
-        f"{' and '.join(FAMILIES)} plans of microbatches of {chain.microbatch_size}",
-        f"under {problem.schedule}{' at any warm-up' if entry.takes_warmup else ''}",
-        "" if problem.microbatches is None else f"with {problem.microbatches} an iteration",
-        "" if limit is None else f"within {format_bytes(limit)} a device",
-        "" if problem.stages is None else f"of {problem.stages} stages",
-        "" if problem.replication == FREE else f"with replication {problem.replication}",
-        "recomputing what they choose" if may else "recomputing all" if problem.recompute else "",
-        "with tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
+        f"{' and '.join(FAMILIES)} plans under {problem.schedule}",
+        "any warm-up" if entry.takes_warmup else "",
+        f"{'' if M is None else f'{M} '}microbatches of {chain.microbatch_size}",
+        "" if limit is None else f"{format_bytes(limit)} a device",
+        "" if problem.stages is None else f"{problem.stages} stages",
+        "" if problem.replication == FREE else f"replication {problem.replication}",
+        "stages recompute or not" if may else "all recomputed" if problem.recompute else "",
+        "tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
         "cut where it is allowed" if problem.cut_at is not None else "",
     ]
-    return " ".join(word for word in words if word)
+    return ", ".join(word for word in words if word)
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
