@@ -134,6 +134,24 @@ def split_work_s(n, f, b, R):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def first_backward_s(M, r, P, before, layers, f, b, passing, R, split):  # type: ignore[no-untyped-def]
+    """`work_s` under schedules with a warm-up of their own, for what precedes the first backward.
+
+    The stage has r of P devices, and `layers` from it to the end of the chain; `before` is 1 where
+    stages come before it, else 0. Split, as 1F1B: no more forwards come before the first gradient
+    than there are stages from it on. GPipe: the last stage sends the first gradient when its
+    replica has had all of its forwards; the last of those is one of the last microbatches, of as
+    many as that stage has replicas.
+    """
+    n = -(-M // r)
+    if split:
+        stages = max(1, min(layers, P // r - before))
+        return f + R + n * (f + b) - min(n, stages) * f
+    first = max(0, M - max(1, P - r - before)) // r + 1
+    return first * f + R + passing + (n - 1) * b
+
+
+@compiled()
 def most_in_time(M, F, f, b, passing, R, split, until_update, until_end):  # type: ignore[no-untyped-def]
     """The most microbatches, up to M, that a replica works through in time; 0 where not even one.
 

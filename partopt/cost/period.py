@@ -16,6 +16,7 @@ from partopt.cost.links import (
     wait_s,
 )
 from partopt.cost.passes import (
+    first_backward_s,
     message_s,
     most_in_flight,
     passes_of,
@@ -252,15 +253,26 @@ def stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
     n, own = own_microbatches(M, len(stage.ranks), 0), passes_of(stage, problem)
     f, b, passing, R = own.forward_s, own.backward_s, own.passing_s, own.round_s
     update = update_s(partition, s, problem)
+    first = 0.0
+    if not (entry.takes_warmup or entry.one_at_a_time):
+        P, begins, rest = (
+            problem.topology.devices,
+            int(stage.start > 0),
+            problem.chain.layers - stage.start,
+        )
+        first = first_backward_s(
+            M, len(stage.ranks), P, begins, rest, f, b, passing, R, entry.split
+        )
     if entry.split:
-        ends = [split_work_s(n, f, b, R) + update, n * (f + passing) + own.tail_s]
+        work = max(split_work_s(n, f, b, R), first)
+        ends = [work + update, n * (f + passing) + own.tail_s]
     else:
         F = n
         if entry.one_at_a_time:
             F = 1
         elif entry.takes_warmup:
             F = max(1, most_in_flight(stage, problem))
-        ends = [work_s(n, F, f, b, passing, R) + max(update, own.tail_s)]
+        ends = [max(work_s(n, F, f, b, passing, R), first) + max(update, own.tail_s)]
     busy, _, *sides = stage_loads(partition, s, problem)
     if problem.serial_transfers:
         last = update if entry.split else max(update, own.tail_s)
