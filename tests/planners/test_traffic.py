@@ -53,8 +53,8 @@ def test_no_plan_on_a_bus_is_simulated_to_less(model, cluster, name, memory_byte
 
 def test_four_stages_send_their_three_cuts_over_one_bus():
     """Layers of 3 s on 4 devices: within 4 s each is a stage of its own. Three cuts of 6 bytes,
-    there and back at 4 bytes/s, take 9 s, and replicas exchange 100 bytes a layer, so that two stages
-    of 6 s with one cut are better.
+    there and back at 4 bytes/s, take 9 s, and replicas exchange 100 bytes a layer, so that
+    two stages of 6 s with one cut are better.
     """
     model = chain([1] * 4, [2] * 4, [6] * 3, [100] * 4)
     on = problem(model, topology((4, 4.0), bus=True))
