@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from partopt.cost.links import (
     allreduce_s,
-    network_of,
     paired_sides_s,
     run_sides_s,
     tied_s,
@@ -70,7 +69,7 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     transfers the devices also wait for every activation and gradient, with blocking all-reduces for
     these.
     """
-    r, topology = len(partition.stages[s].ranks), problem.topology
+    r = len(partition.stages[s].ranks)
     busy = Load(
         "compute",
         s,
@@ -79,9 +78,10 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     computed = busy.seconds
     cuts = [c for c in (s, s + 1) if 0 < c < len(partition.stages)]
     if problem.serial_transfers and cuts:
-        network = network_of(topology)
         waiting = sum(
-            wait_s(network, _cut_bytes(partition, c, problem), cut_level(partition, c, problem))
+            wait_s(
+                problem.network, _cut_bytes(partition, c, problem), cut_level(partition, c, problem)
+            )
             for c in cuts
         )
         busy = Load("compute and transfers", s, busy.seconds + 2 * waiting / r)
@@ -114,8 +114,7 @@ def _sides_s(partition: Partition, s: int, cuts: Sequence[int], problem: Problem
             cut_level(partition, c, problem) if c in cuts else len(topology.levels) + 1
             for c in (s, s + 1)
         ]
-        network = network_of(topology)
-        return float(even * run_sides_s(network, *size, ranks[0], ranks[-1], *gaps))
+        return float(even * run_sides_s(problem.network, *size, ranks[0], ranks[-1], *gaps))
     around = [
         (_cut_bytes(partition, c, problem), stages[c - 1 if c == s else c].ranks) for c in cuts
     ]
@@ -186,33 +185,46 @@ def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     )
 
 
-def binding(partition: Partition, problem: Problem) -> Load:
-    """The largest load per microbatch; ties keep the first.
+def all_loads(partition: Partition, problem: Problem) -> list[list[Load]]:
+    """`stage_loads` of every stage."""
+    return [stage_loads(partition, s, problem) for s in range(len(partition.stages))]
+
+
+def binding(
+    partition: Partition, problem: Problem, loads: Sequence[Sequence[Load]] | None = None
+) -> Load:
+    """The largest load per microbatch, of `all_loads` where these are known; ties keep the first.
 
     It is the period of an asynchronous schedule, and what paces a synchronous one. A synchronous
     schedule exchanges gradients once an iteration, so its all-reduces pace nothing.
     """
-    loads = (
-        load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem)
-    )
     return max(
-        (load for load in loads if problem.microbatches is None or load.what != "all-reduce"),
+        (
+            load
+            for own in (all_loads(partition, problem) if loads is None else loads)
+            for load in own
+            if problem.microbatches is None or load.what != "all-reduce"
+        ),
         key=lambda load: load.seconds,
     )
 
 
-def fullest(partition: Partition, problem: Problem) -> list[Load]:
-    """The largest non-zero load of each kind; ties keep the first.
+def fullest(
+    partition: Partition, problem: Problem, loads: Sequence[Sequence[Load]] | None = None
+) -> list[Load]:
+    """The largest non-zero load of each kind, of `all_loads`; ties keep the first.
 
     A plan carries them. A synchronous schedule exchanges gradients once an iteration, of which one
     M-th counts for each microbatch. The naive schedule keeps one thing busy at a time and has none.
     """
     found: dict[str, Load] = {}
-    none_beside = schedule(problem.schedule).one_at_a_time
-    for s, stage in enumerate([] if none_beside else partition.stages):
-        for load in stage_loads(partition, s, problem):
+    if schedule(problem.schedule).one_at_a_time:
+        return []
+    for s, own in enumerate(all_loads(partition, problem) if loads is None else loads):
+        r = len(partition.stages[s].ranks)
+        for load in own:
             if problem.microbatches is not None and load.what == "all-reduce":
-                load = Load(load.what, s, load.seconds * len(stage.ranks) / problem.microbatches)
+                load = Load(load.what, s, load.seconds * r / problem.microbatches)
             if load.seconds > (found[load.what].seconds if load.what in found else 0.0):
                 found[load.what] = load
     return list(found.values())
