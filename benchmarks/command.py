@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("shipped, 16 devices", "gpt2-small.cpu.float32", (4, 4), SLOW, "", 1),
+    Row("shipped, 16 devices", "gpt2-small.cpu.float32", (4, 4), SLOW, "", 0.8),
     Row("1,000 layers, 8 x 128", "layers 1000", (8, 128), FAST, "--memory 40GB", 5),
     Row(
         "the same, 1f1b",
@@ -51,8 +51,8 @@ ROWS = [
         "--memory 20GB --schedule 1f1b --microbatches 512",
         10,
     ),
-    Row("10,000 layers, 16,384", "layers 10000", (16384,), FAST, "--memory 420GB", 60),
-    Row("10,000 layers, 8 x 2,048", "layers 10000", (8, 2048), FAST, "--memory 420GB", 60),
+    Row("10,000 layers, 16,384", "layers 10000", (16384,), FAST, "--memory 420GB", 30),
+    Row("10,000 layers, 8 x 2,048", "layers 10000", (8, 2048), FAST, "--memory 420GB", 30),
     Row("34 layers, 1,048,576", "layers 34", (8, 131072), FAST, "", 30),
     Row(
         "96 tied blocks, 8 x 128",
@@ -60,11 +60,11 @@ ROWS = [
         (8, 128),
         FAST,
         "--memory 80GB --schedule 1f1b --recompute auto --microbatches 1536",
-        30,
+        20,
     ),
-    Row("80 blocks, auto, 256", "blocks 80", (8, 32), FAST, f"--memory 80GB {_AUTO}", 10),
-    Row("80 blocks, auto, 1,024", "blocks 80", (8, 128), FAST, f"--memory 80GB {_AUTO}", 30),
-    Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB", 30),
+    Row("80 blocks, auto, 256", "blocks 80", (8, 32), FAST, f"--memory 80GB {_AUTO}", 20),
+    Row("80 blocks, auto, 1,024", "blocks 80", (8, 128), FAST, f"--memory 80GB {_AUTO}", 60),
+    Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB", 20),
 ]
 
 

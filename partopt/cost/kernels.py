@@ -16,6 +16,7 @@ from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.passes import (
     NEVER,
+    first_backward_s,
     message_s,
     most_in_time,
     passing_prefix,
@@ -76,6 +77,7 @@ class Layers(NamedTuple):
     optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
     depth: int  # the most stages of a plan, where what is in flight depends on them
     bus: bool  # a level is a bus
+    devices: int  # of the topology
     tied: Tied
 
 
@@ -131,6 +133,7 @@ def layers_of(problem: Problem) -> Layers:
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         depth=0,
         bus=any(level.bus for level in problem.topology.levels),
+        devices=problem.topology.devices,
         tied=tied_of(problem),
     )
 
@@ -354,7 +357,24 @@ def time_left_s(layers, stage, T, F, r, waiting):  # type: ignore[no-untyped-def
         work = split_work_s(n, f, b, stage.round_s)
     else:
         work = work_s(n, F if layers.any_warmup else n, f, b, stage.passing_s, stage.round_s)
+    if not layers.any_warmup:
+        begins, rest = int(stage.start > 0), len(layers.cuts) - 1 - stage.start
+        first = first_backward_s(
+            layers.M,
+            r,
+            layers.devices,
+            begins,
+            rest,
+            f,
+            b,
+            stage.passing_s,
+            stage.round_s,
+            layers.split,
+        )
+        work = max(work, first)
     done = layers.head[stage.start] + work
+    if not layers.split and done + layers.tail[stage.start] > T * (1 + EPSILON):
+        return -1.0
     if layers.serial:
         done = max(done, waited_s(layers, stage, f + b + waiting, r))
     return T - done

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.links import network_of, wait_s
+from partopt.cost.links import wait_s
 from partopt.cost.memory import stage_memory
 from partopt.cost.problem import Assignment, Problem
+from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
 
 # n   microbatches that a replica gets in an iteration
@@ -76,7 +77,7 @@ def message_s(problem: Problem, c: int) -> float:
     """Seconds of a message over cut c at the quickest level; 0 at the ends of the chain."""
     if c in (0, problem.chain.layers):
         return 0.0
-    return float(wait_s(network_of(problem.topology), float(problem.chain.a[c]), 1))
+    return float(wait_s(problem.network, float(problem.chain.a[c]), 1))
 
 
 def most_in_flight(stage: Assignment, problem: Problem) -> int:
@@ -87,10 +88,10 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
     limit = problem.memory_bytes
     if limit is None:
         return NEVER
-    entry, least, most = schedule(problem.schedule), 0, 1
+    entry = schedule(problem.schedule)
 
-    def fits(F: int) -> bool:
-        held = stage_memory(
+    def held_bytes(F: int) -> int:
+        return stage_memory(
             problem.chain,
             stage.start,
             stage.stop,
@@ -98,15 +99,18 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
             entry.versions_of(F),
             problem.optimizer,
             int(problem.recomputes(stage)),
-        )
-        return held.total_bytes <= limit
+        ).total_bytes
 
-    while most < NEVER and fits(most):
-        least, most = most, 2 * most
-    while most - least > 1 and least < NEVER // 2:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least if most < NEVER else NEVER
+    least, ten = held_bytes(1), held_bytes(11)
+    if least > limit:
+        return 0
+    if ten == least:
+        return NEVER
+    # each term is rounded to whole bytes
+    F = int(min(NEVER, 10 * (limit - least + 4 * ROUNDED_BYTES) / (ten - least) + 2))
+    while held_bytes(F) > limit:
+        F -= 1
+    return F
 
 
 @compiled()
@@ -131,6 +135,24 @@ def work_s(n, F, f, b, passing, R):  # type: ignore[no-untyped-def]
 def split_work_s(n, f, b, R):  # type: ignore[no-untyped-def]
     """`work_s` where backwards are in two parts, the second of which waits as long as it likes."""
     return max(n * (f + b), f + R + n * b)
+
+
+@compiled()
+def first_backward_s(M, r, P, before, layers, f, b, passing, R, split):  # type: ignore[no-untyped-def]
+    """`work_s` under schedules with a warm-up of their own, for what precedes the first backward.
+
+    The stage has r of P devices, and `layers` from it to the end of the chain; `before` is 1 where
+    stages come before it, else 0. Split, as 1F1B: no more forwards come before the first gradient
+    than there are stages from it on. GPipe: the last stage sends the first gradient when its
+    replica has had all of its forwards; the last of those is one of the last microbatches, of as
+    many as that stage has replicas.
+    """
+    n = -(-M // r)
+    if split:
+        stages = max(1, min(layers, P // r - before))
+        return f + R + n * (f + b) - min(n, stages) * f
+    first = max(0, M - max(1, P - r - before)) // r + 1
+    return first * f + R + passing + (n - 1) * b
 
 
 @compiled()

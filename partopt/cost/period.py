@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from partopt.cost.links import (
     allreduce_s,
-    network_of,
     paired_sides_s,
     run_sides_s,
     tied_s,
     wait_s,
 )
 from partopt.cost.passes import (
+    first_backward_s,
     message_s,
     most_in_flight,
     passes_of,
@@ -69,7 +69,7 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     transfers the devices also wait for every activation and gradient, with blocking all-reduces for
     these.
     """
-    r, topology = len(partition.stages[s].ranks), problem.topology
+    r = len(partition.stages[s].ranks)
     busy = Load(
         "compute",
         s,
@@ -78,9 +78,10 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     computed = busy.seconds
     cuts = [c for c in (s, s + 1) if 0 < c < len(partition.stages)]
     if problem.serial_transfers and cuts:
-        network = network_of(topology)
         waiting = sum(
-            wait_s(network, _cut_bytes(partition, c, problem), cut_level(partition, c, problem))
+            wait_s(
+                problem.network, _cut_bytes(partition, c, problem), cut_level(partition, c, problem)
+            )
             for c in cuts
         )
         busy = Load("compute and transfers", s, busy.seconds + 2 * waiting / r)
@@ -113,8 +114,7 @@ def _sides_s(partition: Partition, s: int, cuts: Sequence[int], problem: Problem
             cut_level(partition, c, problem) if c in cuts else len(topology.levels) + 1
             for c in (s, s + 1)
         ]
-        network = network_of(topology)
-        return float(even * run_sides_s(network, *size, ranks[0], ranks[-1], *gaps))
+        return float(even * run_sides_s(problem.network, *size, ranks[0], ranks[-1], *gaps))
     around = [
         (_cut_bytes(partition, c, problem), stages[c - 1 if c == s else c].ranks) for c in cuts
     ]
@@ -185,33 +185,46 @@ def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     )
 
 
-def binding(partition: Partition, problem: Problem) -> Load:
-    """The largest load per microbatch; ties keep the first.
+def all_loads(partition: Partition, problem: Problem) -> list[list[Load]]:
+    """`stage_loads` of every stage."""
+    return [stage_loads(partition, s, problem) for s in range(len(partition.stages))]
+
+
+def binding(
+    partition: Partition, problem: Problem, loads: Sequence[Sequence[Load]] | None = None
+) -> Load:
+    """The largest load per microbatch, of `all_loads` where these are known; ties keep the first.
 
     It is the period of an asynchronous schedule, and what paces a synchronous one. A synchronous
     schedule exchanges gradients once an iteration, so its all-reduces pace nothing.
     """
-    loads = (
-        load for s in range(len(partition.stages)) for load in stage_loads(partition, s, problem)
-    )
     return max(
-        (load for load in loads if problem.microbatches is None or load.what != "all-reduce"),
+        (
+            load
+            for own in (all_loads(partition, problem) if loads is None else loads)
+            for load in own
+            if problem.microbatches is None or load.what != "all-reduce"
+        ),
         key=lambda load: load.seconds,
     )
 
 
-def fullest(partition: Partition, problem: Problem) -> list[Load]:
-    """The largest non-zero load of each kind; ties keep the first.
+def fullest(
+    partition: Partition, problem: Problem, loads: Sequence[Sequence[Load]] | None = None
+) -> list[Load]:
+    """The largest non-zero load of each kind, of `all_loads`; ties keep the first.
 
     A plan carries them. A synchronous schedule exchanges gradients once an iteration, of which one
     M-th counts for each microbatch. The naive schedule keeps one thing busy at a time and has none.
     """
     found: dict[str, Load] = {}
-    none_beside = schedule(problem.schedule).one_at_a_time
-    for s, stage in enumerate([] if none_beside else partition.stages):
-        for load in stage_loads(partition, s, problem):
+    if schedule(problem.schedule).one_at_a_time:
+        return []
+    for s, own in enumerate(all_loads(partition, problem) if loads is None else loads):
+        r = len(partition.stages[s].ranks)
+        for load in own:
             if problem.microbatches is not None and load.what == "all-reduce":
-                load = Load(load.what, s, load.seconds * len(stage.ranks) / problem.microbatches)
+                load = Load(load.what, s, load.seconds * r / problem.microbatches)
             if load.seconds > (found[load.what].seconds if load.what in found else 0.0):
                 found[load.what] = load
     return list(found.values())
@@ -252,15 +265,26 @@ def stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
     n, own = own_microbatches(M, len(stage.ranks), 0), passes_of(stage, problem)
     f, b, passing, R = own.forward_s, own.backward_s, own.passing_s, own.round_s
     update = update_s(partition, s, problem)
+    first = 0.0
+    if not (entry.takes_warmup or entry.one_at_a_time):
+        P, begins, rest = (
+            problem.topology.devices,
+            int(stage.start > 0),
+            problem.chain.layers - stage.start,
+        )
+        first = first_backward_s(
+            M, len(stage.ranks), P, begins, rest, f, b, passing, R, entry.split
+        )
     if entry.split:
-        ends = [split_work_s(n, f, b, R) + update, n * (f + passing) + own.tail_s]
+        work = max(split_work_s(n, f, b, R), first)
+        ends = [work + update, n * (f + passing) + own.tail_s]
     else:
         F = n
         if entry.one_at_a_time:
             F = 1
         elif entry.takes_warmup:
             F = max(1, most_in_flight(stage, problem))
-        ends = [work_s(n, F, f, b, passing, R) + max(update, own.tail_s)]
+        ends = [max(work_s(n, F, f, b, passing, R), first) + max(update, own.tail_s)]
     busy, _, *sides = stage_loads(partition, s, problem)
     if problem.serial_transfers:
         last = update if entry.split else max(update, own.tail_s)

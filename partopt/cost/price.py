@@ -17,6 +17,7 @@ from partopt.cost.flight import (
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import (
+    all_loads,
     binding,
     compute_s,
     cut_level,
@@ -236,7 +237,8 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
 
     The period of a synchronous schedule is its iteration divided by its microbatches.
     """
-    load = binding(partition, problem)
+    known = all_loads(partition, problem)
+    load = binding(partition, problem, known)
     iteration, period = None, load.seconds
     if problem.microbatches is not None:
         iteration = iteration_s(partition, problem)
@@ -256,6 +258,6 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
             iteration_s=iteration,
             one_device_s=alone,
             bound_by=bound_by,
-            loads=fullest(partition, problem),
+            loads=fullest(partition, problem, known),
         ),
     )

@@ -12,6 +12,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
+from partopt.cost.links import Network, network_of
 from partopt.cost.ranges import Group
 from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
@@ -82,6 +83,11 @@ class Problem:
     any_schedule: bool = False
     effort: str = "normal"
     progress: Progress = ignore_progress
+
+    @cached_property
+    def network(self) -> Network:
+        """The levels of the topology, for compiled code."""
+        return network_of(self.topology)
 
     @cached_property
     def reference(self) -> ProfileReference:

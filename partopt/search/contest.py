@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.period import objective_s
-from partopt.cost.price import price
-from partopt.cost.problem import FREE, Problem, certify, partition_of
+from partopt.cost.price import devices_used, price
+from partopt.cost.problem import FREE, Decision, Partition, Problem, certify, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
@@ -35,6 +35,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "uniform": "`replication=uniform`",
     "none": "`replication=none`",
 }
+SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
@@ -59,17 +60,23 @@ def check_planner(name: str, problem: Problem) -> None:
             )
 
 
-def compete(names: Iterable[str], problem: Problem) -> Contest:
+def compete(names: Iterable[str], problem: Problem, shown: Iterable[str] | None = None) -> Contest:
     """The simulated plans of `names`; notes say which planners refuse the problem, and why.
 
-    Raises PartoptError where all of them do.
+    Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
+    too where their simulation is long. Raises PartoptError where all refuse.
     """
     plans: dict[str, Plan] = {}
     notes: list[Note] = []
     refusals = []
     for name in names:
         try:
-            plans[name], own = plan_with(name, problem)
+            decision = planners.decide(name, problem)
+            if shown is not None and _is_left_out(
+                decision.partition, name in shown, plans, problem
+            ):
+                continue
+            plans[name], own = _simulate(name, decision, problem)
             notes += own
         except PartoptError as error:
             refusals.append(error)
@@ -98,11 +105,28 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
 
 def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     """What one planner decides, simulated, and notes; raises the errors of `plan_alone`."""
+    return _simulate(name, planners.decide(name, problem), problem)
+
+
+def _simulate(name: str, decision: Decision, problem: Problem) -> tuple[Plan, list[Note]]:
+    """A decision, simulated, and its notes."""
     problem.progress(f"simulating {name}", 0, 1)
-    decision = planners.decide(name, problem)
     plan = price(decision.partition, problem, name, decision.certificate)
     found = simulate_with_best_warmup(plan)
-    return found if found.fits else replace(found, certificate=None), list(decision.notes)
+    # what is proved of `optimal` does not depend on its own plan
+    proved = found.fits or name == "optimal"
+    return found if proved else replace(found, certificate=None), list(decision.notes)
+
+
+def _is_left_out(
+    partition: Partition, hidden: bool, plans: dict[str, Plan], problem: Problem
+) -> bool:
+    """Whether a partition cannot be faster than the best of `plans`, and need not be shown."""
+    fitting = [plan.predicted.period_s for plan in plans.values() if plan.fits]
+    long = len(partition.stages) * devices_used(partition) > SHOWN_LIMIT
+    if not fitting or not (hidden or long):
+        return False
+    return objective_s(partition, problem) / (problem.microbatches or 1) >= min(fitting)
 
 
 def contestants(problem: Problem) -> list[str]:

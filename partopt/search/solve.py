@@ -17,6 +17,7 @@ from partopt.search.schedule import search_schedules
 from partopt.search.sizes import search_sizes
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner
+_SHOWN = ("pipedream", *_BESIDE)  # and beside the best of all
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _solve_at(job: Job, progress: Progress) -> Result:
     problem = replace(job.problem, progress=progress)
     name, notes = job.planner_name, job.notes
     if name is None:
-        plans = contest.compete(contest.contestants(problem), problem).plans
+        plans = contest.compete(contest.contestants(problem), problem, _SHOWN).plans
         best = plans[contest.best_of(plans)]
     else:
         contest.check_planner(name, problem)

@@ -27,6 +27,7 @@ from partopt.cost.problem import (
 )
 from partopt.cost.tolerances import SUM
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.planners.optimal import traffic
 from partopt.planners.optimal.bisection import bisect_minimum
 from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.families import FamilyProbe, families
@@ -52,7 +53,8 @@ def plan(problem: Problem) -> Decision:
     best, value, lower = least(problem)
     if best is None:
         raise _nothing_fits(problem)
-    return Decision(best, certify(value, lower, scope(problem), PROOF))
+    lower = traffic.bound_s(problem, lower)
+    return Decision(best, certify(max(value, lower), lower, scope(problem), PROOF))
 
 
 def least(
@@ -134,8 +136,14 @@ def scope(problem: Problem) -> str:
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
-    """The best plan with objective below `seconds`, or `None`, and a lower bound on all plans."""
-    best, _, lower = _search(list(families(drop_useless_recompute(problem.coarsen()))), seconds)
+    """The best plan with objective below `seconds`, or `None`, and a lower bound on all plans.
+
+    Nothing is sought where all stages together have more to send.
+    """
+    stated = drop_useless_recompute(problem.coarsen())
+    if traffic.refuter(stated)(seconds):
+        return None, seconds
+    best, _, lower = _search(list(families(stated)), seconds)
     return best, lower
 
 
