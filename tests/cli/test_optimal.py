@@ -21,6 +21,30 @@ def test_it_prints_what_it_proved(planned):
     assert "\nobjective" not in page
 
 
+@pytest.mark.parametrize(
+    ("options", "scope"),
+    [
+        (
+            ["--stages", 2, "--replication", "uniform"],
+            "16 GB a device, 2 stages, replication uniform",
+        ),
+        (
+            ["--schedule", "gpipe", "--microbatches", 8],
+            "gpipe, 8 microbatches of 1, 16 GB a device",
+        ),
+        (["--recompute", "auto", "--memory", "1 GB"], "1 GB a device, stages recompute or not"),
+        (["--recompute", "always", "--comm", "serial"], "all recomputed, serial transfers"),
+        (
+            ["--allreduce", "blocking", "--cut-at", "layer[24]"],
+            "blocking all-reduces, 2 places to cut",
+        ),
+    ],
+)
+def test_its_bound_says_of_which_plans_it_is(planned, options, scope):
+    certificate = planned("--planner", "optimal", *options, "--json").document["certificate"]
+    assert certificate["scope"].endswith(scope)
+
+
 def test_where_nothing_fits_the_answer_is_no(planned):
     outcome = planned("--planner", "optimal", "--memory", "1 kB")
     assert (outcome.code, outcome.out, outcome.errors) == (

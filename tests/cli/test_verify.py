@@ -48,6 +48,7 @@ def planned(partopt, tmp_path):
             ("--schedule", "auto", "--global-batch", "256"),
             "the plan is as it says; grid proves no bound",
         ),
+        (("--planner", "optimal", "--cut-at", "*2*"), None),
         (
             (
                 "--planner",

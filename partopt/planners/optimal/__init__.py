@@ -130,9 +130,18 @@ def scope(problem: Problem) -> str:
         "" if problem.replication == FREE else f"replication {problem.replication}",
         "stages recompute or not" if may else "all recomputed" if problem.recompute else "",
         "tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
-        "cut where it is allowed" if problem.cut_at is not None else "",
+        "serial transfers" if problem.serial_transfers else "",
+        "blocking all-reduces" if problem.blocking_allreduce else "",
+        _places_to_cut(problem),
     ]
     return ", ".join(word for word in words if word)
+
+
+def _places_to_cut(problem: Problem) -> str:
+    """How many there are, where there are fewer than layers in the profile, in words."""
+    places = len(problem.boundaries()) - 2
+    fewer = problem.profile and places < len(problem.profile.layers) - 1
+    return f"{places} places to cut" if fewer else ""
 
 
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
