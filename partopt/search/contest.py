@@ -73,7 +73,7 @@ def compete(names: Iterable[str], problem: Problem, shown: Iterable[str] | None 
         try:
             decision = planners.decide(name, problem)
             if shown is not None and _is_left_out(
-                decision.partition, name in shown, plans, problem
+                decision.partition, name not in shown, plans, problem
             ):
                 continue
             plans[name], own = _simulate(name, decision, problem)
