@@ -78,6 +78,7 @@ class Layers(NamedTuple):
     depth: int  # the most stages of a plan, where what is in flight depends on them
     bus: bool  # a level is a bus
     devices: int  # of the topology
+    caution: float  # of what fits in flight, one in so many is used: `Problem.caution`
     tied: Tied
 
 
@@ -134,6 +135,7 @@ def layers_of(problem: Problem) -> Layers:
         depth=0,
         bus=any(level.bus for level in problem.topology.levels),
         devices=problem.topology.devices,
+        caution=problem.caution,
         tied=tied_of(problem),
     )
 
@@ -267,7 +269,7 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
     F = np.int64(min((layers.memory - none + ROUNDED_BYTES) / each + 1.0, float(NEVER)))
     while F > 0 and memory_bytes(layers, stage, F) > layers.memory:
         F -= 1
-    return F
+    return np.int64(max(1.0, F / layers.caution)) if F > 0 else F
 
 
 @compiled()

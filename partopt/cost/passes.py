@@ -83,7 +83,7 @@ def message_s(problem: Problem, c: int) -> float:
 def most_in_flight(stage: Assignment, problem: Problem) -> int:
     """The most microbatches in flight for which a stage fits; 0 where not even one does.
 
-    One that recomputes keeps one stash at the least.
+    One that recomputes keeps one stash at the least. With `problem.caution` some are left free.
     """
     limit = problem.memory_bytes
     if limit is None:
@@ -102,15 +102,13 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
         ).total_bytes
 
     least, ten = held_bytes(1), held_bytes(11)
-    if least > limit:
-        return 0
-    if ten == least:
-        return NEVER
+    if least > limit or ten == least:
+        return 0 if least > limit else NEVER
     # each term is rounded to whole bytes
     F = int(min(NEVER, 10 * (limit - least + 4 * ROUNDED_BYTES) / (ten - least) + 2))
     while held_bytes(F) > limit:
         F -= 1
-    return F
+    return max(1, int(F / problem.caution))
 
 
 @compiled()

@@ -57,8 +57,9 @@ class Problem:
     stages may split layers that share parameters; `cut_at` are the layers that a stage may begin
     with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are what GPipe's
     heuristics balance, shape (N,); `any_schedule` says that the schedule is one of several that are
-    tried; `effort` is how long a plan is improved in the simulator, and `progress` is called during
-    long work.
+    tried; `effort` is how long a plan is improved in the simulator; with a `caution` above 1 the
+    planner `optimal` counts on so many times fewer microbatches in flight than fit; `progress` is
+    called during long work.
     """
 
     profile: Profile
@@ -82,6 +83,7 @@ class Problem:
     costs: NDArray[np.float64] | None = None
     any_schedule: bool = False
     effort: str = "normal"
+    caution: float = 1.0
     progress: Progress = ignore_progress
 
     @cached_property

@@ -23,6 +23,7 @@ from partopt.documents import Note
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.schedules import schedule
 from partopt.search.evaluate import value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
@@ -36,6 +37,9 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "none": "`replication=none`",
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
+_CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # see `_cautious`
+_CAUTION_LIMIT = 2_000_000  # layers times devices: above, each takes seconds
+_NEAR_BOUND = 0.02  # above the bound: nearer, nothing more cautious is tried
 UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
@@ -172,6 +176,7 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
         with suppress(PartoptError):
             equal = dataclasses.replace(problem, replication="uniform")
             plans |= _simulate_if_faster("uniform", "optimal", equal, problem, own)
+    plans |= _cautious(own, problem)
     improved = _improve(plans, problem)
     if improved is not None:
         plans["improved"] = improved
@@ -196,6 +201,26 @@ def _uniform_may_win(own: Plan, problem: Problem) -> bool:
     """Whether the best plan with equal replicas is another one, and quick enough to find."""
     unequal = len({stage.replicas for stage in own.stages}) > 1
     return unequal and problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT
+
+
+def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
+    """Plans of `optimal` that do with fewer microbatches in flight than fit.
+
+    A bound counts on all that fit; where a plan is slower than it, some of them may have to be
+    spare, since replicas take turns. None where that does not limit `own`.
+    """
+    large = problem.chain.layers * problem.topology.devices > _CAUTION_LIMIT
+    if own.certificate is None or problem.memory_bytes is None or large:
+        return {}
+    certified_s = own.certificate.lower_bound_s / (problem.microbatches or 1)
+    if own.fits and own.predicted.period_s <= certified_s * (1 + _NEAR_BOUND):
+        return {}
+    plans: dict[str, Plan] = {}
+    for caution in _CAUTIONS if schedule(problem.schedule).takes_warmup else ():
+        with suppress(PartoptError):
+            label, stated = f"optimal {caution}", dataclasses.replace(problem, caution=caution)
+            plans |= _simulate_if_faster(label, "optimal", stated, problem, own)
+    return plans
 
 
 def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
