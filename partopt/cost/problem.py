@@ -106,10 +106,17 @@ class Problem:
             if self.recompute
             else "never",
             costs=None if self.costs is None else self.costs.tolist(),
-            cuts=list(self.cuts) if self.replicas else None,
-            replicas=list(self.replicas) or None,
+            cuts=None if self.split_replicas is None else list(self.cuts),
+            replicas=self.split_replicas,
             any_schedule=self.any_schedule,
         )
+
+    @cached_property
+    def split_replicas(self) -> list[int] | None:
+        """The replicas of each stage of a manual split, by default one; None without a split."""
+        if not self.cuts and not self.replicas:
+            return None
+        return list(self.replicas) or [1] * (len(self.cuts) + 1)
 
     @cached_property
     def limited_topology(self) -> Topology:

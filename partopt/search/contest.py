@@ -69,7 +69,7 @@ def compete(names: Iterable[str], problem: Problem) -> Contest:
     refusals = []
     for name in names:
         try:
-            plans[name], own = plan_with(name, problem)
+            plans[name], own = _simulate(name, problem)
             notes += own
         except PartoptError as error:
             refusals.append(error)
@@ -82,7 +82,7 @@ def compete(names: Iterable[str], problem: Problem) -> Contest:
         others = {name: plan for name, plan in plans.items() if name != "optimal"}
         rivals = others if everything else _rivals(plans["optimal"], problem)
         plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
-    return Contest(plans, notes)
+    return Contest({name: _with_certificate(plan) for name, plan in plans.items()}, notes)
 
 
 def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
@@ -90,19 +90,31 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
 
     Raises PartoptError where it refuses the problem, or its schedule cannot run its plan.
     """
-    own, notes = plan_with(name, problem)
+    own, notes = _simulate(name, problem)
     if name == "optimal":
         own = _take_fastest(own, _rivals(own, problem), problem)
-    return own, notes
+    return _with_certificate(own), notes
 
 
 def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     """What one planner decides, simulated, and notes; raises the errors of `plan_alone`."""
+    plan, notes = _simulate(name, problem)
+    return _with_certificate(plan), notes
+
+
+def _simulate(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
+    """As `plan_with`, but with the certificate of the decision, whatever the simulator says."""
     problem.progress(f"simulating {name}", 0, 1)
     decision = planners.decide(name, problem)
     plan = price(decision.partition, problem, name, decision.certificate)
-    found = simulate_with_best_warmup(plan)
-    return found if found.fits else replace(found, certificate=None), list(decision.notes)
+    return simulate_with_best_warmup(plan), list(decision.notes)
+
+
+def _with_certificate(plan: Plan) -> Plan:
+    """The simulated plan with what is known of it; nothing is of one that does not fit."""
+    if plan.planner == "optimal":
+        return certified(plan, plan.certificate)
+    return plan if plan.fits else replace(plan, certificate=None)
 
 
 def contestants(problem: Problem) -> list[str]:
@@ -136,7 +148,7 @@ def _able(features: set[str], schedule: str) -> list[str]:
 
 
 def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
-    """The fastest plan that fits, as the optimal planner's: it carries the lower bound of `own`.
+    """The fastest plan that fits, as the optimal planner's: it carries the certificate of `own`.
 
     It is `own`, one of the others, or what a search in the simulator makes of them.
     """
@@ -151,8 +163,8 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     improved = _improve(plans, problem)
     if improved is not None:
         plans["improved"] = improved
-    best = replace(plans[best_of(plans)], planner="optimal", request=own.request)
-    return certified(best, own.certificate)
+    best = plans[best_of(plans)]
+    return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
 
 def certified(plan: Plan, bound: Certificate | None) -> Plan:

@@ -25,7 +25,7 @@ from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import certified
-from partopt.search.warmup import simulate_with_best_warmup
+from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
 
@@ -57,8 +57,9 @@ class Recomputation:
 
     @cached_property
     def simulated(self) -> Plan:
-        """The plan's own stages, priced and simulated."""
-        return simulate_with_best_warmup(price(self.partition, self.problem, self.plan.planner))
+        """The plan's own stages, priced and simulated at its own warm-ups."""
+        priced = price(self.partition, self.problem, self.plan.planner)
+        return simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
 
     @cached_property
     def decision(self) -> Decision:
