@@ -145,6 +145,11 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         )
 
     @property
+    def copies(self) -> int:
+        """The copies of a stage that each pipeline holds: two under a mirrored schedule."""
+        return 2 if self.family == "mirrored" else 1
+
+    @property
     def idle_ranks(self) -> list[int]:
         """Ranks that the plan leaves without work."""
         return sorted(
@@ -190,7 +195,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
         With `fewer`, the number of stages requested is a maximum.
         """
-        request, own, copies = self.request, len(self.stages), 2 if self.family == "mirrored" else 1
+        request, own = self.request, len(self.stages)
         if (
             request.stages is not None
             and own != request.stages
@@ -199,7 +204,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             yield f"{request.stages} stages requested, {own} planned"
         replicas = {stage.replicas for stage in self.stages}
         if (request.replication == "uniform" and len(replicas) > 1) or (
-            request.replication == "none" and replicas != {copies}
+            request.replication == "none" and replicas != {self.copies}
         ):
             yield f"replication {request.replication} requested, {self.shape} planned"
 

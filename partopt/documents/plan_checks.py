@@ -123,8 +123,11 @@ def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
     if (request.cuts is None) != (request.replicas is None):
         yield _fault("request.cuts: without request.replicas, or they without", "give both")
     elif request.cuts is not None and request.replicas is not None:
-        own = [stage.start for stage in plan.stages[1:]], [s.replicas for s in plan.stages]
-        if own != (request.cuts, request.replicas):
+        replicas = [stage.replicas // plan.copies for stage in plan.stages]
+        if ([stage.start for stage in plan.stages[1:]], replicas) != (
+            request.cuts,
+            request.replicas,
+        ):
             yield _fault("request.cuts: the stages are others", "re-run `solve`")
     if (plan.planner == "manual") != (request.cuts is not None):
         yield _fault(

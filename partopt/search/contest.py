@@ -20,9 +20,10 @@ from partopt.cost.period import objective_s
 from partopt.cost.price import price
 from partopt.cost.problem import FREE, Problem, certify, partition_of
 from partopt.documents import Note
-from partopt.documents.plan import Certificate, Plan
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.search.evaluate import value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
@@ -82,7 +83,7 @@ def compete(names: Iterable[str], problem: Problem) -> Contest:
         others = {name: plan for name, plan in plans.items() if name != "optimal"}
         rivals = others if everything else _rivals(plans["optimal"], problem)
         plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
-    return Contest({name: _with_certificate(plan) for name, plan in plans.items()}, notes)
+    return Contest({name: _with_certificate(plan, problem) for name, plan in plans.items()}, notes)
 
 
 def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
@@ -93,13 +94,13 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     own, notes = _simulate(name, problem)
     if name == "optimal":
         own = _take_fastest(own, _rivals(own, problem), problem)
-    return _with_certificate(own), notes
+    return _with_certificate(own, problem), notes
 
 
 def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     """What one planner decides, simulated, and notes; raises the errors of `plan_alone`."""
     plan, notes = _simulate(name, problem)
-    return _with_certificate(plan), notes
+    return _with_certificate(plan, problem), notes
 
 
 def _simulate(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
@@ -110,10 +111,10 @@ def _simulate(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     return simulate_with_best_warmup(plan), list(decision.notes)
 
 
-def _with_certificate(plan: Plan) -> Plan:
+def _with_certificate(plan: Plan, problem: Problem) -> Plan:
     """The simulated plan with what is known of it; nothing is of one that does not fit."""
-    if plan.planner == "optimal":
-        return certified(plan, plan.certificate)
+    if plan.planner == "optimal" and plan.certificate is not None:
+        return certified(plan, plan.certificate.lower_bound_s, problem)
     return plan if plan.fits else replace(plan, certificate=None)
 
 
@@ -167,17 +168,17 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
 
-def certified(plan: Plan, bound: Certificate | None) -> Plan:
+def certified(plan: Plan, lower_bound_s: float, problem: Problem) -> Plan:
     """The plan of `optimal` with what is known of its simulated period or iteration.
 
-    `bound` is that of the search. A plan that does not fit has no certificate.
+    `lower_bound_s` is that of the search. A plan that does not fit has no certificate.
     """
-    if bound is None or not plan.fits:
+    if not plan.fits:
         return replace(plan, certificate=None)
     predicted = plan.predicted
     seconds = predicted.period_s if predicted.iteration_s is None else predicted.iteration_s
-    certificate = certify(seconds, bound.lower_bound_s, bound.scope, bound.proof)
-    return replace(plan, certificate=certificate)
+    stated = scope(drop_useless_recompute(problem))
+    return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
 def _uniform_may_win(own: Plan, problem: Problem) -> bool:

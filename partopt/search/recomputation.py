@@ -14,14 +14,12 @@ from partopt.cost.problem import (
     Partition,
     Problem,
     Progress,
-    certify,
     partition_of,
     problem_from_plan,
 )
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import certified
@@ -78,9 +76,7 @@ class Recomputation:
         if planner != "optimal":
             return self.decision.certificate
         lower = recorded.lower_bound_s if recorded else 0.0
-        stated = drop_useless_recompute(self.problem)
-        bound = certify(lower, lower, scope(stated), PROOF)
-        return certified(self.simulated, bound).certificate
+        return certified(self.simulated, lower, self.problem).certificate
 
     @property
     def objective_s(self) -> float | None:
