@@ -20,6 +20,7 @@ from partopt.cost.problem import (
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from partopt.planners import PLANNERS
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import certified
@@ -85,8 +86,15 @@ class Recomputation:
 
 
 def check_layout(plan: Plan) -> None:
-    """Raise PartoptError where the schedule cannot run this layout or is too long to simulate."""
+    """Raise PartoptError where the schedule cannot run this layout or is too long to simulate.
+
+    Also where its planner does not plan for the schedule.
+    """
     entry = schedule(plan.schedule)
+    if plan.planner in PLANNERS and not PLANNERS[plan.planner].plans_for(plan.schedule):
+        raise PartoptError(
+            f"{plan.planner}: not a planner for {plan.schedule}", code="inconsistent-plan"
+        )
     if entry.asynchronous != (plan.microbatches is None):
         raise PartoptError(
             f"{plan.microbatches} microbatches an iteration under {plan.schedule}",
