@@ -38,7 +38,11 @@ def faults(content: bytes) -> list[str]:
 def test_what_every_planner_writes_is_read_back_the_same(name, schedule):
     microbatches = None if schedule.startswith("pipedream") else 8
     problem = problem_of(
-        uniform_profile(6), two_level(2, 2), schedule=schedule, microbatches=microbatches
+        uniform_profile(6),
+        two_level(2, 2),
+        schedule=schedule,
+        microbatches=microbatches,
+        cuts=(2,) if name == "manual" else (),
     )
     planned = planners.plan(name, problem)
     assert Plan.parse(documents.encode(planned)) == planned
@@ -135,6 +139,7 @@ def test_what_the_optimal_planner_would_keep_to_others_may_disregard(request_, w
     document["request"] |= request_
     assert list(Plan.parse(json.dumps(document).encode()).find_deviations()) == [what]
     document["planner"] = "optimal"
+    document["request"] |= {"cuts": None, "replicas": None}
     assert faults(json.dumps(document).encode()) == [f"plan.json: request: {what}"]
 
 
