@@ -1,6 +1,7 @@
 """A plan checked again: every plan that is made holds, and claims that are not true do not."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +15,16 @@ from partopt import documents, planners
 from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
+from partopt.job import Job
 from partopt.planners import PLANNERS, optimal
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
-from partopt.search.contest import plan_alone
+from partopt.schedules import SCHEDULES
+from partopt.search.contest import compete, contestants, plan_alone
+from partopt.search.schedule import search_schedules
 from partopt.search.verify import claim, verify
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
-from tests.search.plans import KINDS, SYNCHRONOUS, manual, plan_of
-
-ASYNCHRONOUS = {"schedule": "pipedream", "microbatches": None}
+from tests.search.plans import KINDS, manual, plan_of
 
 
 def failed(plan: Plan, problem: Problem) -> list[str]:
@@ -35,9 +37,13 @@ def failed(plan: Plan, problem: Problem) -> list[str]:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    """Up to seven layers on up to two servers of three devices, with every option that a plan
-    records.
+def problems(
+    draw: st.DrawFn, schedules: Sequence[str] = ("pipedream", "1f1b", "gpipe"), asked: bool = True
+) -> Problem:
+    """Up to seven layers, some of them tied, on up to two servers of three devices.
+
+    With every option that a plan records where something is `asked`, and else with those that every
+    planner looks at.
     """
     count = draw(st.integers(2, 7))
 
@@ -47,13 +53,18 @@ def problems(draw: st.DrawFn) -> Problem:
     sizes = measurement(
         drawn(1e-3, 2e-3, 3e-3), drawn(2e-3, 0.0, 5e-3), drawn(0, 10**6, 10**7), optimizer_s=1e-3
     )
-    schedule = draw(
-        st.sampled_from([ASYNCHRONOUS, SYNCHRONOUS, {"schedule": "gpipe", "microbatches": 4}])
-    )
+    name = draw(st.sampled_from(schedules))
+    asynchronous = SCHEDULES[name].asynchronous
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
     starts = draw(st.none() | st.sets(st.integers(1, count - 1)))
+    tied = draw(st.sampled_from([[], [("weight", [0, count - 1], 10**6)]]))
+    requested: dict[str, Any] = {
+        "replication": draw(st.sampled_from(["free", "uniform", "none"])),
+        "stages": draw(st.sampled_from([None, 1, 2])),
+        "costs": np.array(drawn(1.0, 2.0)) if draw(st.booleans()) else None,
+    }
     return problem_of(
-        profile_of([sizes], drawn(0, 10**6, 2 * 10**7)),
+        profile_of([sizes], [size + 10**6 for size in drawn(0, 10**6, 2 * 10**7)], shared=tied),
         two_level(
             3,
             draw(st.sampled_from([1, 2])),
@@ -62,17 +73,17 @@ def problems(draw: st.DrawFn) -> Problem:
             outer_latency=draw(st.sampled_from([0.0, 1e-3])),
             memory_bytes=10**9,
         ),
-        **schedule,
+        schedule=name,
+        microbatches=None if asynchronous else draw(st.sampled_from([4, 6, 8])),
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",
         optimizer=draw(st.sampled_from(["sgd", "momentum", "adam"])),
-        replication=draw(st.sampled_from(["free", "uniform", "none"])),
         serial_transfers=draw(st.booleans()),
-        blocking_allreduce=schedule is ASYNCHRONOUS and draw(st.booleans()),
-        memory_bytes=draw(st.sampled_from([None, 10**9, 2 * 10**8])),
-        stages=draw(st.sampled_from([None, 1, 2])),
+        blocking_allreduce=asynchronous and draw(st.booleans()),
+        memory_bytes=draw(st.sampled_from([None, 10**9, 2 * 10**8, 10**8, 5 * 10**7])),
+        tied=draw(st.sampled_from(["exchange", "together"])),
         cut_at=None if starts is None else [0, *sorted(starts)],
-        costs=np.array(drawn(1.0, 2.0)) if draw(st.booleans()) else None,
+        **requested if asked else {},
     )
 
 
@@ -111,6 +122,65 @@ def test_every_plan_that_fits_and_is_as_requested_holds(problem, name):
     except PartoptError:
         return
     assert failed(plan, problem) == ([] if plan.fits else ["memory"])
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@examples(40)
+@given(problems(list(SCHEDULES), asked=False))
+def test_every_plan_under_every_schedule_holds(problem):
+    try:
+        plans = compete(contestants(problem), problem).plans
+    except PartoptError:
+        return
+    for name, plan in plans.items():
+        assert failed(plan, problem) == ([] if plan.fits else ["memory"]), name
+
+
+@examples(40)
+@given(problems(list(SCHEDULES), asked=False), st.data())
+def test_every_split_of_ones_own_holds(problem, data):
+    cuts = sorted(data.draw(st.sets(st.integers(1, problem.chain.layers - 1), max_size=3)))
+    size = len(cuts) + 1
+    job = Job(
+        problem.profile,
+        problem.topology,
+        planner="manual",
+        schedule=problem.schedule,
+        microbatches=problem.microbatches,
+        cuts=cuts,
+        replicas=data.draw(
+            st.none() | st.lists(st.sampled_from([1, 2]), min_size=size, max_size=size)
+        ),
+        memory=problem.memory_bytes,
+        comm="serial" if problem.serial_transfers else "overlap",
+        allreduce="blocking" if problem.blocking_allreduce else "overlap",
+    )
+    try:
+        plan = plan_alone("manual", job.problem)[0]
+    except PartoptError:
+        return
+    assert failed(plan, job.problem) == ([] if plan.fits else ["memory"])
+
+
+@examples(12)
+@given(problems(["1f1b"], asked=False))
+def test_the_best_plan_under_each_schedule_holds(problem):
+    job = Job(
+        problem.profile,
+        problem.topology,
+        schedule="auto",
+        microbatches=problem.microbatches,
+        memory=problem.memory_bytes,
+        recompute=problem.request.recompute,
+        tied=problem.tied,
+        comm="serial" if problem.serial_transfers else "overlap",
+    )
+    try:
+        plans = search_schedules(job)
+    except PartoptError:
+        return
+    for plan in plans:
+        assert failed(plan, problem) == ([] if plan.fits else ["memory"]), plan.schedule
 
 
 @pytest.mark.parametrize("kind", KINDS)
