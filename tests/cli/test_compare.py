@@ -152,7 +152,10 @@ def test_a_nested_plan_is_priced_on_other_clusters(
 ):
     arguments = profile_file(), "--topology", topology_file(two_level(2, 2), "nested.yaml")
     nested = partopt("plan", *arguments, "--planner", "pipedream", "-o", "-").out
-    (tmp_path / "nested.json").write_bytes(changed(nested.encode(), "family", to="nested"))
+    content = changed(nested.encode(), "family", to="nested")
+    for s, ranks in enumerate([[0, 2], [1, 3]]):
+        content = changed(content, "stages", s, "ranks", to=ranks)
+    (tmp_path / "nested.json").write_bytes(content)
     outcome = partopt(
         "compare",
         profile_file(),
