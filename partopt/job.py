@@ -18,7 +18,7 @@ from partopt.documents import Note, refuse
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import AUTO, Options, check_options, invalid, parse_memory
+from partopt.options import AUTO, MANUAL, Options, check_options, invalid, parse_memory
 
 # M   microbatches of an iteration
 # G   samples of an iteration
@@ -83,6 +83,7 @@ class Job(Options):
                 code="schedule-needed",
                 option="schedule",
             )
+        own = self.planner_name == MANUAL
         stated = problem_of(
             self.profile,
             self.topology,
@@ -99,7 +100,7 @@ class Job(Options):
             tied=self.tied,
             cut_at=self._starts(),
             cuts=tuple(self.cuts or ()),
-            replicas=tuple(self.replicas or ()),
+            replicas=tuple(self.replicas or (() if self.cuts or not own else (1,))),
             memory_bytes=self.memory_bytes,
             effort=self.effort,
         )

@@ -108,7 +108,8 @@ def profile_or_error(content: bytes) -> None:
     assert profile_report.render(loaded)
     for name in planners.PLANNERS:
         try:
-            planned = planners.plan(name, problem_of(loaded, flat(2)))
+            split = {"replicas": (1,)} if name == "manual" else {}
+            planned = planners.plan(name, problem_of(loaded, flat(2), **split))
         except PartoptError:
             continue
         assert plan_report.render(Plan.parse(documents.encode(planned)))

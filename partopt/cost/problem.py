@@ -118,6 +118,13 @@ class Problem:
         )
 
     @cached_property
+    def split_replicas(self) -> list[int] | None:
+        """The replicas of each stage of a manual split, by default one; None without a split."""
+        if not self.cuts and not self.replicas:
+            return None
+        return list(self.replicas) or [1] * (len(self.cuts) + 1)
+
+    @cached_property
     def limited_topology(self) -> Topology:
         """The topology as plans carry it: the memory of its devices is the limit."""
         return structs.replace(

@@ -13,7 +13,7 @@ def plan(problem: Problem) -> Decision:
     Raises PartoptError where they do not form a partition.
     """
     cuts = list(problem.cuts)
-    replicas = list(problem.replicas) or [1] * (len(cuts) + 1)
+    replicas = problem.split_replicas or [1]
     _check_cuts(cuts, problem)
     _check_replicas(replicas, len(cuts) + 1, problem)
     boundaries = [0, *cuts, problem.chain.layers]

@@ -20,9 +20,10 @@ from partopt.cost.period import objective_s
 from partopt.cost.price import devices_used, price
 from partopt.cost.problem import FREE, Decision, Partition, Problem, certify, partition_of
 from partopt.documents import Note
-from partopt.documents.plan import Certificate, Plan
+from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
+from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
 from partopt.search.evaluate import value_of
 from partopt.search.improve import BUDGET, improve
@@ -93,7 +94,7 @@ def compete(names: Iterable[str], problem: Problem, shown: Iterable[str] | None 
         others = {name: plan for name, plan in plans.items() if name != "optimal"}
         rivals = others if everything else _rivals(plans["optimal"], problem)
         plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
-    return Contest(plans, notes)
+    return Contest({name: _with_certificate(plan, problem) for name, plan in plans.items()}, notes)
 
 
 def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
@@ -101,25 +102,30 @@ def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
 
     Raises PartoptError where it refuses the problem, or its schedule cannot run its plan.
     """
-    own, notes = plan_with(name, problem)
+    own, notes = _simulate(name, planners.decide(name, problem), problem)
     if name == "optimal":
         own = _take_fastest(own, _rivals(own, problem), problem)
-    return own, notes
+    return _with_certificate(own, problem), notes
 
 
 def plan_with(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
     """What one planner decides, simulated, and notes; raises the errors of `plan_alone`."""
-    return _simulate(name, planners.decide(name, problem), problem)
+    plan, notes = _simulate(name, planners.decide(name, problem), problem)
+    return _with_certificate(plan, problem), notes
 
 
 def _simulate(name: str, decision: Decision, problem: Problem) -> tuple[Plan, list[Note]]:
-    """A decision, simulated, and its notes."""
+    """A decision, simulated, with its certificate whatever the simulator says, and its notes."""
     problem.progress(f"simulating {name}", 0, 1)
     plan = price(decision.partition, problem, name, decision.certificate)
-    found = simulate_with_best_warmup(plan)
-    # what is proved of `optimal` does not depend on its own plan
-    proved = found.fits or name == "optimal"
-    return found if proved else replace(found, certificate=None), list(decision.notes)
+    return simulate_with_best_warmup(plan), list(decision.notes)
+
+
+def _with_certificate(plan: Plan, problem: Problem) -> Plan:
+    """The simulated plan with what is known of it; nothing is of one that does not fit."""
+    if plan.planner == "optimal" and plan.certificate is not None:
+        return certified(plan, plan.certificate.lower_bound_s, problem)
+    return plan if plan.fits else replace(plan, certificate=None)
 
 
 def _is_left_out(
@@ -164,7 +170,7 @@ def _able(features: set[str], schedule: str) -> list[str]:
 
 
 def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
-    """The fastest plan that fits, as the optimal planner's: it carries the lower bound of `own`.
+    """The fastest plan that fits, as the optimal planner's: it carries the certificate of `own`.
 
     It is `own`, one of the others, or what a search in the simulator makes of them.
     """
@@ -180,21 +186,21 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     improved = _improve(plans, problem)
     if improved is not None:
         plans["improved"] = improved
-    best = replace(plans[best_of(plans)], planner="optimal", request=own.request)
-    return certified(best, own.certificate)
+    best = plans[best_of(plans)]
+    return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
 
-def certified(plan: Plan, bound: Certificate | None) -> Plan:
+def certified(plan: Plan, lower_bound_s: float, problem: Problem) -> Plan:
     """The plan of `optimal` with what is known of its simulated period or iteration.
 
-    `bound` is that of the search. A plan that does not fit has no certificate.
+    `lower_bound_s` is that of the search. A plan that does not fit has no certificate.
     """
-    if bound is None or not plan.fits:
+    if not plan.fits:
         return replace(plan, certificate=None)
     predicted = plan.predicted
     seconds = predicted.period_s if predicted.iteration_s is None else predicted.iteration_s
-    certificate = certify(seconds, bound.lower_bound_s, bound.scope, bound.proof)
-    return replace(plan, certificate=certificate)
+    stated = scope(drop_useless_recompute(problem))
+    return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
 def _uniform_may_win(own: Plan, problem: Problem) -> bool:

@@ -14,18 +14,17 @@ from partopt.cost.problem import (
     Partition,
     Problem,
     Progress,
-    certify,
     partition_of,
     problem_from_plan,
 )
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
+from partopt.planners import PLANNERS
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.contest import certified
-from partopt.search.warmup import simulate_with_best_warmup
+from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
 
@@ -57,8 +56,9 @@ class Recomputation:
 
     @cached_property
     def simulated(self) -> Plan:
-        """The plan's own stages, priced and simulated."""
-        return simulate_with_best_warmup(price(self.partition, self.problem, self.plan.planner))
+        """The plan's own stages, priced and simulated at its own warm-ups."""
+        priced = price(self.partition, self.problem, self.plan.planner)
+        return simulate_at_warmup(priced, [stage.warmup for stage in self.plan.stages])
 
     @cached_property
     def decision(self) -> Decision:
@@ -77,9 +77,7 @@ class Recomputation:
         if planner != "optimal":
             return self.decision.certificate
         lower = recorded.lower_bound_s if recorded else 0.0
-        stated = drop_useless_recompute(self.problem)
-        bound = certify(lower, lower, scope(stated), PROOF)
-        return certified(self.simulated, bound).certificate
+        return certified(self.simulated, lower, self.problem).certificate
 
     @property
     def objective_s(self) -> float | None:
@@ -88,8 +86,15 @@ class Recomputation:
 
 
 def check_layout(plan: Plan) -> None:
-    """Raise PartoptError where the schedule cannot run this layout or is too long to simulate."""
+    """Raise PartoptError where the schedule cannot run this layout or is too long to simulate.
+
+    Also where its planner does not plan for the schedule.
+    """
     entry = schedule(plan.schedule)
+    if plan.planner in PLANNERS and not PLANNERS[plan.planner].plans_for(plan.schedule):
+        raise PartoptError(
+            f"{plan.planner}: not a planner for {plan.schedule}", code="inconsistent-plan"
+        )
     if entry.asynchronous != (plan.microbatches is None):
         raise PartoptError(
             f"{plan.microbatches} microbatches an iteration under {plan.schedule}",

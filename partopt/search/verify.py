@@ -18,11 +18,13 @@ from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
-from partopt.planners import PLANNERS, optimal
+from partopt.planners import PLANNERS, optimal, required_features
+from partopt.search.contest import OPTIONS
 from partopt.search.recomputation import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
 
 SAME = 1e-9  # relative: times that differ by less are equal
+_GRID_USES = frozenset({"costs", "auto"})  # what `schedule=auto` looks at, as of a planner
 _NOISE = 1e-15  # seconds, or of 1: what is left of a difference of equal numbers
 
 
@@ -104,11 +106,12 @@ def _memory(again: Recomputation) -> _Found:
 
 def _request(again: Recomputation) -> _Found:
     plan, request = again.plan, again.plan.request
-    broken = list(
-        plan.find_deviations(
-            fewer=plan.planner in PLANNERS and "fewer" in PLANNERS[plan.planner].uses
-        )
-    )
+    features = PLANNERS[plan.planner].uses if plan.planner in PLANNERS else _GRID_USES
+    broken = list(plan.find_deviations(fewer="fewer" in features))
+    broken += [
+        f"{OPTIONS[feature]} requested, which the planner {plan.planner} does not look at"
+        for feature in sorted(required_features(again.problem) - features)
+    ]
     parted = [
         f"{' and '.join(group.names)} parted at layer {stage.start}, which are to stay together"
         for stage in plan.stages

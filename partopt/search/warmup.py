@@ -102,6 +102,27 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     best = best_trial(trials, usual)
     if best is None:
         return simulate_plan(plan)  # which says why
+    return _as_found(best, usual)
+
+
+def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
+    """`simulate_plan` at the warm-ups `own`, as `simulate_with_best_warmup` gives it where it
+    chooses these.
+
+    Raises PartoptError where the schedule cannot run the plan so.
+    """
+    usual = [stage.warmup for stage in plan.stages]
+    if not schedule(plan.schedule).takes_warmup or list(own) == usual:
+        return simulate_plan(plan)
+    check_actions(plan)
+    changed = with_conditions(plan, warmups=own)
+    check_actions(changed)
+    execution = execute(changed)
+    return _as_found(Trial(execution, _fits(execution)), Trials(plan).at(None))
+
+
+def _as_found(best: Trial, usual: Trial | None) -> Plan:
+    """The plan of `best` with its prediction, and the period of `usual` where that is another."""
     found = with_prediction(dataclasses.replace(best.execution, plan=with_memory(best.execution)))
     if best is usual:
         return found
