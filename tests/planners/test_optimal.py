@@ -76,8 +76,10 @@ def check(given: Problem) -> None:
         refused(given)
         return
     partition, certificate = proven(optimal.plan(given))
-    assert certificate.objective_s == objective_s(partition, given)
-    assert certificate.objective_s == pytest.approx(best.seconds, rel=1e-11)
+    seconds = objective_s(partition, given)
+    assert seconds == pytest.approx(best.seconds, rel=1e-11)
+    # what all stages send together may take longer
+    assert certificate.objective_s == max(seconds, certificate.lower_bound_s)
     assert certificate.status == "optimal"
     assert len(partition.stages) == best.stages
     assert exhaustive.holds(partition, given)
