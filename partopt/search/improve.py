@@ -20,7 +20,7 @@ from partopt.search.moves import Moves, frozen
 from partopt.search.warmup import Depth
 
 # simulations, a long one counted as several (`partopt.search.evaluate.Evaluator.spent`)
-BUDGET = {"quick": 0.0, "normal": 600.0, "thorough": 12_000.0}
+BUDGET = {"quick": 0.0, "normal": 1_000.0, "thorough": 20_000.0}
 SAME = 1e-6  # relative: less than this is not gained
 _STARTS = 24  # of the starts by closed forms those of least bound, which are simulated first
 # of a simulation: the work to bound a stage by tables, and by formulas
