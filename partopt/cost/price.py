@@ -46,22 +46,41 @@ def price(
     """The plan of `partition`: stages with memory, communication, prediction and certificate."""
     replicas = Replicas(len(stage.ranks) for stage in partition.stages)
     flights = _flights(partition, replicas, problem)
+    return plan_of(
+        partition,
+        problem,
+        [_stage(partition, s, replicas, flight, problem) for s, flight in enumerate(flights)],
+        _communication(partition, problem),
+        _predicted(partition, problem),
+        planner,
+        certificate,
+    )
+
+
+def plan_of(
+    partition: Partition,
+    problem: Problem,
+    stages: list[Stage],
+    communication: list[Flow],
+    predicted: Predicted,
+    planner: str,
+    certificate: Certificate | None = None,
+) -> Plan:
+    """The plan of `partition` with these parts; all else is the problem's."""
     return Plan(
         planner=planner,
         family=partition.family,
         schedule=problem.schedule,
         microbatch_size=problem.chain.microbatch_size,
         microbatches=problem.microbatches,
-        noam=noam(devices_used(partition), replicas[0]),
+        noam=noam(devices_used(partition), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
         comm="serial" if problem.serial_transfers else "overlap",
         allreduce="blocking" if problem.blocking_allreduce else "overlap",
         request=_request(partition, problem, planner),
-        stages=[
-            _stage(partition, s, replicas, flight, problem) for s, flight in enumerate(flights)
-        ],
-        communication=_communication(partition, problem),
-        predicted=_predicted(partition, problem),
+        stages=stages,
+        communication=communication,
+        predicted=predicted,
         certificate=certificate,
         profile=problem.reference,
         topology=problem.limited_topology,
@@ -84,33 +103,51 @@ def _stage(
     partition: Partition, s: int, replicas: Replicas, flight: tuple[int, int], problem: Problem
 ) -> Stage:
     """Stage s with its microbatches in flight and its forwards before its backwards."""
-    stage, chain, (held, before) = partition.stages[s], problem.chain, flight
+    stage, (held, before) = partition.stages[s], flight
     kept = _rebuilt(partition, s, replicas, problem)
-    versions = weight_versions(problem.schedule, held)
-    weights = chain.parameter_bytes(stage.start, stage.stop)
-    return Stage(
-        start=stage.start,
-        stop=stage.stop,
-        modules=chain.names[stage.start : stage.stop],
+    unplaced = unplaced_stage(
+        stage.start, stage.stop, problem.recomputes(stage), held, before, kept, problem
+    )
+    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
+    return structs.replace(
+        unplaced,
         replicas=len(stage.ranks),
         ranks=list(stage.ranks),
-        recompute=problem.recomputes(stage),
-        warmup=before,
-        in_flight=held,
-        weight_versions=versions,
-        compute_s=compute_s(stage, problem),
-        forward_s=chain.forward_s(stage.start, stage.stop),
-        backward_s=max(
-            0.0, chain.compute_s(stage.start, stage.stop) - chain.forward_s(stage.start, stage.stop)
-        ),
-        backward_weight_s=float(chain.gw[stage.start : stage.stop].sum()),
         allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
         tied_exchange_s=tied_exchange_s(partition, s, problem),
+    )
+
+
+def unplaced_stage(
+    start: int, stop: int, recompute: bool, held: int, before: int, kept: int, problem: Problem
+) -> Stage:
+    """Layers [start, stop) as a stage on no ranks yet, which exchanges nothing.
+
+    It has `held` microbatches in flight, `before` forwards before its first backward, and keeps the
+    stash of `kept` microbatches that it rebuilds.
+    """
+    stage, chain = Assignment(start, stop, [], recompute), problem.chain
+    forward = chain.forward_s(start, stop)
+    return Stage(
+        start=start,
+        stop=stop,
+        modules=chain.names[start:stop],
+        replicas=1,
+        ranks=[],
+        recompute=recompute,
+        warmup=before,
+        in_flight=held,
+        weight_versions=weight_versions(problem.schedule, held),
+        compute_s=compute_s(stage, problem),
+        forward_s=forward,
+        backward_s=max(0.0, chain.compute_s(start, stop) - forward),
+        backward_weight_s=float(chain.gw[start:stop].sum()),
+        allreduce_s=0.0,
         optimizer_s=optimizer_step_s(stage, problem),
-        parameter_bytes=round(weights),
-        input_bytes=round(chain.a[stage.start]),
-        output_bytes=round(chain.a[stage.stop]),
-        stash_bytes=round(chain.stash_bytes(stage.start, stage.stop)),
+        parameter_bytes=round(chain.parameter_bytes(start, stop)),
+        input_bytes=round(chain.a[start]),
+        output_bytes=round(chain.a[stop]),
+        stash_bytes=round(chain.stash_bytes(start, stop)),
         memory=_memory(stage, held, kept, problem),
     )
 

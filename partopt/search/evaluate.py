@@ -13,20 +13,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import in_flight, noam, rebuilt, warmup, weight_versions
-from partopt.cost.memory import stage_memory
+from partopt.cost.flight import in_flight, rebuilt, warmup
 from partopt.cost.period import (
-    compute_s,
     objective_s,
-    optimizer_step_s,
     tied_exchange_s,
     tied_groups,
 )
-from partopt.cost.price import devices_used
-from partopt.cost.problem import Assignment, Partition, Problem
+from partopt.cost.price import plan_of, unplaced_stage
+from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Estimate, Plan, Predicted
-from partopt.documents.stage import Flow, Stage
+from partopt.documents.stage import Flow
 from partopt.schedules import schedule
+from partopt.schedules.entry import Replicas
 from partopt.search.warmup import DEPTHS, Depth, Trial, Trials, best_trial, warmups
 
 NEAR = 1.05  # times what is to be beaten: a partition this good is tried at the formula's warm-up
@@ -56,7 +54,7 @@ class Evaluator:
         self.problem = problem
         self.takes_warmup = schedule(problem.schedule).takes_warmup
         self.spent = 0.0
-        self._base = lru_cache(maxsize=None)(self._stage_of)
+        self._base = lru_cache(maxsize=None)(unplaced_stage)
 
     def bound_s(self, partition: Partition) -> float:
         """What the simulator does not go below, by the formulas: seconds per microbatch."""
@@ -80,7 +78,7 @@ class Evaluator:
             usual = self._at(trials, DEPTHS[0])
             trial = usual if usual is not None and usual.fits else trial
         if trial is None or trial.period_s < beat_s:
-            trials.plan = replace(plan, predicted=_predicted(self.bound_s(partition)))
+            trials.plan = replace(plan, predicted=_nothing_but(self.bound_s(partition)))
             trial, first = self._best(trials)
         self.spent += trials.executions + trials.actions / ACTIONS
         if trial is None:
@@ -114,78 +112,21 @@ class Evaluator:
 
     def plan_of(self, partition: Partition) -> Plan:
         """The plan as the simulator looks at it: without names, sends and formulas."""
-        problem = self.problem
-        replicas = [len(stage.ranks) for stage in partition.stages]
-        return Plan(
-            planner="",
-            family=partition.family,
-            schedule=problem.schedule,
-            microbatch_size=problem.chain.microbatch_size,
-            microbatches=problem.microbatches,
-            noam=noam(devices_used(partition), replicas[0]),
-            optimizer=problem.optimizer,
-            comm="serial" if problem.serial_transfers else "overlap",
-            allreduce="blocking" if problem.blocking_allreduce else "overlap",
-            request=problem.request,
-            stages=[
-                replace(
-                    self._base(
-                        stage.start,
-                        stage.stop,
-                        problem.recomputes(stage),
-                        in_flight(problem.schedule, s, replicas, problem.microbatches),
-                        warmup(problem.schedule, s, replicas, problem.microbatches),
-                        rebuilt(problem.schedule, s, replicas, problem.microbatches),
-                    ),
-                    replicas=replicas[s],
-                    ranks=list(stage.ranks),
-                    tied_exchange_s=tied_exchange_s(partition, s, problem),
-                )
-                for s, stage in enumerate(partition.stages)
-            ],
-            communication=list(self._tied(partition)),
-            predicted=_predicted(math.inf),
-            certificate=None,
-            profile=problem.reference,
-            topology=problem.limited_topology,
-        )
-
-    def _stage_of(
-        self, start: int, stop: int, recompute: bool, held: int, first: int, kept: int
-    ) -> Stage:
-        """A stage with `held` microbatches in flight, on no ranks yet.
-
-        If it recomputes, it keeps the `kept` stashes that it rebuilds.
-        """
-        chain, problem = self.problem.chain, self.problem
-        stage, versions = (
-            Assignment(start, stop, [], recompute),
-            weight_versions(problem.schedule, held),
-        )
-        both, forward = chain.compute_s(start, stop), chain.forward_s(start, stop)
-        return Stage(
-            start=start,
-            stop=stop,
-            modules=[],
-            replicas=1,
-            ranks=[],
-            recompute=recompute,
-            warmup=first,
-            in_flight=held,
-            weight_versions=versions,
-            compute_s=compute_s(stage, problem),
-            forward_s=forward,
-            backward_s=max(0.0, both - forward),
-            backward_weight_s=float(chain.gw[start:stop].sum()),
-            allreduce_s=0.0,
-            optimizer_s=optimizer_step_s(stage, problem),
-            parameter_bytes=round(chain.parameter_bytes(start, stop)),
-            input_bytes=round(chain.a[start]),
-            output_bytes=round(chain.a[stop]),
-            stash_bytes=round(chain.stash_bytes(start, stop)),
-            memory=stage_memory(
-                chain, start, stop, held, versions, problem.optimizer, kept if recompute else 0
-            ),
+        problem, M = self.problem, self.problem.microbatches
+        replicas = Replicas(len(stage.ranks) for stage in partition.stages)
+        stages = []
+        for s, stage in enumerate(partition.stages):
+            recompute, of = problem.recomputes(stage), (problem.schedule, s, replicas, M)
+            kept = rebuilt(*of) if recompute else 0
+            base = self._base(
+                stage.start, stage.stop, recompute, in_flight(*of), warmup(*of), kept, problem
+            )
+            tied_s = tied_exchange_s(partition, s, problem)
+            stages.append(
+                replace(base, replicas=replicas[s], ranks=list(stage.ranks), tied_exchange_s=tied_s)
+            )
+        return plan_of(
+            partition, problem, stages, list(self._tied(partition)), _nothing_but(math.inf), ""
         )
 
     def _tied(self, partition: Partition) -> Iterator[Flow]:
@@ -216,7 +157,7 @@ def _depth_of(replicas: Sequence[int], own: Sequence[int]) -> Depth:
     return DEPTHS[-1]
 
 
-def _predicted(bound_s: float) -> Predicted:
+def _nothing_but(bound_s: float) -> Predicted:
     """A prediction that says nothing but what the period does not go below."""
     estimate = Estimate(period_s=bound_s, iteration_s=None, one_device_s=0.0, bound_by="", loads=[])
     return Predicted(
