@@ -16,18 +16,14 @@ from partopt.cost.links import tied_s
 from partopt.cost.memory import optimizer_bytes
 from partopt.cost.passes import (
     NEVER,
-    first_backward_s,
     message_s,
-    most_in_time,
     passing_prefix,
-    split_work_s,
-    work_s,
 )
 from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences
-from partopt.cost.tolerances import EPSILON, PACE, ROUNDED_BYTES
+from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
+from partopt.schedules.entry import ALL_IN_FLIGHT
 
 # F      microbatches in flight
 # M      microbatches of an iteration, 0 for an asynchronous schedule
@@ -105,7 +101,7 @@ def layers_of(problem: Problem) -> Layers:
     whole = chain.parameter_bytes(0, chain.layers)
     entry = schedule(problem.schedule)
     assert entry.kernel is not None, "optimal plans for schedules with a kernel alone"
-    first_mode = int(problem.recompute and not problem.recompute_per_stage)
+    first_mode = int(problem.all_recompute)
     passing = np.array([passing_prefix(problem, mode) for mode in (False, True)])
     back, forward = passing[first_mode], chain.forward_prefix
     message = np.array([message_s(problem, c) for c in range(chain.layers + 1)])
@@ -133,7 +129,7 @@ def layers_of(problem: Problem) -> Layers:
         last_mode=int(problem.recompute or problem.recompute_per_stage),
         optimizer_rate=chain.optimizer_s / whole if whole else 0.0,
         depth=0,
-        bus=any(level.bus for level in problem.topology.levels),
+        bus=bool(problem.network.bus.any()),
         devices=problem.topology.devices,
         caution=problem.caution,
         tied=tied_of(problem),
@@ -270,113 +266,3 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
     while F > 0 and memory_bytes(layers, stage, F) > layers.memory:
         F -= 1
     return np.int64(max(1.0, F / layers.caution)) if F > 0 else F
-
-
-@compiled()
-def replica_s(stage, F):  # type: ignore[no-untyped-def]
-    """Seconds per microbatch of a replica that holds F at most, in steady state.
-
-    Its compute, or by Little's law the time for which it holds each of F.
-    """
-    busy = stage.forward_s + stage.backward_s
-    return max(busy, (busy + stage.round_s) / F)
-
-
-@compiled()
-def replicas_in_time(layers, stage, T, F):  # type: ignore[no-untyped-def]
-    """The fewest replicas with which a stage does its work within T, holding F at most.
-
-    Asynchronous: `replica_s` is at most T for each replica. Synchronous: a replica works through
-    its microbatches, the update apart. NEVER where no number suffices.
-    """
-    if F < 1:
-        return NEVER
-    f, b = stage.forward_s, stage.backward_s
-    if layers.M == 0:
-        seconds = replica_s(stage, F)
-        if seconds <= 0.0:
-            return 1
-        if seconds > T * NEVER:
-            return NEVER
-        r = np.int64(max(1.0, seconds / T * (1 - PACE)))
-        while seconds / r > T:
-            r += 1
-        return r
-    budget = T * (1 + PACE) - layers.head[stage.start]
-    most = layers.M if layers.any_warmup or holds_all(layers, F) else min(layers.M, F)
-    F = F if layers.any_warmup else layers.M
-    n = most_in_time(
-        most,
-        F,
-        f,
-        b,
-        stage.passing_s,
-        stage.round_s,
-        layers.split,
-        budget,
-        budget - layers.tail[stage.start],
-    )
-    return -(-layers.M // n) if n > 0 else NEVER
-
-
-@compiled()
-def holds_all(layers, F):  # type: ignore[no-untyped-def]
-    """Whether a stage may get more microbatches than the F that it holds, at a fixed warm-up."""
-    return layers.depends_on == DEPTH and layers.depth <= F
-
-
-@compiled()
-def waits_in_time(layers, stage, T, r, waiting):  # type: ignore[no-untyped-def]
-    """Whether r replicas that wait `waiting` seconds for each microbatch do their work within T."""
-    each = stage.forward_s + stage.backward_s + waiting
-    if layers.M == 0:
-        return each <= T * r * (1 + EPSILON)
-    tail = 0.0 if layers.split else layers.tail[stage.start]
-    return waited_s(layers, stage, each, r) + tail <= T * (1 + EPSILON)
-
-
-@compiled()
-def waited_s(layers, stage, each, r):  # type: ignore[no-untyped-def]
-    """When r replicas are done that take `each` seconds for a microbatch, waiting included.
-
-    Their first and their last message are part of it.
-    """
-    outside = layers.head[stage.start] - 2 * layers.message[stage.start]
-    return outside + -(-layers.M // r) * each
-
-
-@compiled()
-def time_left_s(layers, stage, T, F, r, waiting):  # type: ignore[no-untyped-def]
-    """Seconds of T that a stage with r replicas leaves for its update, or for each round's.
-
-    `waiting` is as in `waits_in_time`, 0 where devices do not wait.
-    """
-    f, b = stage.forward_s, stage.backward_s
-    if layers.M == 0:
-        return T * r - (f + b if layers.blocking else 0.0)
-    n = -(-layers.M // r)
-    if layers.split:
-        work = split_work_s(n, f, b, stage.round_s)
-    else:
-        work = work_s(n, F if layers.any_warmup else n, f, b, stage.passing_s, stage.round_s)
-    if not layers.any_warmup:
-        begins, rest = int(stage.start > 0), len(layers.cuts) - 1 - stage.start
-        first = first_backward_s(
-            layers.M,
-            r,
-            layers.devices,
-            begins,
-            rest,
-            f,
-            b,
-            stage.passing_s,
-            stage.round_s,
-            layers.split,
-        )
-        work = max(work, first)
-    done = layers.head[stage.start] + work
-    if not layers.split and done + layers.tail[stage.start] > T * (1 + EPSILON):
-        return -1.0
-    if layers.serial:
-        done = max(done, waited_s(layers, stage, f + b + waiting, r))
-    return T - done

@@ -50,8 +50,7 @@ def passes_of(stage: Assignment, problem: Problem) -> Passes:
     """
     chain, i, j = problem.chain, stage.start, stage.stop
     forward, recomputes = chain.forward_s(i, j), problem.recomputes(stage)
-    always = problem.recompute and not problem.recompute_per_stage
-    own, others = passing_prefix(problem, recomputes), passing_prefix(problem, always)
+    own, others = (passing_prefix(problem, again) for again in (recomputes, problem.all_recompute))
     before, after = (message_s(problem, c) for c in (i, j))
     behind = chain.forward_s(j, chain.layers) + float(others[-1] - others[j])
     return Passes(
@@ -151,6 +150,22 @@ def first_backward_s(M, r, P, before, layers, f, b, passing, R, split):  # type:
         return f + R + n * (f + b) - min(n, stages) * f
     first = max(0, M - max(1, P - r - before)) // r + 1
     return first * f + R + passing + (n - 1) * b
+
+
+@compiled()
+def stage_work_s(M, r, F, P, before, layers, f, b, passing, R, split, any_warmup):  # type: ignore[no-untyped-def]
+    """Seconds from the first forward of a stage's first replica to its last backward, at the least.
+
+    With `any_warmup` it holds F at most, else the schedule says what comes first, as in
+    `first_backward_s`.
+    """
+    n = -(-M // r)
+    work = (
+        split_work_s(n, f, b, R) if split else work_s(n, F if any_warmup else n, f, b, passing, R)
+    )
+    if any_warmup:
+        return work
+    return max(work, first_backward_s(M, r, P, before, layers, f, b, passing, R, split))
 
 
 @compiled()

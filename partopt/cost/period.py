@@ -15,20 +15,14 @@ from partopt.cost.links import (
     wait_s,
 )
 from partopt.cost.passes import (
-    first_backward_s,
-    message_s,
     most_in_flight,
     passes_of,
-    passing_prefix,
-    split_work_s,
-    work_s,
 )
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem
 from partopt.cost.ranges import Group
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Load
 from partopt.schedules import schedule
-from partopt.schedules.layout import STRAIGHT, own_microbatches
 
 # C        compute seconds of a stage for one microbatch on one replica
 # r        replicas of a stage
@@ -73,7 +67,9 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     busy = Load(
         "compute",
         s,
-        sum(compute_s(stage, problem) / len(stage.ranks) for stage in _together(partition, s)),
+        sum(
+            compute_s(stage, problem) / len(stage.ranks) for stage in stages_together(partition, s)
+        ),
     )
     computed = busy.seconds
     cuts = [c for c in (s, s + 1) if 0 < c < len(partition.stages)]
@@ -136,7 +132,7 @@ def _held(partition: Partition, s: int, problem: Problem) -> Iterator[Load]:
         yield Load("microbatches in flight", s, held_s / (F * len(stage.ranks)))
 
 
-def _together(partition: Partition, s: int) -> list[Assignment]:
+def stages_together(partition: Partition, s: int) -> list[Assignment]:
     """The stages on the devices of stage s.
 
     Only s itself, unless the schedule gives a device several stages.
@@ -157,7 +153,7 @@ def tied_groups(partition: Partition, s: int, problem: Problem) -> list[tuple[Gr
     stage, found = partition.stages[s], []
     for group in problem.chain.tied:
         if any(stage.start <= layer < stage.stop for layer in group.members):
-            held = _together(partition, s)
+            held = stages_together(partition, s)
             outside = sum(
                 not any(own.start <= layer < own.stop for own in held) for layer in group.members
             )
@@ -228,97 +224,6 @@ def fullest(
             if load.seconds > (found[load.what].seconds if load.what in found else 0.0):
                 found[load.what] = load
     return list(found.values())
-
-
-def iteration_s(partition: Partition, problem: Problem) -> float:
-    """Seconds that no iteration of a synchronous schedule goes below, with M microbatches.
-
-    It is that of the stage or the port that takes longest. Where devices hold several stages, a
-    device begins when its first microbatch has come, works through all of its stages, and makes its
-    smallest update.
-    """
-    stages = range(len(partition.stages))
-    if schedule(problem.schedule).shape == STRAIGHT:
-        return max(stage_iteration_s(partition, s, problem) for s in stages)
-    heads = [problem.chain.forward_s(0, stage.start) for stage in partition.stages]
-    M = problem.microbatches
-    assert M is not None
-    most = 0.0
-    for s in stages:
-        held = _together(partition, s)
-        numbers = [t for t in stages if partition.stages[t] in held]
-        work = sum(M // len(own.ranks) * compute_s(own, problem) for own in held)
-        update = min(update_s(partition, t, problem) for t in numbers)
-        most = max(most, min(heads[t] for t in numbers) + work + update)
-    return most
-
-
-def stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
-    """Seconds of an iteration, at the least, for stage s, its ports, and those around it.
-
-    Its first replica begins when the first microbatch has come, and works through its own
-    (`partopt.cost.passes.work_s`); then it updates, while its last gradient passes on. All messages
-    over a cut come between the layers before it.
-    """
-    stage, M, entry = partition.stages[s], problem.microbatches, schedule(problem.schedule)
-    assert M is not None
-    n, own = own_microbatches(M, len(stage.ranks), 0), passes_of(stage, problem)
-    f, b, passing, R = own.forward_s, own.backward_s, own.passing_s, own.round_s
-    update = update_s(partition, s, problem)
-    first = 0.0
-    if not (entry.takes_warmup or entry.one_at_a_time):
-        P, begins, rest = (
-            problem.topology.devices,
-            int(stage.start > 0),
-            problem.chain.layers - stage.start,
-        )
-        first = first_backward_s(
-            M, len(stage.ranks), P, begins, rest, f, b, passing, R, entry.split
-        )
-    if entry.split:
-        work = max(split_work_s(n, f, b, R), first)
-        ends = [work + update, n * (f + passing) + own.tail_s]
-    else:
-        F = n
-        if entry.one_at_a_time:
-            F = 1
-        elif entry.takes_warmup:
-            F = max(1, most_in_flight(stage, problem))
-        ends = [max(work_s(n, F, f, b, passing, R), first) + max(update, own.tail_s)]
-    busy, _, *sides = stage_loads(partition, s, problem)
-    if problem.serial_transfers:
-        last = update if entry.split else max(update, own.tail_s)
-        outside = 2 * message_s(problem, stage.start)
-        ends.append(n * len(stage.ranks) * busy.seconds + last - outside)
-    ports = [_port_iteration_s(partition, load, problem) for load in sides]
-    return float(max([own.head_s + max(ends), *ports]))
-
-
-def _port_iteration_s(partition: Partition, load: Load, problem: Problem) -> float:
-    """Seconds of an iteration, at the least, in which a port carries `load` for each microbatch.
-
-    It carries nothing before the first microbatch has come to it, and after its last message there
-    are the layers that the gradient passes through yet. A port that is no bus sends a cut's
-    activations alone: behind the last of them follow all the layers after the cut, too.
-    """
-    M, chain = problem.microbatches, problem.chain
-    assert M is not None
-    back = passing_prefix(problem, problem.recompute and not problem.recompute_per_stage)
-    before = partition.stages[load.place].start
-    bus = any(level.bus for level in problem.topology.levels)
-    if load.what == "cut" and not bus:
-        return float(chain.forward_prefix[-1] + back[-1]) + M * load.seconds
-    sends_from = before if bus or load.what == "cut" else partition.stages[load.place].stop
-    return float(chain.forward_prefix[sends_from] + back[before]) + M * load.seconds
-
-
-def objective_s(partition: Partition, problem: Problem) -> float:
-    """Seconds to minimise: the period if asynchronous, the iteration if synchronous."""
-    return (
-        binding(partition, problem).seconds
-        if problem.microbatches is None
-        else iteration_s(partition, problem)
-    )
 
 
 def update_s(partition: Partition, s: int, problem: Problem) -> float:

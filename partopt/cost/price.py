@@ -14,6 +14,7 @@ from partopt.cost.flight import (
     warmup,
     weight_versions,
 )
+from partopt.cost.iteration import iteration_s
 from partopt.cost.links import allreduce_s, levels_crossed
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import (
@@ -22,7 +23,6 @@ from partopt.cost.period import (
     compute_s,
     cut_level,
     fullest,
-    iteration_s,
     one_device_s,
     optimizer_step_s,
     tied_exchange_s,

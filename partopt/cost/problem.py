@@ -86,6 +86,11 @@ class Problem:
     caution: float = 1.0
     progress: Progress = ignore_progress
 
+    @property
+    def all_recompute(self) -> bool:
+        """Whether every stage recomputes, whatever a planner decides."""
+        return self.recompute and not self.recompute_per_stage
+
     @cached_property
     def network(self) -> Network:
         """The levels of the topology, for compiled code."""

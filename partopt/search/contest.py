@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.period import objective_s
+from partopt.cost.iteration import objective_s
 from partopt.cost.price import devices_used, price
 from partopt.cost.problem import FREE, Decision, Partition, Problem, certify, partition_of
 from partopt.documents import Note

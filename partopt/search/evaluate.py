@@ -14,11 +14,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt.cost.flight import in_flight, rebuilt, warmup
-from partopt.cost.period import (
-    objective_s,
-    tied_exchange_s,
-    tied_groups,
-)
+from partopt.cost.iteration import objective_s
+from partopt.cost.period import tied_exchange_s, tied_groups
 from partopt.cost.price import plan_of, unplaced_stage
 from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Estimate, Plan, Predicted

@@ -213,7 +213,7 @@ def _there_and_back_s(stages: Stages, problem: Problem) -> float:
 
 
 def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> float:
-    """Seconds of an iteration by the closed forms of `partopt.cost.period.iteration_s`.
+    """Seconds of an iteration by the closed forms of `partopt.cost.iteration.iteration_s`.
 
     Cuts are priced as the ports see them. A device updates its stages one after the other. With v
     stages on a device the pipeline fills in a v-th of the time, and where backwards are split, a

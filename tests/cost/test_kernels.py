@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost import passes
+from partopt.cost.deadline import replicas_in_time, time_left_s, waits_in_time
 from partopt.cost.flight import weight_versions
 from partopt.cost.kernels import (
     between,
@@ -15,11 +16,8 @@ from partopt.cost.kernels import (
     exchanged_table,
     layers_of,
     most_in_flight,
-    replicas_in_time,
     stage_cost,
     tied_of,
-    time_left_s,
-    waits_in_time,
 )
 from partopt.cost.links import network_of, wait_s
 from partopt.cost.memory import MOMENTS, stage_memory

@@ -9,7 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from partopt.cost.period import binding, fullest, iteration_s, stage_loads, tied_exchange_s
+from partopt.cost.iteration import iteration_s
+from partopt.cost.period import binding, fullest, stage_loads, tied_exchange_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, consecutive, problem_of
 from partopt.cost.ranges import Group

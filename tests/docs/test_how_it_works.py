@@ -9,16 +9,10 @@ import pytest
 from partopt import planners
 from partopt.cli import VERBS
 from partopt.cost.flight import in_flight, noam, warmup
+from partopt.cost.iteration import iteration_s, stage_iteration_s
 from partopt.cost.links import allreduce_s, transfer_s
 from partopt.cost.passes import most_in_flight, passes_of
-from partopt.cost.period import (
-    binding,
-    iteration_s,
-    stage_iteration_s,
-    stage_loads,
-    tied_exchange_s,
-    update_s,
-)
+from partopt.cost.period import binding, stage_loads, tied_exchange_s, update_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.cost.recurrence import cut_s, stage_s

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.iteration import objective_s, stage_iteration_s
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import objective_s, stage_iteration_s, stage_loads
+from partopt.cost.period import stage_loads
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, FREE, NESTED, NONE, Assignment, Partition, Problem
 from partopt.documents.plan import Plan

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from partopt import planners
-from partopt.cost.period import objective_s
+from partopt.cost.iteration import objective_s
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import shipped
 from partopt.documents.profile import Profile

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from partopt import planners
 from partopt.cost.chain import Chain
-from partopt.cost.period import binding, objective_s, tied_exchange_s
+from partopt.cost.iteration import objective_s
+from partopt.cost.period import binding, tied_exchange_s
 from partopt.cost.problem import Problem
 from partopt.cost.ranges import Group, RangeSum
 from partopt.documents.topology import Device, Level, Topology

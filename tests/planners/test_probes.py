@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partopt.cost.iteration import objective_s
 from partopt.cost.kernels import replica_counts
-from partopt.cost.period import objective_s
 from partopt.cost.problem import Problem
 from partopt.planners import optimal
 from partopt.planners.optimal.bisection import bisect_minimum

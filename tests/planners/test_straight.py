@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.period import objective_s
+from partopt.cost.iteration import objective_s
 from partopt.cost.problem import CONTIGUOUS, NONE, Assignment, Partition, Problem
 from partopt.planners import straight
 from tests.examples import examples

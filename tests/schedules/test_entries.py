@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.kernels import layers_of, replicas_in_time, stage_cost
+from partopt.cost.deadline import replicas_in_time
+from partopt.cost.kernels import layers_of, stage_cost
 from partopt.cost.passes import NEVER
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from partopt.cost.period import objective_s
+from partopt.cost.iteration import objective_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError

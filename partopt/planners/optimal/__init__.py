@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from partopt.cost.iteration import objective_s
 from partopt.cost.kernels import replica_counts
-from partopt.cost.period import objective_s
 from partopt.cost.problem import (
     CONTIGUOUS,
     EXCHANGE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from partopt.cost.iteration import objective_s
 from partopt.cost.kernels import replica_counts
-from partopt.cost.period import objective_s
 from partopt.cost.price import devices_used, peak_memory_bytes
 from partopt.cost.problem import Partition
 from partopt.cost.tolerances import SUM

@@ -17,13 +17,8 @@ from collections.abc import Callable
 import numpy as np
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import (
-    between,
-    layers_of,
-    most_in_flight,
-    replicas_in_time,
-    stage_cost,
-)
+from partopt.cost.deadline import replicas_in_time
+from partopt.cost.kernels import between, layers_of, most_in_flight, stage_cost
 from partopt.cost.passes import NEVER
 from partopt.cost.problem import Problem
 from partopt.documents.topology import Topology

@@ -17,7 +17,7 @@ from partopt.planners.optimal.bounds import Counts
 class Caps(NamedTuple):
     """What stages may carry in one probe."""
 
-    T: float  # seconds: `partopt.cost.kernels.replicas_in_time`
+    T: float  # seconds: `partopt.cost.deadline.replicas_in_time`
     # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
     needs: NDArray[np.float64]
     # devices that the layers behind a cut take, infinite where there can be no cut, shape (N+1,)

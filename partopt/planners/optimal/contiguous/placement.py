@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import time_left_s, waits_in_time
+from partopt.cost.deadline import ports_in_time, time_left_s, waits_in_time
 from partopt.cost.links import run_sides_s, wait_s
-from partopt.cost.tolerances import EPSILON, TINY
+from partopt.cost.tolerances import TINY
 from partopt.planners.optimal.contiguous.entries import (
     Entry,
     insert_undominated,
@@ -55,38 +55,15 @@ def _updates(layers, caps, rho, r, stage, F, waiting):  # type: ignore[no-untype
 @compiled()
 def _bears_cuts(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
     """Whether the ports of a stage carry its cuts in time, each alone and both together."""
-    last, none, network, forward = rho + r - 1, len(caps.group), caps.network, layers.forward
-    begin, end, even = stage.start, stage.stop, r
-    if layers.M > 0:
-        even = layers.M // r * r
-    back = layers.tail
-    for which in range(3):
-        before, after = (which != 1) and gap_before > 0, (which != 0) and gap_after > 0
-        if (which == 0 and not before) or (which == 1 and not after):
-            continue
-        if which == 2 and not (before and after):
-            continue
-        seconds = run_sides_s(
-            network,
-            stage.before if before else 0.0,
-            stage.after if after else 0.0,
-            rho,
-            last,
-            gap_before if before else none,
-            gap_after if after else none,
-        )
-        if layers.M == 0:
-            if seconds > caps.T:
-                return False
-            continue
-        outside = layers.behind[0]
-        if layers.bus or which == 2:
-            cut = end if which == 1 else begin
-            sends = cut if layers.bus or which < 2 else end
-            outside = forward[sends] + (back[cut] - layers.message[cut])
-        if outside + even * seconds > caps.T * (1 + EPSILON):
-            return False
-    return True
+    last, none, network = rho + r - 1, len(caps.group), caps.network
+    before = after = both = 0.0
+    if gap_before > 0:
+        before = run_sides_s(network, stage.before, 0.0, rho, last, gap_before, none)
+    if gap_after > 0:
+        after = run_sides_s(network, 0.0, stage.after, rho, last, none, gap_after)
+    if gap_before > 0 and gap_after > 0:
+        both = run_sides_s(network, stage.before, stage.after, rho, last, gap_before, gap_after)
+    return ports_in_time(layers, stage, caps.T, r, before, after, both)
 
 
 @compiled()

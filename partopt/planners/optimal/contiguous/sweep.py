@@ -16,13 +16,8 @@ import numpy as np
 
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import (
-    between,
-    cost_of,
-    most_in_flight,
-    replicas_in_time,
-    stage_cost,
-)
+from partopt.cost.deadline import replicas_in_time
+from partopt.cost.kernels import between, cost_of, most_in_flight, stage_cost
 from partopt.cost.tolerances import DEVICE
 from partopt.planners.optimal.contiguous.entries import Entry, all_dominated, append
 from partopt.planners.optimal.contiguous.placement import Link, place

@@ -59,7 +59,7 @@ WORK = np.dtype([("left", np.int64), ("dropped", np.int64)], align=True)
 class Caps(NamedTuple):
     """What stages may carry in one probe."""
 
-    T: float  # seconds: `partopt.cost.kernels.replicas_in_time`
+    T: float  # seconds: `partopt.cost.deadline.replicas_in_time`
     # devices that the layers before each cut take by their compute, at the least, shape (N+1,)
     needs: NDArray[np.float64]
     min_replicas: int  # of a stage

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import (
-    most_in_flight,
-    replicas_in_time,
-    stage_cost,
-    time_left_s,
-    waits_in_time,
-)
+from partopt.cost.deadline import ports_in_time, replicas_in_time, time_left_s, waits_in_time
+from partopt.cost.kernels import most_in_flight, stage_cost
 from partopt.cost.links import wait_s
 from partopt.cost.tolerances import DEVICE, EPSILON
 from partopt.planners.optimal.nested.entries import Entry, insert_undominated
@@ -179,22 +174,8 @@ def _carries(layers, caps, levels, nest, stage, r, F, kind, last_kind):  # type:
         return False
     before = _side_s(levels, nest, kind, stage.before, r)
     after = _side_s(levels, nest, last_kind, stage.after, r)
-    even = layers.M // replicas * replicas if layers.M > 0 else 1
-    i, j, back = stage.start, stage.stop, layers.tail[stage.start] - layers.message[stage.start]
-    outside_before = outside_after = outside_both = 0.0
-    if layers.M > 0:
-        outside_before = outside_after = layers.behind[0]
-        outside_both = layers.forward[i if layers.bus else j] + back
-        if layers.bus:
-            outside_before = layers.forward[i] + back
-            outside_after = layers.forward[j] + (layers.tail[j] - layers.message[j])
-    limit = caps.T * (1 + EPSILON)
-    if kind > 0 and outside_before + even * before > limit:
-        return False
-    if last_kind > 0 and outside_after + even * after > limit:
-        return False
-    both = kind > 0 and kind == last_kind
-    return not both or outside_both + even * (before + after) <= limit
+    both = before + after if kind > 0 and kind == last_kind else 0.0
+    return ports_in_time(layers, stage, caps.T, replicas, before, after, both)
 
 
 @compiled()
