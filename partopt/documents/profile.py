@@ -56,29 +56,38 @@ class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """A parameter that several layers use; a stage with more than one of them keeps it once."""
+    """A parameter that several layers use; a stage with more than one of them keeps it once.
+
+    A frozen one has no gradient.
+    """
 
     name: str
     bytes: Bytes
+    frozen: bool = False
 
 
 class Layer(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """One unit of planning: a module and which of its calls this is.
 
-    `parameter_bytes` includes the shared parameters.
+    `parameter_bytes` includes the shared parameters and the frozen ones, which have no gradient;
+    `frozen_bytes` includes the shared ones that are frozen. `measured_as` is the layer whose
+    measurements this one has, where it was not run itself.
     """
 
     name: str
     call: Index = 0
     type: str = ""
     parameter_bytes: Bytes = 0
+    frozen_bytes: Bytes = 0
+    measured_as: Index | None = None
     shared_parameters: list[SharedParameter] = []
 
 
 class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Median seconds and bytes of one layer for one microbatch.
 
-    `backward_input_s` is the input-gradient part of the backward.
+    `backward_input_s` is the input-gradient part of the backward. `transient_bytes` is the peak
+    that lives only while the layer runs, beside what is kept for its backward.
 
     `forward_flops` counts the floating-point operations of the matrix products and convolutions of
     the forward.
@@ -90,6 +99,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     forward_stdev_s: Seconds = 0.0
     backward_stdev_s: Seconds = 0.0
     output_bytes: Bytes = 0
+    transient_bytes: Bytes = 0
     forward_flops: Bytes | None = None
 
 
@@ -133,7 +143,8 @@ class Measurement(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
 class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True):
     """A profile: N layers, and for each microbatch size N measurements of them.
 
-    `notes` say what to know about the measurements. `schema` and `environment` are always written:
+    `dtype` is that of the parameters; `autocast` that of the operations which `torch.autocast`
+    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about the measurements. `schema` and `environment` are always written:
     a default that a function makes is not omitted.
     """
 
@@ -142,6 +153,8 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     device: Device
     environment: Environment = msgspec.field(default_factory=Environment)
     dtype: str
+    autocast: str | None = None
+    compiled: bool = False
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
     notes: list[documents.Note] = []
@@ -156,12 +169,13 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
-        if self.dtype not in DTYPES:
-            yield _fault(
-                "dtype",
-                f'"{self.dtype}" is not a number format that partopt knows',
-                did_you_mean(self.dtype, DTYPES),
-            )
+        for field, dtype in (("dtype", self.dtype), ("autocast", self.autocast)):
+            if dtype not in DTYPES and (dtype is not None or field == "dtype"):
+                yield _fault(
+                    field,
+                    f'"{dtype}" is not a number format that partopt knows',
+                    did_you_mean(str(dtype), DTYPES),
+                )
         yield from _layer_faults(self.layers)
         sizes = [measurement.microbatch_size for measurement in self.measurements]
         if sizes != sorted(set(sizes)):
@@ -211,6 +225,7 @@ def _fault(path: str, what: str, hint: str) -> PartoptError:
 def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     seen: set[tuple[str, int]] = set()
     sizes: dict[str, int] = {}
+    frozen: dict[str, bool] = {}
     for index, layer in enumerate(layers):
         place = f"layers[{index}]"
         if (layer.name, layer.call) in seen:
@@ -225,11 +240,31 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
                     "before",
                     "one parameter has one size",
                 )
+            if frozen.setdefault(shared.name, shared.frozen) != shared.frozen:
+                yield _fault(
+                    f"{place}.shared_parameters",
+                    f'"{shared.name}" is frozen in one layer and not in another',
+                    "a parameter has a gradient or has none",
+                )
         if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
             yield _fault(
                 f"{place}.shared_parameters",
                 "more bytes than parameter_bytes",
                 "parameter_bytes includes the shared ones",
+            )
+        held = sum(shared.bytes for shared in layer.shared_parameters if shared.frozen)
+        if not held <= layer.frozen_bytes <= layer.parameter_bytes:
+            yield _fault(
+                f"{place}.frozen_bytes",
+                f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
+                f"{held} of them shared",
+                "frozen_bytes are those of parameter_bytes that have no gradient",
+            )
+        if layer.measured_as is not None and layer.measured_as >= len(layers):
+            yield _fault(
+                f"{place}.measured_as",
+                f"there is no layer {layer.measured_as}",
+                f"layers are numbered 0 to {len(layers) - 1}",
             )
 
 
