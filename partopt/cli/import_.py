@@ -20,12 +20,14 @@ from partopt.errors import PartoptError
     metavar="B",
     help="Samples that were measured at once; such files do not record it (default: 1).",
 )
+@click.option("--device", metavar="NAME", help="Device that was measured, if it is known.")
 @options.output_options("the profile")
 def command(
     form: str,
     graph: str,
     name: str | None,
     microbatch_size: int | None,
+    device: str | None,
     output: str | None,
     force: bool,
 ) -> None:
@@ -49,7 +51,9 @@ def command(
             option="output",
         )
     documents.check_writable(output, force)
-    imported = partopt.import_profile(form, graph, name=name, microbatch_size=microbatch_size)
+    imported = partopt.import_profile(
+        form, graph, name=name, microbatch_size=microbatch_size, device=device
+    )
     imported.save(output, force)
     words.print_notes(imported.notes)
     if output != "-":

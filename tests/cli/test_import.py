@@ -141,3 +141,8 @@ def test_an_output_is_asked_for_and_not_overwritten(partopt, imported, tmp_path)
     assert imported().code == 0
     assert imported().hints == ["add --force to replace it"]
     assert imported(GRAPH, "--force").code == 0
+
+
+def test_a_device_that_is_given_is_the_profiles(imported, tmp_path):
+    assert imported(GRAPH, "--device", "V100").code == 0
+    assert Profile.load(str(tmp_path / "net.json")).device.name == "V100"
