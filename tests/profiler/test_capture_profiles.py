@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 
 from benchmarks import capture_profiles, gate
 from partopt.documents.profile import Device, Measurement, Profile
+from partopt.profiler import measure_source
 from tests.helpers import ROOT
-from tests.profiler.helpers import linear, structure
+from tests.profiler.helpers import linear, needs_transformers, structure
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -156,6 +158,44 @@ def test_nothing_good_is_nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = in_turn(monkeypatch, bad)
     assert capture_profiles.take_good(capture, "cpu", time.monotonic()) is None
     assert asked == ["1,2"]
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [*capture_profiles.ON_CUDA, *capture_profiles.ON_CPU],
+    ids=lambda capture: f"{capture.name}-{capture.dtype}",
+)
+def test_a_capture_asks_of_an_example_what_it_has(capture: capture_profiles.Capture) -> None:
+    path = ROOT / f"examples/{capture.example}.py"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not among the examples")
+    [build] = [
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "build"
+    ]
+    assert capture.settings.keys() <= {argument.arg for argument in build.args.args}
+
+
+@needs_transformers
+# transformers and torchvision warn of their own affairs while they are imported
+@pytest.mark.filterwarnings("ignore")
+def test_every_block_of_a_t5_decoder_reads_what_the_encoder_made() -> None:
+    profile = measure_source(
+        ROOT / "examples/t5.py",
+        arguments={"layers": 2, "width": 8, "heads": 2, "ffn": 8, "context": 4, "vocabulary": 64},
+        microbatch_sizes=[1],
+        steps=1,
+        device="cpu",
+    )
+    blocks = [index for index, each in enumerate(profile.layers) if each.type == "T5Block"]
+    assert len(blocks) == 4
+    encoded = [
+        tensor
+        for tensor in profile.measurements[0].tensors
+        if tensor.producer < blocks[2] and {blocks[2], blocks[3]} <= {*tensor.consumers}
+    ]
+    assert [tensor.bytes for tensor in encoded if tensor.bytes == 4 * 8 * 4]
 
 
 def test_files_are_named_after_the_device_that_was_measured() -> None:
