@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import statistics
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,7 @@ def test_much_outside_all_layers_is_noted(tmp_path):
         ({"dur": None}, 'traceEvents[1] "aten::linear": no dur'),
         ({"ts": None}, 'traceEvents[1] "aten::linear": no ts'),
         ({"dur": -3}, 'traceEvents[1] "aten::linear": dur: -3 is negative'),
+        ({"ts": "nan"}, 'traceEvents[1] "aten::linear": ts: nan is not finite'),
         ({"dur": "long"}, "traceEvents[1]: dur: "),
         ({"name": "a\x1b[31m", "dur": -1}, 'traceEvents[1] "a\\x1b[31m": dur: -1 is negative'),
         ({"args": 7}, "traceEvents[1]: args: "),
@@ -271,6 +273,34 @@ def test_an_event_without_a_time_is_named(tmp_path, fields, error):
         import_times([path], TWO)
     assert raised.value.message.startswith(f"{path}: {error}")
     assert raised.value.hint and raised.value.exit_code == 2
+
+
+JUNK = [None, -1, 1e300, "x", "", [], {}, True, 2**70, float("inf"), "PP:0F0", "nn.Module: A_0"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_trace_holds_it_is_read_or_refused(tmp_path, named, seed):
+    """Values of events replaced by junk, events dropped and repeated, files cut: no other error."""
+    draw = random.Random(seed)
+    found = traces.events(named) if seed % 2 else on_gpu()
+    for _ in range(draw.choice([1, 3, 30])):
+        chosen = draw.choice(found)
+        place = draw.choice([chosen, chosen.get("args", chosen)])
+        if isinstance(place, dict) and place:
+            place[draw.choice(list(place))] = draw.choice(JUNK)
+        if draw.random() < 0.3:
+            found.append(dict(draw.choice(found)))
+        if draw.random() < 0.3:
+            found.pop(draw.randrange(len(found)))
+    path = write(tmp_path / "t.json", found)
+    if seed % 5 == 0:
+        path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+    try:
+        profile = import_times([path], onto() if seed % 2 else TWO)
+    except PartoptError as error:
+        assert all(part.message.startswith((str(path), "the traces")) for part in error.parts)
+        return
+    assert list(profile.faults()) == []
 
 
 def test_of_many_faults_ten_are_listed(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from partopt.documents.faults import escape_controls
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.importers.torch_profile.trace import RANGES, Event, Trace
+from partopt.importers.torch_profile.trace import ANNOTATION, RANGES, Event, Trace
 from partopt.importers.torch_profile.work import Work
 
 _MODULE = re.compile(r"nn\.Module: (?P<type>.+)_(?P<instance>[0-9]+)")
@@ -92,7 +92,7 @@ def _named(events: list[Event], onto: Profile, where: str) -> list[Range]:
     seen: dict[str, int] = defaultdict(int)
     found = []
     for event in events:
-        if event.name in calls:
+        if event.cat == ANNOTATION and event.name in calls:
             turn, call = divmod(seen[event.name], len(calls[event.name]))
             seen[event.name] += 1
             found.append(Range(event, calls[event.name][call], turn))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ _LISTED = 10  # faults of one file
 _GZIP = b"\x1f\x8b"
 _RECORD = "record it again: torch.profiler.profile(...).export_chrome_trace(PATH)"
 OPERATION = "cpu_op"
-RANGES = ("user_annotation", "python_function")
+ANNOTATION = "user_annotation"
+RANGES = (ANNOTATION, "python_function")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _READ = frozenset((OPERATION, *RANGES, *LAUNCHES, *ON_DEVICE))
@@ -172,6 +174,8 @@ def _what_is_wrong(event: Event) -> str | None:
     for field, value in (("ts", event.ts), ("dur", event.dur)):
         if value is None:
             return f"no {field}"
+        if not math.isfinite(value):
+            return f"{field}: {value} is not finite"
     if event.length < 0:
         return f"dur: {event.length:g} is negative"
     return None
