@@ -199,6 +199,21 @@ def test_the_batch_of_the_sentences_follows_from_the_attention():
     assert (source / 4096) * (target / 4096) / (weights / 4) == BATCHES["gnmt"] == hidden / 4096
 
 
+@pytest.mark.parametrize(
+    ("name", "topology", "shape"), [("vgg16", "v100-pcie", "15-1"), ("gnmt", "v100-nvlink", "8-8")]
+)
+def test_published_profiles_that_need_a_pipeline(name, topology, shape):
+    """What profiles/README.md says of them; 15-1 is the paper's own answer for VGG-16."""
+    profile, cluster = (
+        partopt.Profile.load(f"{name}.v100-published.float32"),
+        partopt.Topology.load(topology),
+    )
+    result = partopt.solve(partopt.Job(profile, cluster))
+    assert result.plan.shape == shape
+    [parallel] = [plan for plan in result.alternatives if plan.planner == "data_parallel"]
+    assert parallel.predicted.period_s > 1.2 * result.plan.predicted.period_s
+
+
 def test_what_is_done_in_place_and_what_is_seen_otherwise_is_kept_once():
     """A picture of 7 bytes, a convolution's 8 with a ReLU in place and a view of it, then a linear
     layer's 9: 7 + 8 + 9 bytes kept.
