@@ -87,8 +87,8 @@ def memory_table(
     """`stage_memory` in all, unrounded, of every range [i, j), shape (N+1, N+1); inf for j <= i."""
     weights, stash = chain.parameter_bytes.table(), chain.stash_bytes.table()
     inputs, outputs = chain.a[:, None], chain.a[None, :]
-    state = (MOMENTS[optimizer] + chain.sixteen_bit) * weights * (1 + chain.sixteen_bit)
+    state = optimizer_bytes(1.0, optimizer, chain.sixteen_bit)
     kept = in_flight * inputs + stash if recompute else in_flight * stash
-    needs = (weight_versions + 1) * weights + state + kept + in_flight * (inputs + outputs)
+    needs = (weight_versions + 1 + state) * weights + kept + in_flight * (inputs + outputs)
     ordered = np.arange(chain.layers + 1)
     return np.where(ordered[:, None] < ordered[None, :], needs, np.inf)

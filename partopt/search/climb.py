@@ -16,6 +16,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem, par
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.schedules.layout import own_microbatches
 from partopt.search.candidates import effort_of
 from partopt.search.sizes import order_of
 from partopt.simulator.prediction import simulate_plan
@@ -155,7 +156,7 @@ def _least_s(partition: Partition, problem: Problem) -> float:
     for stage in partition.stages:
         r, seconds = len(stage.ranks), compute_s(stage, problem)
         for k, rank in enumerate(stage.ranks):
-            busy[rank] = busy.get(rank, 0.0) + seconds * ((M - k + r - 1) // r)
+            busy[rank] = busy.get(rank, 0.0) + seconds * own_microbatches(M, r, k)
     return max(busy.values())
 
 
