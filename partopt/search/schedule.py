@@ -228,8 +228,8 @@ def _to_replan(
 ) -> Iterator[Problem]:
     """The problems that the optimal planner is to plan."""
     straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
-    for plan in straight if problems[0].topology.devices <= FEW else straight[:REPLANNED]:
-        few = problems[0].topology.devices <= FEW
+    few = problems[0].topology.devices <= FEW
+    for plan in straight if few else straight[:REPLANNED]:
         for problem in problems if few else [problem_of_plan(plan, problems)]:
             own = replace(problem, schedule=plan.schedule)
             yield own

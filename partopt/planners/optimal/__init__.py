@@ -147,7 +147,7 @@ def _places_to_cut(problem: Problem) -> str:
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     """The best plan with objective below `seconds`, or `None`, and a lower bound on all plans.
 
-    Nothing is sought where all stages together have more to send.
+    No probe runs where the messages of all stages together already take longer.
     """
     stated = drop_useless_recompute(problem.coarsen())
     if bus.refuter(stated)(seconds):

@@ -28,7 +28,7 @@ from partopt.documents.topology import Topology
 
 LIMIT = 200  # layers: above, tables of all stages for one T after the other take long
 _STEPS = 24  # that halve the interval of mu
-_NEAR = 1e-6  # relative: how near the bound is sought
+_NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
 
 
 def bound_s(problem: Problem, lower_s: float) -> float:
