@@ -42,7 +42,7 @@ def climb(
     found, left = {plan.schedule: plan for plan in plans}, BUDGET
     starts = _starts([*plans, *others])
     for done, plan in enumerate(starts):
-        problem = _problem_of(plan, problems)
+        problem = problem_of_plan(plan, problems)
         problem.progress("moving cuts", done, len(starts))
         best = min(found.values(), key=order_of)
         climb = _Climb(problem, recompute_per_stage, plan, best, left // (len(starts) - done))
@@ -62,8 +62,11 @@ def _starts(plans: Sequence[Plan]) -> list[Plan]:
     return list(starts.values())[:STARTS]
 
 
-def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
-    """The problem of a plan; its stages may choose to recompute where they do."""
+def problem_of_plan(plan: Plan, problems: Sequence[Problem]) -> Problem:
+    """The one of `problems` that a plan is for, under its schedule.
+
+    Its stages may choose to recompute where some do and others do not.
+    """
     asked, modes = plan.microbatch_size, {stage.recompute for stage in plan.stages}
     same = [each for each in problems if each.chain.microbatch_size == asked]
     alike = next((each for each in same if {each.recompute} == modes), None)
