@@ -78,7 +78,7 @@ class Tables:
             (prefix[None, :] - prefix[:, None])
             for prefix in (chain.busy_prefix(again)[self.bounds] for again in (False, True))
         ]
-        self.weights, self.a = self.ranges.parameter_bytes.table(), self.ranges.a
+        self.trained, self.a = self.ranges.trained_bytes.table(), self.ranges.a
         self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
         self.backward = self.compute[0][0] - self.forward
         levels = problem.topology.levels
@@ -184,11 +184,11 @@ class Tables:
         """The table of a stage; infinite where i >= j, or it has no room."""
         problem, r, M = self.problem, rates.r, self.problem.microbatches
         compute, rounds = self.compute[recompute], r if M is None else M
-        gradients = rates.slope * self.weights + rates.latency
+        gradients = rates.slope * self.trained + rates.latency
         before, after = rates.before * self.a[:, None], rates.after * self.a[None, :]
         carried = np.maximum(before, after)
         if self.one_level:  # a port sends gradients back, activations on, and its ring
-            carried = before + after + rates.slope * self.weights / rounds
+            carried = before + after + rates.slope * self.trained / rounds
         work = compute
         if M is None:
             together = compute + gradients if problem.blocking_allreduce else compute
@@ -198,7 +198,7 @@ class Tables:
             work = self.forward[:, None] + -(-M // r) * compute
             busy = (work + np.maximum(gradients, back)) / M
         seconds = np.where(self._fits(held, recompute), np.maximum(busy, carried), np.inf)
-        bus = self.bus * self.a[:, None] + rates.slope * self.weights / rounds
+        bus = self.bus * self.a[:, None] + rates.slope * self.trained / rounds
         return Table(seconds, bus, work, gradients)
 
     def _fits_of(self, held: int, recompute: bool) -> NDArray[np.bool_]:
