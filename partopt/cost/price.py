@@ -277,10 +277,8 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
     """
     known = all_loads(partition, problem)
     load = binding(partition, problem, known)
-    iteration, period = None, load.seconds
-    if problem.microbatches is not None:
-        iteration = iteration_s(partition, problem)
-        period = iteration / problem.microbatches
+    iteration = None if problem.microbatches is None else iteration_s(partition, problem)
+    period = load.seconds if iteration is None else iteration / (problem.microbatches or 1)
     computes = [compute_s(stage, problem) for stage in partition.stages]
     bound_by = "every stage in turn" if schedule(problem.schedule).one_at_a_time else str(load)
     alone = one_device_s(problem)
