@@ -28,7 +28,7 @@ from partopt.documents.topology import Topology
 
 LIMIT = 200  # layers: above, tables of all stages for one T after the other take long
 _STEPS = 24  # that halve the interval of mu
-_NEAR = 1e-6  # relative: how near the bound is sought
+_NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
 
 
 def bound_s(problem: Problem, lower_s: float) -> float:
@@ -102,7 +102,7 @@ def _least_traffic(layers, replicas, P, rings, steps):  # type: ignore[no-untype
         for j in range(i + 1, N + 1):
             r = replicas[i, j]
             if r <= P:
-                W = between(layers.weights, i, j) if rings else 0.0
+                W = between(layers.trained, i, j) if rings else 0.0
                 ring = (r - 1) * W / (1 if layers.M else r)
                 traffic[i, j] = M * layers.cuts[j] + ring
                 most = max(most, traffic[i, j])
