@@ -144,8 +144,9 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     """A profile: N layers, and for each microbatch size N measurements of them.
 
     `dtype` is that of the parameters; `autocast` that of the operations which `torch.autocast`
-    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about the measurements. `schema` and `environment` are always written:
-    a default that a function makes is not omitted.
+    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about
+    the measurements. `schema` and `environment` are always written: a default that a function makes
+    is not omitted.
     """
 
     schema: Annotated[str, _SCHEMA] = msgspec.field(default_factory=lambda: SCHEMA)

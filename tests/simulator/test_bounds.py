@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.iteration import objective_s
-from partopt.cost.together import together_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
+from partopt.cost.together import together_s
 from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
