@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,17 @@ def test_what_is_refuted_is_all_below_the_least_formula_where_links_are_alike(mo
     assert not refutes(least * (1 + 1e-6))
 
 
+@examples(60)
+@given(stashed(4), clusters(levels=1, devices=4), st.sampled_from(SCHEDULES), st.integers(1, 9))
+def test_merged_prefixes_take_no_more_than_any_of_them(model, cluster, name, M):
+    """With room for one each, all prefixes of the same devices and replicas are merged."""
+    given = problem(replace(model, optimizer_s=3.0), cluster, schedule=name, microbatches=M)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefixes, "_KEPT", 1)
+        refutes = prefixes.refuter(given)
+    assert not refutes(least_s(given) * (1 + 1e-6))
+
+
 def three(cuts: list[int], weights: list[int], **options: object) -> Problem:
     """Layers of 4 s and 8 s on three devices at 1 byte/s, three microbatches under 1F1B."""
     model = chain([4] * 3, [8] * 3, cuts, weights)
@@ -89,6 +101,8 @@ def test_the_first_microbatch_and_the_last_gradient_pay_for_all_messages():
     given = three([1, 2], [0, 0, 0])
     assert together_s(straight(given), given) == 24 + 36 + 2 * (1 + 2)
     assert iteration_s(straight(given), given) == 24 + 36 + 2 * 2
+    refutes = prefixes.refuter(replace(given, replication="none"))
+    assert refutes(65.99) and not refutes(66)
 
 
 def test_a_stage_updates_after_the_last_gradient_has_come_to_it():
@@ -96,6 +110,8 @@ def test_a_stage_updates_after_the_last_gradient_has_come_to_it():
     given = three([0, 0], [6, 0, 0])
     slow = replace(given, chain=replace(given.chain, optimizer_s=6.0))
     assert together_s(straight(slow), slow) == 24 + 36 + 6
+    refutes = prefixes.refuter(replace(slow, replication="none"))
+    assert refutes(65.99) and not refutes(66)
 
 
 def test_gradients_that_come_together_wait_for_each_other():
