@@ -28,21 +28,6 @@ from partopt.documents.topology import Topology
 
 LIMIT = 200  # layers: above, tables of all stages for one T after the other take long
 _STEPS = 24  # that halve the interval of mu
-_NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
-
-
-def bound_s(problem: Problem, lower_s: float) -> float:
-    """Seconds that no plan goes below, at least `lower_s`, which is a bound already."""
-    if lower_s <= 0:
-        return lower_s
-    refutes = refuter(problem)
-    low, high = lower_s, lower_s * (1 + _NEAR)
-    while refutes(high):
-        low, high = high, lower_s + 2 * (high - lower_s)
-    while high > low * (1 + _NEAR):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refutes(middle) else (low, middle)
-    return low
 
 
 def refuter(problem: Problem) -> Callable[[float], bool]:
