@@ -177,7 +177,7 @@ def _extend(layers, links, wanted, table, stage, F, r, used):  # type: ignore[no
     """
     i, j, M, tried = stage.start, stage.stop, layers.M, 0
     tail, next_tail = layers.tail[i] - layers.message[i], layers.tail[j] - layers.message[j]
-    update = (links.ring[r] + layers.optimizer_rate) * stage.weights + links.latency[r]
+    update = (links.ring[r] + layers.optimizer_rate) * stage.held.trained + links.latency[r]
     update += stage.tied_s
     for p in range(used + 1):
         for q in range(table.counts.shape[2]):
