@@ -85,6 +85,24 @@ def test_merged_prefixes_take_no_more_than_any_of_them(model, cluster, name, M):
     assert not refutes(least_s(given) * (1 + 1e-6))
 
 
+def test_a_merged_prefix_ends_with_the_shortest_of_their_last_stages(monkeypatch):
+    """Layers before the last are cut 10-15, without a message, or 15-10, with one of 2 s. The last
+    gradients come two at once to the stage before, which is why the second way is the better one.
+    """
+    model = chain([10, 5, 10, 20], [20, 10, 20, 40], [0, 2, 0], [500, 0, 500, 0])
+    given = problem(model, topology((4, 1.0)), schedule="gpipe", microbatches=4)
+    ways = [Partition(CONTIGUOUS, _on_1_1_2(cut)) for cut in (1, 2)]
+    assert [together_s(way, given) for way in ways] == [225, 219]
+    monkeypatch.setattr(prefixes, "_KEPT", 1)
+    assert not prefixes.refuter(given)(219)
+
+
+def _on_1_1_2(cut: int) -> list[Assignment]:
+    """The layers before `cut`, those up to the last, and the last on two devices."""
+    bounds = [(0, cut, range(1)), (cut, 3, range(1, 2)), (3, 4, range(2, 4))]
+    return [Assignment(*bound) for bound in bounds]
+
+
 def three(cuts: list[int], weights: list[int], **options: object) -> Problem:
     """Layers of 4 s and 8 s on three devices at 1 byte/s, three microbatches under 1F1B."""
     model = chain([4] * 3, [8] * 3, cuts, weights)
