@@ -51,8 +51,14 @@ if TYPE_CHECKING:
     default="float32",
     show_default=True,
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Number format.",
+    help="Number format of the weights.",
 )
+@click.option(
+    "--autocast",
+    type=click.Choice(["bfloat16", "float16"]),
+    help="Run forward and loss under torch.autocast, over float32 weights.",
+)
+@click.option("--compile", is_flag=True, help="Compile each layer by torch.compile first.")
 @click.option(
     "--device",
     default="auto",

@@ -13,6 +13,7 @@ from torch import nn
 
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
+from partopt.profiler.compilation import opened
 from partopt.profiler.device import clock_of
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.session import ProfilingStopped, measure_subject
@@ -34,6 +35,8 @@ def measure(
     granularity: str = "auto",
     units: Sequence[str] = (),
     steps: int = 10,
+    autocast: str | None = None,
+    compile: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -41,7 +44,9 @@ def measure(
 
     `example_inputs(size)` returns the inputs of one microbatch, `loss_fn(output, inputs)` the loss
     (default: the output's `.loss`, else the sum of its floating tensors). `granularity` and `units`
-    choose the layers, see `partopt.profiler.units`. `steps` bare and as many instrumented steps are
+    choose the layers, see `partopt.profiler.units`. `autocast` is the dtype of an autocast over
+    forward and loss, `compile` compiles each layer first; a model that comes compiled is measured
+    so as well. `steps` bare and as many instrumented steps are
     timed, and `progress(size, done, steps)` is called after each pair. The model is moved to the
     device and dtype, put into training mode, and left so; `name` is what the profile calls it
     (default: its class). The profile's `notes` say what makes the measurements doubtful.
@@ -49,10 +54,12 @@ def measure(
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
-    settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
+    settings = check_settings(
+        microbatch_sizes, device, dtype, granularity, units, steps, progress, autocast, compile
+    )
     check_model(model, example_inputs, loss_fn)
     subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device))
-    return measure_subject(subject, Model(name=check_name(name) or type(model).__name__))
+    return measure_subject(subject, Model(name=check_name(name) or type(opened(model)).__name__))
 
 
 def measure_source(
@@ -65,6 +72,8 @@ def measure_source(
     granularity: str = "auto",
     units: Sequence[str] = (),
     steps: int = 10,
+    autocast: str | None = None,
+    compile: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -75,7 +84,9 @@ def measure_source(
     the file. Everything else is as in `measure`, and so are the errors, which name the file where
     they are about it.
     """
-    settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
+    settings = check_settings(
+        microbatch_sizes, device, dtype, granularity, units, steps, progress, autocast, compile
+    )
     title = check_name(name)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from partopt.documents import Note
 from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.errors import PartoptError
+from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
 from partopt.profiler.parameters import describe_layers
+from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import note_missing_backwards
 from partopt.profiler.stash import StashRecorder
 from partopt.profiler.step import Inputs, check_step, place, run_loss
@@ -81,8 +84,21 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or _track(subject, inputs)
-        structure = _observe(subject, inputs, tracker)
+        with no_cast_cache():
+            structure = _observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
+        with contextlib.ExitStack() as compiled:
+            if settings.compiled:
+                compiled.enter_context(compile_units(tracker.modules))
+                check_step(subject.model, inputs, subject.loss_fn)
+                groups = record_stash(subject, inputs, tracker)
+                structure = replace(structure, stash_groups=groups)
+            return self._time(size, inputs, tracker, structure)
+
+    def _time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)

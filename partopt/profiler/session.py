@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from partopt.documents.profile import Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profiler.compilation import open_compiled
 from partopt.profiler.device import describe_device, describe_environment, hold_still
 from partopt.profiler.measurer import Measurer
+from partopt.profiler.precision import under_autocast
 from partopt.profiler.quality_checks import note_busy_machine, note_overhead
 from partopt.profiler.subject import Subject
 
@@ -31,21 +33,29 @@ def measure_subject(subject: Subject, identity: Model) -> Profile:
 
     Raises as `partopt.profiler.measure` does.
     """
+    with (
+        hold_still(subject.settings.device),
+        open_compiled(subject) as plain,
+        under_autocast(plain) as ready,
+    ):
+        return _measure_sizes(ready, identity)
+
+
+def _measure_sizes(subject: Subject, identity: Model) -> Profile:
     measurer, settings = Measurer(subject), subject.settings
-    with hold_still(settings.device):
-        try:
-            subject.model.to(settings.device, settings.dtype).train()
-            for size in settings.microbatch_sizes:
-                measurer.measure(size)
-        except KeyboardInterrupt:
-            raise ProfilingStopped(_collect(measurer, identity)) from None
-        except Exception as error:
-            finished = _collect(measurer, identity)
-            if finished is None:
-                raise
-            raise ProfilingStopped(finished, error) from error
-        finally:
-            subject.model.zero_grad(set_to_none=True)
+    try:
+        subject.model.to(settings.device, settings.dtype).train()
+        for size in settings.microbatch_sizes:
+            measurer.measure(size)
+    except KeyboardInterrupt:
+        raise ProfilingStopped(_collect(measurer, identity)) from None
+    except Exception as error:
+        finished = _collect(measurer, identity)
+        if finished is None:
+            raise
+        raise ProfilingStopped(finished, error) from error
+    finally:
+        subject.model.zero_grad(set_to_none=True)
     profile = _collect(measurer, identity)
     if profile is None:
         raise _nothing_fits(settings.microbatch_sizes)
@@ -73,6 +83,8 @@ def _collect(measurer: Measurer, model: Model) -> Profile | None:
         device=describe_device(subject.settings.device),
         environment=describe_environment(subject.settings.device),
         dtype=subject.settings.dtype_name,
+        autocast=subject.settings.autocast_name,
+        compiled=subject.settings.compiled,
         layers=measurer.layers,
         measurements=measurer.measurements,
         notes=[

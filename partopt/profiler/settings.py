@@ -17,6 +17,7 @@ from partopt.profiler.units import GRANULARITIES
 
 Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
 
+AUTOCASTS = ("bfloat16", "float16")
 _SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
 
 
@@ -34,11 +35,18 @@ class Settings:
     units: tuple[str, ...]
     steps: int
     progress: Progress
+    autocast: torch.dtype | None = None
+    compiled: bool = False
 
     @property
     def dtype_name(self) -> str:
         """The number format as a profile has it."""
-        return str(self.dtype).removeprefix("torch.")
+        return _name_of(self.dtype)
+
+    @property
+    def autocast_name(self) -> str | None:
+        """The number format of autocast as a profile has it."""
+        return None if self.autocast is None else _name_of(self.autocast)
 
 
 def check_settings(
@@ -49,6 +57,8 @@ def check_settings(
     units: Sequence[str],
     steps: int,
     progress: Progress | None,
+    autocast: str | None = None,
+    compile: bool = False,
 ) -> Settings:
     """The settings of these options. Raises PartoptError for an invalid one."""
     documents.check_option("steps", steps, Count, "10 steps show the spread")
@@ -67,7 +77,25 @@ def check_settings(
         units=_check_units(units),
         steps=steps,
         progress=_check_callable("progress", progress) or _ignore_progress,
+        autocast=_check_autocast(autocast, dtype),
+        compiled=bool(compile),
     )
+
+
+def _check_autocast(autocast: str | None, dtype: str) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    if autocast not in AUTOCASTS:
+        what = "not a dtype that autocast runs in"
+        raise invalid_option("autocast", autocast, what, did_you_mean(str(autocast), AUTOCASTS))
+    if dtype != "float32":
+        what = f"autocast runs over float32 weights, and `dtype={dtype}` casts them"
+        raise invalid_option("autocast", autocast, what, "leave one of the two out")
+    return choose_dtype(autocast)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:

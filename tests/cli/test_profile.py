@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from partopt.cli.profile import command
 from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from partopt.report.profile import render_sizes
 from tests.helpers import ROOT, run_process
 
 MODEL = """
@@ -77,6 +79,14 @@ def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(
     ]
     assert [line.split()[0] for line in lines[4:]] == ["1", "2"]
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_summary_says_how_the_model_was_run(model: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "net.json")
+    result = run(model, "--microbatch", "1", "--autocast", "bfloat16", "-o", output)
+    assert result.stdout.splitlines()[0].endswith("of parameters, float32, bfloat16 autocast")
+    compiled = replace(Profile.load(output), compiled=True)
+    assert render_sizes(compiled).splitlines()[0].endswith("float32, bfloat16 autocast, compiled")
 
 
 def test_a_dash_writes_the_profile_to_standard_output_and_nothing_else(model: str) -> None:
