@@ -12,6 +12,7 @@ import torch
 from partopt.documents import Note
 from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
 from partopt.errors import PartoptError
+from partopt.profiler.backward_split import split_backward
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
@@ -107,7 +108,12 @@ class Measurer:
             self.notes += note_missing_backwards(tracker, instrumented)
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
-        return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
+        summary = _summary(
+            size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
+        )
+        if settings.compiled:
+            return summary
+        return split_backward(summary, stepper, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
         if not self.layers:
@@ -207,7 +213,7 @@ def _summary(
 ) -> Measurement:
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
-    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0
+    scale = _scale(overhead)
     layers = [
         _layer(
             [times.forward_s[index] * scale for times in instrumented],
@@ -229,6 +235,11 @@ def _summary(
         tensors=structure.tensors,
         stash_groups=structure.stash_groups,
     )
+
+
+def _scale(overhead: float) -> float:
+    """What brings the layers' times back to the bare step."""
+    return 1 / overhead if overhead > RESCALE_ABOVE else 1.0
 
 
 def _layer(

@@ -12,10 +12,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from partopt.profiler.clock import Clock
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
+from partopt.profiler.ownership import hook_input_gradients, hook_layer_changes, next_node_number
 from partopt.profiler.step import Inputs, Loss, run_loss
 from partopt.profiler.tracker import Tracker
 
@@ -78,6 +79,23 @@ class Stepper:
             backward.end()
         layers = len(self.tracker.layers)
         return LayerTimes(forward.seconds(layers), backward.seconds(layers))
+
+    def input_gradients(self) -> list[float]:
+        """Seconds of each layer in a backward that computes no gradients of weights.
+
+        A layer whose input needs no gradient takes none. Raises what autograd does where part of
+        the model refuses such a backward, as reentrant checkpoints do.
+        """
+        backward = _Phase(self.clock)
+        with _NoCollection():
+            _, began, loss = self._forward()
+            self.clock.hold(self._attaching_s)
+            edges = hook_input_gradients(loss, began, backward.enter)
+            backward.enter(began[-1][1])
+            gradients = torch.autograd.grad(loss, edges) if edges else ()
+            backward.end()
+            del gradients  # freed after the backward is timed
+        return backward.seconds(len(self.tracker.layers))
 
     def _forward(self) -> tuple[_Phase, list[tuple[int, int]], Tensor]:
         """A forward with a stamp at each layer, the node numbers at which they began, the loss."""
