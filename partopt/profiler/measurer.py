@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from partopt.documents import Note
-from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
+from partopt.documents.profile import (
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Profile,
+    StashGroup,
+    Tensor,
+)
 from partopt.errors import PartoptError
 from partopt.profiler.backward_split import split_backward
 from partopt.profiler.compilation import compile_units, record_stash
@@ -20,6 +27,7 @@ from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
 from partopt.profiler.parameters import describe_layers
 from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import note_missing_backwards
+from partopt.profiler.resume import check_same_layers
 from partopt.profiler.stash import StashRecorder
 from partopt.profiler.step import Inputs, check_step, place, run_loss
 from partopt.profiler.subject import Subject
@@ -27,6 +35,8 @@ from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import called_modules, choose_units
 
+STEPS = 10
+LONG_STEP_S, STEPS_IF_LONG = 1.0, 5
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
 # instrumented / bare: above it the layers' times are scaled to the bare step
@@ -49,24 +59,35 @@ class Structure:
 class Measurer:
     """Measures one subject size by size, the smallest first.
 
-    The layers are numbered at the first size that fits.
+    The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
-        self.layers: list[Layer] = []
-        self.measurements: list[Measurement] = []
-        self.notes: list[Note] = []
+        self.layers: list[Layer] = resumed.layers if resumed else []
+        self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
+        self.notes: list[Note] = [*resumed.notes] if resumed else []
+        self._resumed = len(self.measurements)
         self._tracker: Tracker | None = None
-        self._optimizer_s: float | None = None
-        self._optimizer_tried = False
+        measured = resumed.measured() if resumed else []
+        self._optimizer_s = measured[0].optimizer_s if measured else None
+        self._optimizer_tried = bool(measured)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a size was measured here."""
+        return len(self.measurements) > self._resumed
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
 
-        A size that runs out of memory, or is larger than one that did, is added as out of memory.
+        A size that runs out of memory, or is larger than one that did, is added as out of memory;
+        one that is there already is left as it is.
         """
-        if any(smaller.out_of_memory for smaller in self.measurements):
+        if any(each.microbatch_size == size for each in self.measurements):
+            return
+        self.subject.settings.progress(size, 0, 0)
+        if any(each.out_of_memory and each.microbatch_size < size for each in self.measurements):
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
             return
         try:
@@ -101,8 +122,8 @@ class Measurer:
     ) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_memory_bytes = _warm_up(stepper, settings.device)
-        bare_s, instrumented = self._alternate(stepper, size)
+        peak_memory_bytes, step_s = _warm_up(stepper, settings.device)
+        bare_s, instrumented = self._alternate(stepper, size, settings.steps or _steps(step_s))
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
@@ -116,7 +137,9 @@ class Measurer:
         return split_backward(summary, stepper, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
-        if not self.layers:
+        if self._tracker is None:
+            if self.layers:
+                check_same_layers(self.layers, layers)
             self.layers, self._tracker = layers, tracker
         elif [(layer.name, layer.call) for layer in layers] != [
             (layer.name, layer.call) for layer in self.layers
@@ -134,10 +157,12 @@ class Measurer:
                 microbatch_sizes=[first, size],
             )
 
-    def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
+    def _alternate(
+        self, stepper: Stepper, size: int, steps: int
+    ) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
-        steps, progress = self.subject.settings.steps, self.subject.settings.progress
+        progress = self.subject.settings.progress
         for step in range(steps):
             progress(size, step, steps)
             bare_s.append(stepper.bare())
@@ -184,23 +209,28 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     )
 
 
-def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
-    """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
+def _steps(step_s: float) -> int:
+    """How many steps to time where nobody says: those of a long step spread less."""
+    return STEPS if step_s <= LONG_STEP_S else STEPS_IF_LONG
+
+
+def _warm_up(stepper: Stepper, device: torch.device) -> tuple[int | None, float]:
+    """Run both kinds of step untimed; the peak memory of a bare one in bytes, and its seconds.
 
     The peak is None where the device does not report it.
     """
     if device.type == "cuda":
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
-    began, steps = time.perf_counter(), 0
+    began, steps, step_s = time.perf_counter(), 0, 0.0
     while steps < WARM_UP_STEPS or (
         device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S
     ):
-        stepper.bare()  # returns when the device has done it
+        step_s = stepper.bare()  # returns when the device has done it
         steps += 1
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     stepper.instrumented()
-    return peak
+    return peak, step_s
 
 
 def _summary(

@@ -15,7 +15,9 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.device import choose_device, choose_dtype
 from partopt.profiler.units import GRANULARITIES
 
-Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
+Progress = Callable[
+    [int, int, int], None
+]  # microbatch size, steps done, steps to do (0: being prepared)
 
 AUTOCASTS = ("bfloat16", "float16")
 _SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
@@ -33,7 +35,7 @@ class Settings:
     dtype: torch.dtype
     granularity: str
     units: tuple[str, ...]
-    steps: int
+    steps: int | None
     progress: Progress
     autocast: torch.dtype | None = None
     compiled: bool = False
@@ -55,13 +57,14 @@ def check_settings(
     dtype: str,
     granularity: str,
     units: Sequence[str],
-    steps: int,
+    steps: int | None,
     progress: Progress | None,
     autocast: str | None = None,
     compile: bool = False,
 ) -> Settings:
     """The settings of these options. Raises PartoptError for an invalid one."""
-    documents.check_option("steps", steps, Count, "10 steps show the spread")
+    if steps is not None:
+        documents.check_option("steps", steps, Count, "10 steps show the spread")
     if granularity not in GRANULARITIES:
         raise invalid_option(
             "granularity",
