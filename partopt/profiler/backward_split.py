@@ -9,6 +9,7 @@ too, but a schedule's runtime would compile it in two, so nothing is said of it.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -19,17 +20,25 @@ from partopt.profiler.timeline import Stepper
 STEPS = 3
 
 
-def split_backward(measurement: Measurement, stepper: Stepper, scale: float) -> Measurement:
-    """The measurement with `backward_input_s` of each layer, or as it is where autograd refuses.
+def time_input_gradients(stepper: Stepper) -> list[list[float]]:
+    """Seconds of each layer in each of a few such steps; no steps where autograd refuses them."""
+    try:
+        return [stepper.input_gradients() for _ in range(STEPS)]
+    except Exception as error:  # the model's own code may raise anything
+        if is_out_of_memory(error):
+            release_memory()
+        return []
+
+
+def split_backward(
+    measurement: Measurement, steps: Sequence[Sequence[float]], scale: float
+) -> Measurement:
+    """The measurement with `backward_input_s` of each layer, or as it is without steps.
 
     `scale` is that of the layers' other times. What is longer than the whole backward, by noise, is
     cut to it.
     """
-    try:
-        steps = [stepper.input_gradients() for _ in range(STEPS)]
-    except Exception as error:  # the model's own code may raise anything
-        if is_out_of_memory(error):
-            release_memory()
+    if not steps:
         return measurement
     layers = [
         replace(layer, backward_input_s=min(statistics.median(seconds) * scale, layer.backward_s))

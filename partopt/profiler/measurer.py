@@ -19,7 +19,7 @@ from partopt.documents.profile import (
     Tensor,
 )
 from partopt.errors import PartoptError
-from partopt.profiler.backward_split import split_backward
+from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
@@ -64,10 +64,10 @@ class Measurer:
 
     def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
-        self.layers: list[Layer] = resumed.layers if resumed else []
+        self.resumed = resumed
+        self.layers: list[Layer] = []
         self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
         self.notes: list[Note] = [*resumed.notes] if resumed else []
-        self._resumed = len(self.measurements)
         self._tracker: Tracker | None = None
         measured = resumed.measured() if resumed else []
         self._optimizer_s = measured[0].optimizer_s if measured else None
@@ -76,7 +76,7 @@ class Measurer:
     @property
     def has_new(self) -> bool:
         """Whether a size was measured here."""
-        return len(self.measurements) > self._resumed
+        return len(self.measurements) > (len(self.resumed.measurements) if self.resumed else 0)
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
@@ -122,8 +122,8 @@ class Measurer:
     ) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_memory_bytes, step_s = _warm_up(stepper, settings.device)
-        bare_s, instrumented = self._alternate(stepper, size, settings.steps or _steps(step_s))
+        peak_memory_bytes = _warm_up(stepper, settings.device)
+        bare_s, instrumented = self._alternate(stepper, size)
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
@@ -132,14 +132,13 @@ class Measurer:
         summary = _summary(
             size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
         )
-        if settings.compiled:
-            return summary
-        return split_backward(summary, stepper, _scale(summary.overhead or 1.0))
+        parts = [] if settings.compiled else self._input_gradients(stepper)
+        return split_backward(summary, parts, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
-        if self._tracker is None:
-            if self.layers:
-                check_same_layers(self.layers, layers)
+        if not self.layers:
+            if self.resumed is not None:
+                check_same_layers(self.resumed.layers, layers)
             self.layers, self._tracker = layers, tracker
         elif [(layer.name, layer.call) for layer in layers] != [
             (layer.name, layer.call) for layer in self.layers
@@ -157,11 +156,10 @@ class Measurer:
                 microbatch_sizes=[first, size],
             )
 
-    def _alternate(
-        self, stepper: Stepper, size: int, steps: int
-    ) -> tuple[list[float], list[LayerTimes]]:
+    def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
+        steps = self.subject.settings.steps or _choose_steps(stepper.last_bare_s)
         progress = self.subject.settings.progress
         for step in range(steps):
             progress(size, step, steps)
@@ -169,6 +167,10 @@ class Measurer:
             instrumented.append(stepper.instrumented())
         progress(size, steps, steps)
         return bare_s, instrumented
+
+    def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
+        """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
+        return time_input_gradients(stepper)
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None where its state does not fit next to the model."""
@@ -209,28 +211,28 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     )
 
 
-def _steps(step_s: float) -> int:
+def _choose_steps(step_s: float) -> int:
     """How many steps to time where nobody says: those of a long step spread less."""
     return STEPS if step_s <= LONG_STEP_S else STEPS_IF_LONG
 
 
-def _warm_up(stepper: Stepper, device: torch.device) -> tuple[int | None, float]:
-    """Run both kinds of step untimed; the peak memory of a bare one in bytes, and its seconds.
+def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
+    """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
 
     The peak is None where the device does not report it.
     """
     if device.type == "cuda":
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
-    began, steps, step_s = time.perf_counter(), 0, 0.0
+    began, steps = time.perf_counter(), 0
     while steps < WARM_UP_STEPS or (
         device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S
     ):
-        step_s = stepper.bare()  # returns when the device has done it
+        stepper.bare()  # returns when the device has done it
         steps += 1
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     stepper.instrumented()
-    return peak, step_s
+    return peak
 
 
 def _summary(

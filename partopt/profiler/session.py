@@ -95,7 +95,7 @@ def _collect(measurer: Measurer, model: Model) -> Profile | None:
         dtype=subject.settings.dtype_name,
         autocast=subject.settings.autocast_name,
         compiled=subject.settings.compiled,
-        layers=measurer.layers,
+        layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
         notes=_distinct(
             [*measurer.notes, *note_overhead(measurements), *note_busy_machine(subject.clock)]

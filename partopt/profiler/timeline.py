@@ -46,6 +46,7 @@ class Stepper:
     loss_fn: Loss | None
     tracker: Tracker
     clock: Clock
+    last_bare_s: float = 0.0
     _attaching_s: float = 0.0  # host seconds that the last step's hooks took to attach
 
     def bare(self) -> float:
@@ -56,8 +57,8 @@ class Stepper:
             # named, so that it is freed after the step is timed, as below
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
-            [step_s] = self.clock.intervals_s([started, self.clock.stamp()])
-        return step_s
+            [self.last_bare_s] = self.clock.intervals_s([started, self.clock.stamp()])
+        return self.last_bare_s
 
     def instrumented(self) -> LayerTimes:
         """Seconds of each layer in a step.
@@ -92,7 +93,7 @@ class Stepper:
             self.clock.hold(self._attaching_s)
             edges = hook_input_gradients(loss, began, backward.enter)
             backward.enter(began[-1][1])
-            gradients = torch.autograd.grad(loss, edges) if edges else ()
+            gradients = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
             backward.end()
             del gradients  # freed after the backward is timed
         return backward.seconds(len(self.tracker.layers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partopt.profiler.measurer import _steps, _warm_up
+from partopt.profiler.measurer import _choose_steps, _warm_up
 
 
 class Steps:
@@ -16,10 +16,9 @@ class Steps:
     def __init__(self, step_s: float) -> None:
         self.step_s, self.now_s, self.kinds = step_s, 0.0, []
 
-    def bare(self) -> float:
+    def bare(self) -> None:
         self.kinds.append("bare")
         self.now_s += self.step_s
-        return self.step_s
 
     def instrumented(self) -> None:
         self.kinds.append("instrumented")
@@ -37,10 +36,10 @@ def test_cuda_is_warmed_up_for_half_a_second(
     monkeypatch.setattr("partopt.profiler.measurer.time.perf_counter", lambda: steps.now_s)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    assert _warm_up(steps, torch.device(device)) == (7 if device == "cuda" else None, step_s)
+    assert _warm_up(steps, torch.device(device)) == (7 if device == "cuda" else None)
     assert steps.kinds == ["bare"] * bare_steps + ["instrumented"]
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 10), (1.0, 10), (1.001, 5), (60.0, 5)])
 def test_fewer_steps_are_timed_where_a_step_is_long(step_s: float, steps: int) -> None:
-    assert _steps(step_s) == steps
+    assert _choose_steps(step_s) == steps
