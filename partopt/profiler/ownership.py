@@ -47,7 +47,7 @@ def hook_input_gradients(
 
     A backward for these edges alone skips the gradients of weights, since no node computes what
     leads to no edge that was asked for. Hooks are put where this backward changes layer, as by
-    `hook_layer_changes`.
+    `hook_layer_changes`, and at its first node: what autograd does before it grows with the edges.
     """
     owned = _owned_nodes(loss, began)
     layers = {node: layer for layer, node in owned}
@@ -64,7 +64,7 @@ def hook_input_gradients(
             leads.add(node)
             runs.add(node)
     running = [(layer, node) for layer, node in owned if node in runs]
-    _announce_changes(running, began[-1][1], entered)
+    _announce_changes(running, None, entered)
     return [GradientEdge(node, index) for node, index in edges]
 
 
@@ -79,9 +79,9 @@ def _owned_nodes(loss: Tensor, began: list[tuple[int, int]]) -> list[tuple[int, 
 
 
 def _announce_changes(
-    owned: list[tuple[int, Node]], first: int, entered: Callable[[int], None]
+    owned: list[tuple[int, Node]], first: int | None, entered: Callable[[int], None]
 ) -> None:
-    """Hook each node whose layer is not that of the node before it; the backward is in `first`."""
+    """Hook each node whose layer is not that of the node before it, at the beginning `first`."""
     previous = first
     for layer, node in owned:
         if layer != previous:

@@ -92,7 +92,6 @@ class Stepper:
             _, began, loss = self._forward()
             self.clock.hold(self._attaching_s)
             edges = hook_input_gradients(loss, began, backward.enter)
-            backward.enter(began[-1][1])
             gradients = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
             backward.end()
             del gradients  # freed after the backward is timed
