@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from partopt.profiler import timeline
-from partopt.profiler.clock import CpuClock, CpuStamp
+from partopt.profiler.clock import CpuClock, CpuStamp, CudaClock
 from partopt.profiler.timeline import Stepper
 from partopt.profiler.tracker import Tracker
 
@@ -44,6 +44,17 @@ def test_a_clock_with_more_processor_than_wall_time_is_not_idle() -> None:
     clock = CpuClock()
     clock.intervals_s([at(0, 0, 0), at(1, 0, 2)])
     assert clock.idle_share() == 0
+
+
+def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spun: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", spun.append)
+    monkeypatch.setattr(CudaClock, "_calibrate", lambda self: 1e9)
+    for seconds in (0.0, 0.002, 60.0):
+        CudaClock().hold(seconds)
+    assert spun == [2_000_000, 1_000_000_000]
 
 
 class Located(torch.autograd.Function):
