@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from partopt.documents import Note
-from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
+from partopt.documents.profile import (
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Profile,
+    StashGroup,
+    Tensor,
+)
 from partopt.errors import PartoptError
+from partopt.profiler.backward_split import split_backward, time_input_gradients
+from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
 from partopt.profiler.parameters import describe_layers
+from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import note_missing_backwards
+from partopt.profiler.resume import check_same_layers
 from partopt.profiler.stash import StashRecorder
 from partopt.profiler.step import Inputs, check_step, place, run_loss
 from partopt.profiler.subject import Subject
@@ -23,6 +35,8 @@ from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import called_modules, choose_units
 
+STEPS = 10
+LONG_STEP_S, STEPS_IF_LONG = 1.0, 5
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
 # instrumented / bare: above it the layers' times are scaled to the bare step
@@ -45,24 +59,35 @@ class Structure:
 class Measurer:
     """Measures one subject size by size, the smallest first.
 
-    The layers are numbered at the first size that fits.
+    The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
+        self.resumed = resumed
         self.layers: list[Layer] = []
-        self.measurements: list[Measurement] = []
-        self.notes: list[Note] = []
+        self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
+        self.notes: list[Note] = [*resumed.notes] if resumed else []
         self._tracker: Tracker | None = None
-        self._optimizer_s: float | None = None
-        self._optimizer_tried = False
+        measured = resumed.measured() if resumed else []
+        self._optimizer_s = measured[0].optimizer_s if measured else None
+        self._optimizer_tried = bool(measured)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a size was measured here."""
+        return len(self.measurements) > (len(self.resumed.measurements) if self.resumed else 0)
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
 
-        A size that runs out of memory, or is larger than one that did, is added as out of memory.
+        A size that runs out of memory, or is larger than one that did, is added as out of memory;
+        one that is there already is left as it is.
         """
-        if any(smaller.out_of_memory for smaller in self.measurements):
+        if any(each.microbatch_size == size for each in self.measurements):
+            return
+        self.subject.settings.progress(size, 0, 0)
+        if any(each.out_of_memory and each.microbatch_size < size for each in self.measurements):
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
             return
         try:
@@ -81,8 +106,21 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or _track(subject, inputs)
-        structure = _observe(subject, inputs, tracker)
+        with no_cast_cache():
+            structure = _observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
+        with contextlib.ExitStack() as compiled:
+            if settings.compiled:
+                compiled.enter_context(compile_units(tracker.modules))
+                check_step(subject.model, inputs, subject.loss_fn)
+                groups = record_stash(subject, inputs, tracker)
+                structure = replace(structure, stash_groups=groups)
+            return self._time(size, inputs, tracker, structure)
+
+    def _time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
@@ -91,10 +129,16 @@ class Measurer:
             self.notes += note_missing_backwards(tracker, instrumented)
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
-        return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
+        summary = _summary(
+            size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
+        )
+        parts = [] if settings.compiled else self._input_gradients(stepper)
+        return split_backward(summary, parts, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
         if not self.layers:
+            if self.resumed is not None:
+                check_same_layers(self.resumed.layers, layers)
             self.layers, self._tracker = layers, tracker
         elif [(layer.name, layer.call) for layer in layers] != [
             (layer.name, layer.call) for layer in self.layers
@@ -115,13 +159,18 @@ class Measurer:
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
-        steps, progress = self.subject.settings.steps, self.subject.settings.progress
+        steps = self.subject.settings.steps or _choose_steps(stepper.last_bare_s)
+        progress = self.subject.settings.progress
         for step in range(steps):
             progress(size, step, steps)
             bare_s.append(stepper.bare())
             instrumented.append(stepper.instrumented())
         progress(size, steps, steps)
         return bare_s, instrumented
+
+    def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
+        """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
+        return time_input_gradients(stepper)
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None where its state does not fit next to the model."""
@@ -162,6 +211,11 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     )
 
 
+def _choose_steps(step_s: float) -> int:
+    """How many steps to time where nobody says: those of a long step spread less."""
+    return STEPS if step_s <= LONG_STEP_S else STEPS_IF_LONG
+
+
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
     """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
 
@@ -191,7 +245,7 @@ def _summary(
 ) -> Measurement:
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
-    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0
+    scale = _scale(overhead)
     layers = [
         _layer(
             [times.forward_s[index] * scale for times in instrumented],
@@ -213,6 +267,11 @@ def _summary(
         tensors=structure.tensors,
         stash_groups=structure.stash_groups,
     )
+
+
+def _scale(overhead: float) -> float:
+    """What brings the layers' times back to the bare step."""
+    return 1 / overhead if overhead > RESCALE_ABOVE else 1.0
 
 
 def _layer(

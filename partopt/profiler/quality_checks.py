@@ -12,19 +12,20 @@ from partopt.profiler.clock import Clock
 from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker
 
-IDLE_ABOVE = 0.10  # share by which processor and wall time may differ
+IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere
 _NAMED = 3  # layers in a note's text
 
 
 def note_busy_machine(clock: Clock) -> Iterator[Note]:
-    """A note where something else used the processor during the measurement."""
+    """A note where something else used the processor during the measurement, or nothing did."""
     share = clock.idle_share()
     if share is not None and share > IDLE_ABOVE:
         yield Note(
             code="busy-machine",
             text=(
-                f"processor and wall time differ by {share:.0%}: something else was running, "
-                "and the times are too long; measure on a quiet machine"
+                f"the model had the processor for {1 - share:.0%} of the time: the times are "
+                f"processor time, by wall time a step took {1 / (1 - share):.1f} times as long; "
+                "something else was running, or the model waits"
             ),
             fields={"idle_share": share},
         )

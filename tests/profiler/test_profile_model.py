@@ -349,7 +349,10 @@ def test_progress_is_told_size_by_size() -> None:
         steps=2,
         progress=lambda *step: told.append(step),
     )
-    assert told == [(1, 0, 2), (1, 1, 2), (1, 2, 2), (2, 0, 2), (2, 1, 2), (2, 2, 2)]
+    assert told == [
+        *[(1, 0, 0), (1, 0, 2), (1, 1, 2), (1, 2, 2)],
+        *[(2, 0, 0), (2, 0, 2), (2, 1, 2), (2, 2, 2)],
+    ]
 
 
 def test_a_profile_says_what_was_measured() -> None:
