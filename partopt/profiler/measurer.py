@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
@@ -14,32 +16,38 @@ from partopt.errors import PartoptError
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.ownership import hook_layer_changes, next_node_number
 from partopt.profiler.parameters import describe_layers
-from partopt.profiler.quality_checks import note_missing_backwards
+from partopt.profiler.quality_checks import (
+    OVERHEAD_BOUND,
+    RESCALE_ABOVE,
+    note_missing_backwards,
+    note_optimizer,
+    note_unscaled_inputs,
+)
 from partopt.profiler.stash import StashRecorder
-from partopt.profiler.step import Inputs, check_step, place, run_loss
+from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
-from partopt.profiler.units import called_modules, choose_units
+from partopt.profiler.transient import MemoryMode, transient_bytes
+from partopt.profiler.units import called_modules, calls_vary, check_calls, choose_units
 
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-# instrumented / bare: above it the layers' times are scaled to the bare step
-RESCALE_ABOVE = 1.05
-# above it the hooks cost so much that the shares of the layers themselves are in doubt
-OVERHEAD_BOUND = 1.20
+FORWARDS = 3  # whose calls are compared, before anything is timed
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What one forward shows of the layers at one microbatch size, apart from time."""
+    """What one step shows of the layers at one microbatch size, apart from time."""
 
     layers: list[Layer]
     output_bytes: dict[int, int]
     flops: dict[int, int]
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
+    transient_bytes: dict[int, int]
 
 
 class Measurer:
@@ -56,6 +64,7 @@ class Measurer:
         self._tracker: Tracker | None = None
         self._optimizer_s: float | None = None
         self._optimizer_tried = False
+        self._input_elements: dict[int, list[int]] = {}
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
@@ -80,12 +89,15 @@ class Measurer:
         subject, settings = self.subject, self.subject.settings
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
+        self._note_inputs(size, inputs)
         tracker = self._tracker or _track(subject, inputs)
         structure = _observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
+        if tracker.varied:
+            raise calls_vary(sorted({key.name for key in tracker.varied}))
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
@@ -123,42 +135,62 @@ class Measurer:
         progress(size, steps, steps)
         return bare_s, instrumented
 
+    def _note_inputs(self, size: int, inputs: Inputs) -> None:
+        """Once, when a second size shows whether the inputs grow, or none will."""
+        self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
+        sizes = len(self.subject.settings.microbatch_sizes)
+        if len(self._input_elements) == min(2, sizes):
+            self.notes += note_unscaled_inputs(self._input_elements)
+
     def _optimizer(self, inputs: Inputs) -> float | None:
-        """Seconds of an optimizer step, or None where its state does not fit next to the model."""
+        """Seconds of an optimizer step, or None and a note where it fails."""
+        subject = self.subject
         try:
-            return time_optimizer(
-                self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
-            )
+            return time_optimizer(subject.model, inputs, subject.loss_fn, subject.clock)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        self.subject.model.zero_grad(set_to_none=True)
+            self.notes.append(note_optimizer(error))
+        subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
 
 
 def _track(subject: Subject, inputs: Inputs) -> Tracker:
-    called = called_modules(subject.model, inputs)
+    forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
     settings = subject.settings
+    called = set(itertools.chain.from_iterable(forwards))
     units = choose_units(subject.model, called, settings.granularity, settings.units)
+    check_calls(forwards, units)
     return Tracker(subject.model, units)
 
 
 def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
-    """One forward under observation: layers, tensors between them, what they keep."""
+    """One step under observation: layers, tensors between them, what they keep and what passes."""
     output_bytes: dict[int, int] = {}
     flow = DataflowMode(subject.model, tracker)
-    stash = StashRecorder(subject.model, tracker)
-    with tracker.discover(output_recorder(output_bytes)), flow, stash.hooks():
-        loss = run_loss(subject.model, inputs, subject.loss_fn)
-    groups = stash.groups()
-    del loss  # the graph had to live until the groups were read
+    memory = MemoryMode(subject.model, inputs)
+    stash = StashRecorder(subject.model, tracker, memory)
+    began = [(next_node_number(), 0)]
+
+    def entered(layer: int) -> None:
+        began.append((next_node_number(), layer))
+        memory.enter(layer)
+
+    with memory:
+        with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
+            loss = run_loss(subject.model, inputs, subject.loss_fn)
+        gc.collect()  # what is kept by a cycle of references alone is not kept
+        groups, kept = stash.groups(loss), memory.end_forward()
+        hook_layer_changes(loss, began, memory.enter)
+        with memory.settled_gradients(subject.model):
+            loss.backward()  # type: ignore[no-untyped-call]
+    subject.model.zero_grad(set_to_none=False)
     return Structure(
         describe_layers(subject.model, tracker, flow.users),
         output_bytes,
         flow.flops,
         flow.tensors(),
         groups,
+        transient_bytes(memory.events, kept),
     )
 
 
@@ -198,6 +230,7 @@ def _summary(
             [times.backward_s[index] * scale for times in instrumented],
             structure.output_bytes.get(index, 0),
             structure.flops.get(index, 0),
+            structure.transient_bytes.get(index, 0),
         )
         for index in range(len(structure.layers))
     ]
@@ -216,7 +249,11 @@ def _summary(
 
 
 def _layer(
-    forward_s: list[float], backward_s: list[float], output_bytes: int, forward_flops: int
+    forward_s: list[float],
+    backward_s: list[float],
+    output_bytes: int,
+    forward_flops: int,
+    transient_bytes: int,
 ) -> LayerMeasurement:
     return LayerMeasurement(
         forward_s=statistics.median(forward_s),
@@ -224,6 +261,7 @@ def _layer(
         forward_stdev_s=_stdev(forward_s),
         backward_stdev_s=_stdev(backward_s),
         output_bytes=output_bytes,
+        transient_bytes=transient_bytes,
         forward_flops=forward_flops,
     )
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -36,13 +36,14 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def choose_units(
-    model: nn.Module, called: set[str], granularity: str = "auto", globs: Sequence[str] = ()
+    model: nn.Module, calls: Iterable[str], granularity: str = "auto", globs: Sequence[str] = ()
 ) -> list[str]:
     """Names of the modules that become layers, in the order of the module tree.
 
-    `called` names those that the forward calls. Raises PartoptError where a glob matches no module
+    `calls` names those that the forward calls. Raises PartoptError where a glob matches no module
     that is called.
     """
+    called = set(calls)
     if globs:
         return list(_cover(model, "", _matching(called, globs), called))
     if granularity == "leaf":
@@ -57,11 +58,11 @@ def choose_units(
     ]
 
 
-def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
-    """Names of the modules that one forward calls."""
-    called: set[str] = set()
+def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the modules that one forward calls, in the order of the calls."""
+    called: list[str] = []
     handles = [
-        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.add(name))
+        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.append(name))
         for name, module in model.named_modules()
     ]
     try:
@@ -71,6 +72,36 @@ def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
         for handle in handles:
             handle.remove()
     return called
+
+
+def check_calls(forwards: Sequence[list[str]], units: Sequence[str]) -> None:
+    """Raise PartoptError unless every one of `forwards` calls the same units in the same order.
+
+    Each is what `called_modules` found.
+    """
+    counts = [Counter(name for name in called if name in set(units)) for called in forwards]
+    varied = [unit for unit in units if len({count[unit] for count in counts}) > 1]
+    orders = {tuple(name for name in called if name in set(units)) for called in forwards}
+    if len(orders) > 1:
+        raise calls_vary(varied or list(units))
+
+
+def calls_vary(names: Sequence[str]) -> PartoptError:
+    """The error of a model that calls the layers `names` in some forwards and not in others."""
+    return PartoptError(
+        "the model calls other layers from one forward to the next: not every forward calls "
+        f"{name_some(names)}",
+        "switch off what skips layers at random, such as layer drop, or choose larger units, whose "
+        "calls do not vary: `granularity=block`, or `units`",
+        code="calls-vary",
+        layers=list(names),
+    )
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name or "the model" for name in names[:most]) + more
 
 
 class _Rule:
