@@ -25,6 +25,7 @@ from partopt.profiler.quality_checks import (
     note_optimizer,
     note_unscaled_inputs,
 )
+from partopt.profiler.splitting import split_large_units
 from partopt.profiler.stash import StashRecorder
 from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
 from partopt.profiler.subject import Subject
@@ -160,6 +161,8 @@ def _track(subject: Subject, inputs: Inputs) -> Tracker:
     called = set(itertools.chain.from_iterable(forwards))
     units = choose_units(subject.model, called, settings.granularity, settings.units)
     check_calls(forwards, units)
+    if settings.granularity == "auto" and not settings.units:
+        units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])
     return Tracker(subject.model, units)
 
 
