@@ -26,7 +26,7 @@ from partopt.profiler.quality_checks import (
     note_unscaled_inputs,
 )
 from partopt.profiler.splitting import split_large_units
-from partopt.profiler.stash import StashRecorder
+from partopt.profiler.stash import StashRecorder, stash_groups
 from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
@@ -182,8 +182,9 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
             loss = run_loss(subject.model, inputs, subject.loss_fn)
         gc.collect()  # what is kept by a cycle of references alone is not kept
-        groups, kept = stash.groups(loss), memory.end_forward()
-        hook_layer_changes(loss, began, memory.enter)
+        kept = stash.kept(loss)
+        memory.enter_backward(tracker.current)
+        hook_layer_changes(loss, began, memory.enter_backward)
         with memory.settled_gradients(subject.model):
             loss.backward()  # type: ignore[no-untyped-call]
     subject.model.zero_grad(set_to_none=False)
@@ -192,8 +193,10 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         output_bytes,
         flow.flops,
         flow.tensors(),
-        groups,
-        transient_bytes(memory.events, kept),
+        stash_groups(kept),
+        transient_bytes(
+            memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
+        ),
     )
 
 

@@ -10,7 +10,7 @@ and do not count.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -23,8 +23,8 @@ from partopt.profiler.tracker import Tracker
 from partopt.profiler.transient import MemoryMode
 
 
-class _Saved(NamedTuple):
-    """A storage that autograd keeps, and the layers that it keeps it for."""
+class Kept(NamedTuple):
+    """A storage that is kept, for which layers, and its block if this step made it."""
 
     layers: set[int]
     size_bytes: int
@@ -54,23 +54,29 @@ class StashRecorder:
             saved = self._saved.get(tensor)
             if saved is None:
                 size_bytes = tensor.untyped_storage().nbytes()
-                saved = _Saved(set(), size_bytes, self.memory.block_of(tensor))
+                saved = Kept(set(), size_bytes, self.memory.block_of(tensor))
                 self._saved.set(tensor, saved)
             saved.layers.add(self.tracker.current)
         return tensor
 
-    def groups(self, loss: Tensor) -> list[profile.StashGroup]:
-        """Bytes that are still kept, by the set of layers that keep them, apart from the loss."""
-        merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        known = {self.memory.block_of(loss)}
-        for saved in self._saved.values():
-            merged[tuple(sorted(saved.layers))] += saved.size_bytes
-            known.add(saved.block)
-        for block, (layer, size_bytes) in self.memory.made.items():
-            if block not in known:
-                merged[layer,] += size_bytes
-        return [
-            profile.StashGroup(layers=list(layers), bytes=size)
-            for layers, size in sorted(merged.items())
-            if size
+    def kept(self, loss: Tensor) -> list[Kept]:
+        """The storages that are still kept now that the forward has ended, apart from the loss."""
+        found: list[Kept] = self._saved.values()
+        known = {self.memory.block_of(loss), *(each.block for each in found)}
+        return found + [
+            Kept({layer}, size_bytes, block)
+            for block, (layer, size_bytes) in self.memory.made.items()
+            if block not in known
         ]
+
+
+def stash_groups(kept: Iterable[Kept]) -> list[profile.StashGroup]:
+    """Bytes kept, by the set of layers that keep them."""
+    merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    for each in kept:
+        merged[tuple(sorted(each.layers))] += each.size_bytes
+    return [
+        profile.StashGroup(layers=list(layers), bytes=size)
+        for layers, size in sorted(merged.items())
+        if size
+    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,10 +51,9 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Charge what follows to `layer`."""
         self.layer = layer
 
-    def end_forward(self) -> set[int]:
-        """The blocks that live now, kept for the backward that begins."""
-        self.backward = True
-        return set(self.made)
+    def enter_backward(self, layer: int) -> None:
+        """Charge what follows to the backward of `layer`."""
+        self.layer, self.backward = layer, True
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The number of the block in which `tensor` lies; None for one that was there before."""
@@ -119,23 +118,29 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _HELD = -1  # the block of what was there before
 
 
-def transient_bytes(events: Sequence[Event], kept: set[int]) -> dict[int, int]:
-    """For each layer, the peak while it runs beside what is kept for the backward, in bytes.
+def transient_bytes(events: Sequence[Event], kept: Mapping[int, int]) -> dict[int, int]:
+    """For each layer, the peak while it runs beside what is kept for it and those before it.
 
-    `kept` holds the blocks that live when the forward has ended. In the forward what stays is known
-    at a layer's end; in the backward what is kept for the layer and those before it is what lives
-    at its beginning. The larger of both counts.
+    `kept` holds the blocks that are kept for the backward, and the first layer that each is kept
+    for. What is kept is known at a layer's end in the forward, at its beginning in the backward;
+    the larger peak of both counts. In bytes.
     """
     peaks: defaultdict[int, int] = defaultdict(int)
-    live = stash = 0
-    for (layer, _), visit in itertools.groupby(events, lambda event: (event.layer, event.backward)):
-        before, peak = stash, live
+    live, stash = 0, Counter[int]()
+    for (layer, backward), visit in itertools.groupby(events, lambda event: event[:2]):
+        peak, before = live, _kept_until(layer, stash)
         for event in visit:
             live += event.size_bytes
-            stash += event.size_bytes if event.block in kept else 0
             peak = max(peak, live)
-        peaks[layer] = max(peaks[layer], peak - max(before, stash))
+            if event.block in kept:
+                stash[kept[event.block]] += event.size_bytes
+        held = before if backward else _kept_until(layer, stash)
+        peaks[layer] = max(peaks[layer], peak - held)
     return dict(peaks)
+
+
+def _kept_until(last: int, stash: Mapping[int, int]) -> int:
+    return sum(size_bytes for layer, size_bytes in stash.items() if layer <= last)
 
 
 class _Allocator:
