@@ -31,7 +31,7 @@ from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_i
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
-from partopt.profiler.transient import MemoryMode, transient_bytes
+from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
 from partopt.profiler.units import called_modules, calls_vary, check_calls, choose_units
 
 WARM_UP_STEPS = 2
@@ -178,16 +178,17 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         began.append((next_node_number(), layer))
         memory.enter(layer)
 
-    with memory:
+    had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
+    with memory, new_garbage_only():
         with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
             loss = run_loss(subject.model, inputs, subject.loss_fn)
-        gc.collect()  # what is kept by a cycle of references alone is not kept
+        gc.collect()  # what only a cycle of references keeps is not kept
         kept = stash.kept(loss)
         memory.enter_backward(tracker.current)
         hook_layer_changes(loss, began, memory.enter_backward)
         with memory.settled_gradients(subject.model):
             loss.backward()  # type: ignore[no-untyped-call]
-    subject.model.zero_grad(set_to_none=False)
+    subject.model.zero_grad(set_to_none=not had_gradients)
     return Structure(
         describe_layers(subject.model, tracker, flow.users),
         output_bytes,

@@ -10,6 +10,7 @@ CPU; on CUDA the allocator's peak during each operation shows them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,19 @@ class Event(NamedTuple):
     backward: bool
     block: int
     size_bytes: int
+
+
+@contextlib.contextmanager
+def new_garbage_only() -> Iterator[None]:
+    """In this context `gc.collect` looks only at what was made in it, and is quick."""
+    if gc.get_freeze_count():  # somebody keeps what was there before out of it already
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

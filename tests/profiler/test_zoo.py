@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from partopt.documents.profile import Measurement, Profile
 from partopt.profiler.step import tensors_in
+from partopt.profiler.transient import new_garbage_only
 from tests.profiler import witnesses
 from tests.profiler.helpers import names, needs_torchvision, needs_transformers, structure
 from tests.profiler.zoo import ZOO, Animal
@@ -32,9 +32,8 @@ def quick() -> Iterator[None]:
     """One thread, and no collection of what was there before: the witnesses collect often."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    with new_garbage_only():
+        yield
     torch.set_num_threads(threads)
 
 
