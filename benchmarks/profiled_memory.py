@@ -2,12 +2,13 @@
 
     python benchmarks/profiled_memory.py [NAME...]
 
-For each model of the tests' zoo: parameters + gradients + stash + the largest transient, which is
-what a stage is charged; the same where each transient meets the stash of the layers up to it alone,
-which is what the profile claims to be exact; and the peak of the tensors of a bare step by torch's
-own tracker. `kernels` is what the allocator's peak has beyond that: temporaries inside kernels of
-the CPU, which no profile contains. Small models of few blocks: their largest transient meets a
-stash of which much is gone, so that the first ratio is further from 1 than that of large models.
+For each model of the tests' zoo, and for examples of ordinary depth: parameters + gradients + stash
++ the largest transient, which is what a stage is charged; the same where each transient meets the
+stash of the layers up to it alone, which is what the profile claims to be exact; and the peak of
+the tensors of a bare step by torch's own tracker. `kernels` is what the allocator's peak has beyond
+that: temporaries inside kernels of the CPU, which no profile contains. The zoo's models have few
+blocks: their largest transient meets a stash of which much is gone, so that their first ratio is
+further from 1.
 """
 
 from __future__ import annotations
@@ -25,10 +26,19 @@ from machine import describe
 
 from partopt.profiler.step import tensors_in
 from tests.profiler import witnesses
-from tests.profiler.helpers import structure
+from tests.profiler.helpers import example, structure
 from tests.profiler.zoo import ZOO, Animal
 
 MB = 1e6
+TWELVE = {"layers": 12, "width": 128, "heads": 4, "context": 128, "vocabulary": 2000}
+# example, its arguments, microbatch
+DEEP: list[tuple[str, dict[str, int], int]] = [
+    ("gpt", TWELVE, 2),
+    ("gpt2", TWELVE, 2),
+    ("bert", TWELVE, 2),
+    ("resnet50", {"size": 96}, 4),
+    ("vgg16", {"size": 96}, 4),
+]
 
 
 def main() -> None:
@@ -42,6 +52,12 @@ def main() -> None:
     for animal in ZOO:
         if animal.name in sys.argv[1:] or not sys.argv[1:]:
             print(_row(animal), flush=True)
+    print()
+    for name, arguments, size in DEEP:
+        if name in sys.argv[1:] or not sys.argv[1:]:
+            source = example(name, **arguments)
+            deep = Animal(name, source.build, source.example_inputs, size, source.loss_fn)
+            print(_row(deep), flush=True)
 
 
 def _row(animal: Animal) -> str:
