@@ -49,15 +49,20 @@ class Flow:
 
 
 class StorageMap:
-    """Values keyed by storage, forgotten when the storage is freed."""
+    """Values keyed by storage, forgotten when the storage is freed; `freed` is then told them."""
 
-    def __init__(self) -> None:
+    def __init__(self, freed: Callable[[Any], None] = lambda _value: None) -> None:
         self._values: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._freed = freed
 
     def get(self, tensor: Tensor) -> Any:
         """The value of the storage of `tensor`, or None."""
         entry = self._values.get(tensor.untyped_storage()._cdata)
         return entry[1] if entry else None
+
+    def values(self) -> list[Any]:
+        """The values of the storages that live."""
+        return [value for _, value in self._values.values()]
 
     def set(self, tensor: Tensor, value: Any) -> None:
         """Give the storage of `tensor` a value."""
@@ -66,7 +71,7 @@ class StorageMap:
 
         def forget(dead: weakref.ref[Any]) -> None:
             if key in self._values and self._values[key][0] is dead:
-                del self._values[key]
+                self._freed(self._values.pop(key)[1])
 
         self._values[key] = (weakref.ref(storage, forget), value)
 
@@ -98,12 +103,11 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **options)
         layer = self.tracker.current
         self.flops[layer] += count_flops(func, args, options, result)
-        read = [self._note_read(tensor, layer) for tensor in _storages([args, options])]
+        read = [self._note_read(tensor, layer) for tensor in storages_in([args, options])]
         written = [args[position] for position in _written(func) if position < len(args)]
         if self.tracker.inside_unit or any(read):
-            self._note_written(
-                [*tensors_in(written), *_storages(result)], tensors_in(written), layer
-            )
+            made = [*storages_in(written), *_made(result, [args, options])]
+            self._note_written(made, tensors_in(written), layer)
         return result
 
     def _note_read(self, tensor: Tensor, layer: int) -> bool:
@@ -124,7 +128,7 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_written(self, results: list[Tensor], in_place: list[Tensor], layer: int) -> None:
         """Tag new results, and those written in place by a layer that did not make them."""
         for tensor in results:
-            if not _has_storage(tensor) or self._constants.get(tensor) is not None:
+            if self._constants.get(tensor) is not None:
                 continue
             flow = self._tags.get(tensor)
             renewed = (
@@ -149,12 +153,26 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
 
 
-def _storages(value: Any) -> Iterator[Tensor]:
-    return (tensor for tensor in tensors_in(value) if _has_storage(tensor))
+def storages_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in `value` with memory of their own or of another; of a sparse one, its parts."""
+    for tensor in tensors_in(value):
+        if tensor.layout is torch.sparse_coo:
+            yield from (part for part in (tensor._indices(), tensor._values()) if _has_bytes(part))
+        elif tensor.layout is torch.strided and _has_bytes(tensor):
+            yield tensor
 
 
-def _has_storage(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > 0
+def _made(result: Any, arguments: Any) -> list[Tensor]:
+    """What an operation returns that is no view of its arguments.
+
+    A view of what no layer made, such as the model's inputs, is nobody's either.
+    """
+    read = {tensor.untyped_storage()._cdata for tensor in storages_in(arguments)}
+    return [each for each in storages_in(result) if each.untyped_storage()._cdata not in read]
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > 0
 
 
 def _written(func: Any) -> list[int]:

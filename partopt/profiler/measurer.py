@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -24,36 +26,43 @@ from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.ownership import hook_layer_changes, next_node_number
 from partopt.profiler.parameters import describe_layers
 from partopt.profiler.precision import no_cast_cache
-from partopt.profiler.quality_checks import note_missing_backwards
+from partopt.profiler.quality_checks import (
+    OVERHEAD_BOUND,
+    RESCALE_ABOVE,
+    note_missing_backwards,
+    note_optimizer,
+    note_unscaled_inputs,
+)
 from partopt.profiler.resume import check_same_layers
-from partopt.profiler.stash import StashRecorder
-from partopt.profiler.step import Inputs, check_step, place, run_loss
+from partopt.profiler.splitting import split_large_units
+from partopt.profiler.stash import StashRecorder, stash_groups
+from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
-from partopt.profiler.units import called_modules, choose_units
+from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
+from partopt.profiler.units import called_modules, calls_vary, check_calls, choose_units
 
 STEPS = 10
 LONG_STEP_S, STEPS_IF_LONG = 1.0, 5
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-# instrumented / bare: above it the layers' times are scaled to the bare step
-RESCALE_ABOVE = 1.05
-# above it the hooks cost so much that the shares of the layers themselves are in doubt
-OVERHEAD_BOUND = 1.20
+FORWARDS = 3  # whose calls are compared, before anything is timed
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What one forward shows of the layers at one microbatch size, apart from time."""
+    """What one step shows of the layers at one microbatch size, apart from time."""
 
     layers: list[Layer]
     output_bytes: dict[int, int]
     flops: dict[int, int]
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
+    transient_bytes: dict[int, int]
 
 
 class Measurer:
@@ -72,6 +81,7 @@ class Measurer:
         measured = resumed.measured() if resumed else []
         self._optimizer_s = measured[0].optimizer_s if measured else None
         self._optimizer_tried = bool(measured)
+        self._input_elements: dict[int, list[int]] = {}
 
     @property
     def has_new(self) -> bool:
@@ -105,6 +115,7 @@ class Measurer:
         subject, settings = self.subject, self.subject.settings
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
+        self._note_inputs(size, inputs)
         tracker = self._tracker or _track(subject, inputs)
         with no_cast_cache():
             structure = _observe(subject, inputs, tracker)
@@ -124,6 +135,8 @@ class Measurer:
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
+        if tracker.varied:
+            raise calls_vary(sorted({key.name for key in tracker.varied}))
         if all(measurement.out_of_memory for measurement in self.measurements):
             # once: it is the same at every size
             self.notes += note_missing_backwards(tracker, instrumented)
@@ -172,42 +185,68 @@ class Measurer:
         """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
         return time_input_gradients(stepper)
 
+    def _note_inputs(self, size: int, inputs: Inputs) -> None:
+        """Once, when a second size shows whether the inputs grow, or none will."""
+        self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
+        sizes = len(self.subject.settings.microbatch_sizes)
+        if len(self._input_elements) == min(2, sizes):
+            self.notes += note_unscaled_inputs(self._input_elements)
+
     def _optimizer(self, inputs: Inputs) -> float | None:
-        """Seconds of an optimizer step, or None where its state does not fit next to the model."""
+        """Seconds of an optimizer step, or None and a note where it fails."""
+        subject = self.subject
         try:
-            return time_optimizer(
-                self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
-            )
+            return time_optimizer(subject.model, inputs, subject.loss_fn, subject.clock)
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        self.subject.model.zero_grad(set_to_none=True)
+            self.notes.append(note_optimizer(error))
+        subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
 
 
 def _track(subject: Subject, inputs: Inputs) -> Tracker:
-    called = called_modules(subject.model, inputs)
+    forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
     settings = subject.settings
+    called = set(itertools.chain.from_iterable(forwards))
     units = choose_units(subject.model, called, settings.granularity, settings.units)
+    check_calls(forwards, units)
+    if settings.granularity == "auto" and not settings.units:
+        units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])
     return Tracker(subject.model, units)
 
 
 def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
-    """One forward under observation: layers, tensors between them, what they keep."""
+    """One step under observation: layers, tensors between them, what they keep and what passes."""
     output_bytes: dict[int, int] = {}
     flow = DataflowMode(subject.model, tracker)
-    stash = StashRecorder(subject.model, tracker)
-    with tracker.discover(output_recorder(output_bytes)), flow, stash.hooks():
-        loss = run_loss(subject.model, inputs, subject.loss_fn)
-    groups = stash.groups()
-    del loss  # the graph had to live until the groups were read
+    memory = MemoryMode(subject.model, inputs)
+    stash = StashRecorder(subject.model, tracker, memory)
+    began = [(next_node_number(), 0)]
+
+    def entered(layer: int) -> None:
+        began.append((next_node_number(), layer))
+        memory.enter(layer)
+
+    had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
+    with memory, new_garbage_only():
+        with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
+            loss = run_loss(subject.model, inputs, subject.loss_fn)
+        gc.collect()  # what only a cycle of references keeps is not kept
+        kept = stash.kept(loss)
+        memory.enter_backward(tracker.current)
+        hook_layer_changes(loss, began, memory.enter_backward)
+        with memory.settled_gradients(subject.model):
+            loss.backward()  # type: ignore[no-untyped-call]
+    subject.model.zero_grad(set_to_none=not had_gradients)
     return Structure(
         describe_layers(subject.model, tracker, flow.users),
         output_bytes,
         flow.flops,
         flow.tensors(),
-        groups,
+        stash_groups(kept),
+        transient_bytes(
+            memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
+        ),
     )
 
 
@@ -252,6 +291,7 @@ def _summary(
             [times.backward_s[index] * scale for times in instrumented],
             structure.output_bytes.get(index, 0),
             structure.flops.get(index, 0),
+            structure.transient_bytes.get(index, 0),
         )
         for index in range(len(structure.layers))
     ]
@@ -275,7 +315,11 @@ def _scale(overhead: float) -> float:
 
 
 def _layer(
-    forward_s: list[float], backward_s: list[float], output_bytes: int, forward_flops: int
+    forward_s: list[float],
+    backward_s: list[float],
+    output_bytes: int,
+    forward_flops: int,
+    transient_bytes: int,
 ) -> LayerMeasurement:
     return LayerMeasurement(
         forward_s=statistics.median(forward_s),
@@ -283,6 +327,7 @@ def _layer(
         forward_stdev_s=_stdev(forward_s),
         backward_stdev_s=_stdev(backward_s),
         output_bytes=output_bytes,
+        transient_bytes=transient_bytes,
         forward_flops=forward_flops,
     )
 

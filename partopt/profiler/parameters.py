@@ -21,13 +21,15 @@ def describe_layers(
 
     A layer holds the parameters of its module and those that it was seen to use (`used_by`: name to
     layers), such as a positional embedding on the root or a head that multiplies by the embedding's
-    weight. A parameter that nothing uses goes to the first layer, so that no byte is lost.
+    weight. A parameter that nothing uses goes to the first layer, so that no byte is lost. One that
+    requires no gradient is frozen.
     """
     holders = _holders(model, tracker, used_by)
     sizes = {
         name: parameter.numel() * parameter.element_size()
         for name, parameter in model.named_parameters()
     }
+    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
     held: defaultdict[int, list[str]] = defaultdict(list)
     for name in sizes:
         for layer in holders[name] or {0}:
@@ -38,8 +40,9 @@ def describe_layers(
             call=key.call,
             type=type(tracker.modules[key.name]).__name__,
             parameter_bytes=sum(sizes[name] for name in held[index]),
+            frozen_bytes=sum(sizes[name] for name in held[index] if name in frozen),
             shared_parameters=[
-                SharedParameter(name=name, bytes=sizes[name])
+                SharedParameter(name=name, bytes=sizes[name], frozen=name in frozen)
                 for name in held[index]
                 if len(holders[name]) > 1
             ],

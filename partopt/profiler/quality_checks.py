@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
 from partopt.profiler.clock import Clock
+from partopt.profiler.foreign_errors import describe
+from partopt.profiler.out_of_memory import is_out_of_memory
 from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker
+from partopt.profiler.units import name_some
 
-IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere
-_NAMED = 3  # layers in a note's text
+IDLE_ABOVE = 0.10  # share by which processor and wall time may differ
+# instrumented / bare: above it the layers' times are scaled to the bare step
+RESCALE_ABOVE = 1.05
+# above it the hooks cost so much that the shares of the layers themselves are in doubt
+OVERHEAD_BOUND = 1.20
+# hooks make no step quicker: below it the two kinds of step met different conditions
+UNEVEN_BELOW = 0.95
 
 
 def note_busy_machine(clock: Clock) -> Iterator[Note]:
@@ -32,18 +40,49 @@ def note_busy_machine(clock: Clock) -> Iterator[Note]:
 
 
 def note_overhead(measurements: Sequence[Measurement]) -> Iterator[Note]:
-    """A note for each size at which the hooks cost so much that the layers' shares are in doubt."""
+    """A note for each size whose instrumented steps took clearly more, or less, than bare ones."""
     for each in measurements:
-        if each.overhead_bound and each.overhead is not None:
-            yield Note(
-                code="hook-overhead",
-                text=(
-                    f"microbatch {each.microbatch_size}: the hooks cost "
-                    f"{(each.overhead - 1) * 100:.0f} % of the step: the layers' shares are in "
-                    "doubt; larger units need fewer hooks: `granularity=block`, or `units`"
-                ),
-                fields={"microbatch_size": each.microbatch_size, "overhead": each.overhead},
-            )
+        if each.overhead is None or UNEVEN_BELOW <= each.overhead <= RESCALE_ABOVE:
+            continue
+        yield Note(
+            code="hook-overhead" if each.overhead > 1 else "uneven-steps",
+            text=f"microbatch {each.microbatch_size}: {_overhead_text(each)}",
+            fields={"microbatch_size": each.microbatch_size, "overhead": each.overhead},
+        )
+
+
+def _overhead_text(measurement: Measurement) -> str:
+    percent = (measurement.overhead or 1) * 100 - 100
+    if percent < 0:
+        return (
+            f"steps with hooks took {-percent:.0f} % less time than bare ones: the device's speed "
+            "changed meanwhile; measure again, with more `steps`"
+        )
+    cost = f"the hooks cost {percent:.0f} % of the step: the layers' "
+    if not measurement.overhead_bound:
+        return f"{cost}times are scaled to the bare step"
+    return f"{cost}shares are in doubt; larger units need fewer hooks: `granularity=block`, `units`"
+
+
+def note_unscaled_inputs(elements: Mapping[int, Sequence[int]]) -> Iterator[Note]:
+    """A note where the inputs do not depend on the microbatch size.
+
+    `elements` holds, for each size measured, the elements of each input tensor. Of a single size,
+    which no other shows to matter, one tensor at least must hold a multiple.
+    """
+    (size, last), *others = sorted(elements.items(), reverse=True)
+    if last and (
+        any(list(last) == list(other) for _, other in others)
+        or (not others and all(count % size for count in last))
+    ):
+        yield Note(
+            code="inputs-ignore-size",
+            text=(
+                f"example_inputs({size}) does not hold {size} samples: the inputs do not grow "
+                "with the microbatch size, and samples/s will be wrong"
+            ),
+            fields={"microbatch_size": size},
+        )
 
 
 def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> Iterator[Note]:
@@ -59,21 +98,30 @@ def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> 
         if not any(times.backward_s[index] for times in instrumented)
     }
     names = [
-        tracker.layers[index].name or "the model"
+        tracker.layers[index].name
         for index in sorted(silent | tracker.without_graph)
         if _trains(tracker.modules[tracker.layers[index].name])
     ]
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield Note(
             code="no-backward",
             text=(
-                f"{', '.join(names[:_NAMED])}{more}: no backward of its own is seen, its time is "
+                f"{name_some(names)}: no backward of its own is seen, its time is "
                 "charged to its neighbours; checkpoint with use_reentrant=False, or choose with "
                 "`units` a larger unit that holds the checkpoint"
             ),
             fields={"layers": names},
         )
+
+
+def note_optimizer(error: Exception) -> Note:
+    """The note of an optimizer step that failed, and was not timed."""
+    reason = (
+        "its state does not fit beside the model"
+        if is_out_of_memory(error)
+        else f"AdamW {describe(error)}"
+    )
+    return Note(code="optimizer-not-timed", text=f"the optimizer step was not timed: {reason}")
 
 
 def _trains(module: nn.Module) -> bool:

@@ -1,58 +1,82 @@
-"""What autograd keeps from forward to backward, seen in one real forward.
+"""What is kept from forward to backward, seen in one real forward.
 
 Neighbouring layers keep the same storage (a convolution's result is the ReLU's input), so each
-storage is counted once, with every layer that keeps it. Parameters and buffers are kept anyway and
-do not count.
+storage is counted once, with every layer that autograd keeps it for. What a layer made and still
+lives when the forward has ended, although autograd does not know of it, is that layer's: a custom
+Function keeps it as `ctx.x`, or the model as an attribute. Parameters and buffers are kept anyway
+and do not count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from partopt.documents import profile
+from partopt.profiler.dataflow import StorageMap
 from partopt.profiler.tracker import Tracker
+from partopt.profiler.transient import MemoryMode
+
+
+class Kept(NamedTuple):
+    """A storage that is kept, for which layers, and its block if this step made it."""
+
+    layers: set[int]
+    size_bytes: int
+    block: int | None
 
 
 class StashRecorder:
     """Records which storages each layer keeps.
 
-    Use `hooks()` around one forward whose graph stays alive meanwhile.
+    Use `hooks()` around one forward under `memory` whose graph stays alive meanwhile.
     """
 
-    def __init__(self, model: nn.Module, tracker: Tracker) -> None:
-        self.tracker = tracker
-        self._own = {_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-        # the storage itself is held, so that its key is not given to another
-        self._kept: dict[int, tuple[Any, set[int]]] = {}
+    def __init__(self, model: nn.Module, tracker: Tracker, memory: MemoryMode) -> None:
+        self.tracker, self.memory = tracker, memory
+        self._own = StorageMap()
+        for tensor in [*model.parameters(), *model.buffers()]:
+            self._own.set(tensor, True)
+        self._saved = StorageMap()
 
     def hooks(self) -> saved_tensors_hooks:
         """The context in which a forward is recorded."""
-        pack: Callable[[Tensor], Any] = self._pack
+        pack: Callable[[Tensor], Tensor] = self._pack
         return saved_tensors_hooks(pack, lambda kept: kept)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided and _key(tensor) not in self._own:
-            storage = tensor.untyped_storage()
-            self._kept.setdefault(_key(tensor), (storage, set()))[1].add(self.tracker.current)
+        if tensor.layout is torch.strided and self._own.get(tensor) is None:
+            saved = self._saved.get(tensor)
+            if saved is None:
+                size_bytes = tensor.untyped_storage().nbytes()
+                saved = Kept(set(), size_bytes, self.memory.block_of(tensor))
+                self._saved.set(tensor, saved)
+            saved.layers.add(self.tracker.current)
         return tensor
 
-    def groups(self) -> list[profile.StashGroup]:
-        """Bytes kept, by the set of layers that keep them."""
-        merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        for storage, layers in self._kept.values():
-            merged[tuple(sorted(layers))] += storage.nbytes()
-        return [
-            profile.StashGroup(layers=list(layers), bytes=size)
-            for layers, size in sorted(merged.items())
-            if size
+    def kept(self, loss: Tensor) -> list[Kept]:
+        """The storages that are still kept now that the forward has ended, apart from the loss."""
+        found: list[Kept] = self._saved.values()
+        known = {self.memory.block_of(loss), *(each.block for each in found)}
+        return found + [
+            Kept({layer}, size_bytes, block)
+            for block, (layer, size_bytes) in self.memory.made.items()
+            if block not in known
         ]
 
 
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def stash_groups(kept: Iterable[Kept]) -> list[profile.StashGroup]:
+    """Bytes kept, by the set of layers that keep them."""
+    merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    for each in kept:
+        merged[tuple(sorted(each.layers))] += each.size_bytes
+    return [
+        profile.StashGroup(layers=list(layers), bytes=size)
+        for layers, size in sorted(merged.items())
+        if size
+    ]

@@ -36,9 +36,12 @@ class Tracker:
         self.layers: list[LayerKey] = []
         # layers that the numbered forward ran with gradients switched off
         self.without_graph: set[int] = set()
+        # layers that a later forward did not call, or called where the numbered one did not
+        self.varied: set[LayerKey] = set()
         self.current = 0
         self._index: dict[LayerKey, int] = {}
         self._calls: Counter[str] = Counter()
+        self._called: list[LayerKey] = []
         self._depth = 0
         self._discovering = False
 
@@ -47,10 +50,12 @@ class Tracker:
         """Whether a unit is running, as opposed to code between units."""
         return self._depth > 0
 
-    def discover(self, left: Left | None = None) -> contextlib.AbstractContextManager[None]:
+    def discover(
+        self, entered: Entered | None = None, left: Left | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Number the layers by the forward that runs in this context: the first call is layer 0."""
         self.layers, self._index, self.without_graph = [], {}, set()
-        return self.watch(left=left, discovering=True)
+        return self.watch(entered, left, discovering=True)
 
     @contextlib.contextmanager
     def watch(
@@ -62,6 +67,7 @@ class Tracker:
         unit.
         """
         self._calls.clear()
+        self._called = []
         self.current, self._depth, self._discovering = 0, 0, discovering
         handles = []
         for name, module in self.modules.items():
@@ -72,6 +78,8 @@ class Tracker:
         finally:
             for handle in handles:
                 handle.remove()
+        if self._called != self.layers:
+            self.varied |= set(self._called).symmetric_difference(self.layers) or set(self.layers)
 
     def _before(self, name: str, entered: Entered | None) -> Callable[..., None]:
         def hook(_module: nn.Module, _inputs: Any) -> None:
@@ -103,6 +111,7 @@ class Tracker:
         """
         key = LayerKey(name, self._calls[name])
         self._calls[name] += 1
+        self._called.append(key)
         if self._discovering and key not in self._index:
             self._index[key] = len(self.layers)
             self.layers.append(key)

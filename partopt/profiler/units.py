@@ -7,7 +7,10 @@ The rule, in plain words, for each granularity:
          holds a list of two or more blocks of one class, is opened instead, down to its blocks.
          Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that each child of
          VGG's `features` is a unit. What is left is covered by the largest modules that hold
-         neither a block nor a list: an embedding, a final norm, a head.
+         neither a block nor a list: an embedding, a final norm, a head. One of them that does much
+         of the work is split, see `partopt.profiler.splitting`.
+         A module with one weight, such as a convolution with its norm, is no block that opens what
+         holds it: an Inception block stays whole.
 `block`  The same, except that a list of modules without a block in it stays one unit.
 `leaf`   Every module that calls no other.
 GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -36,20 +39,21 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def choose_units(
-    model: nn.Module, called: set[str], granularity: str = "auto", globs: Sequence[str] = ()
+    model: nn.Module, calls: Iterable[str], granularity: str = "auto", globs: Sequence[str] = ()
 ) -> list[str]:
     """Names of the modules that become layers, in the order of the module tree.
 
-    `called` names those that the forward calls. Raises PartoptError where a glob matches no module
+    `calls` names those that the forward calls. Raises PartoptError where a glob matches no module
     that is called.
     """
+    called = set(calls)
     if globs:
         return list(_cover(model, "", _matching(called, globs), called))
     if granularity == "leaf":
         return [
             name
             for name, _ in model.named_modules()
-            if name in called and not _inside(name, called)
+            if name in called and not is_inside(name, called)
         ]
     rule = _Rule(model, called, open_lists=granularity == "auto")
     return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
@@ -57,11 +61,11 @@ def choose_units(
     ]
 
 
-def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
-    """Names of the modules that one forward calls."""
-    called: set[str] = set()
+def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
+    """Names of the modules that one forward calls, in the order of the calls."""
+    called: list[str] = []
     handles = [
-        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.add(name))
+        module.register_forward_pre_hook(lambda _module, _inputs, name=name: called.append(name))
         for name, module in model.named_modules()
     ]
     try:
@@ -73,6 +77,36 @@ def called_modules(model: nn.Module, inputs: Inputs) -> set[str]:
     return called
 
 
+def check_calls(forwards: Sequence[list[str]], units: Sequence[str]) -> None:
+    """Raise PartoptError unless every one of `forwards` calls the same units in the same order.
+
+    Each is what `called_modules` found.
+    """
+    counts = [Counter(name for name in called if name in set(units)) for called in forwards]
+    varied = [unit for unit in units if len({count[unit] for count in counts}) > 1]
+    orders = {tuple(name for name in called if name in set(units)) for called in forwards}
+    if len(orders) > 1:
+        raise calls_vary(varied or list(units))
+
+
+def calls_vary(names: Sequence[str]) -> PartoptError:
+    """The error of a model that calls the layers `names` in some forwards and not in others."""
+    return PartoptError(
+        "the model calls other layers from one forward to the next: not every forward calls "
+        f"{name_some(names)}",
+        "switch off what skips layers at random, such as layer drop, or choose larger units, whose "
+        "calls do not vary: `granularity=block`, or `units`",
+        code="calls-vary",
+        layers=list(names),
+    )
+
+
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """The first of the names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name or "the model" for name in names[:most]) + more
+
+
 class _Rule:
     """The automatic rule for one model."""
 
@@ -80,7 +114,7 @@ class _Rule:
         inner = [
             module
             for module in model.modules()
-            if module is not model and not _is_leaf(module) and not _is_list(module)
+            if module is not model and not is_leaf(module) and not _is_list(module)
         ]
         self.occurrences = Counter(type(module) for module in inner)
         self.called = called
@@ -95,10 +129,10 @@ class _Rule:
             yield name
 
     def _stays_whole(self, module: nn.Module) -> bool:
-        if _is_leaf(module) or self._is_block(module):
+        if is_leaf(module) or self._is_block(module):
             return True
         descendants = [inner for inner in module.modules() if inner is not module]
-        if any(self._is_block(inner) for inner in descendants):
+        if any(self._is_block(inner) and _weights(inner) > 1 for inner in descendants):
             return False
         return not (self.open_lists and any(_is_list(inner) for inner in [module, *descendants]))
 
@@ -114,20 +148,27 @@ def _is_stage(module: nn.Module) -> bool:
 
 def _blocks_by_class(module: nn.Module) -> Counter[type[nn.Module]]:
     return Counter(
-        type(child) for child in module.children() if not _is_leaf(child) and not _is_list(child)
+        type(child)
+        for child in module.children()
+        if not is_leaf(child) and not _is_list(child) and _weights(child) > 1
     )
+
+
+def _weights(module: nn.Module) -> int:
+    """Weights of the module that are matrices or larger: one in a convolution with its norm."""
+    return sum(parameter.dim() > 1 for parameter in module.parameters())
 
 
 def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
     """The chosen units inside `module`, and the largest called modules that hold none."""
-    if name in chosen or (name in called and not _inside(name, chosen)):
+    if name in chosen or (name in called and not is_inside(name, chosen)):
         yield name
         return
     for child_name, child in _children(name, module):
         yield from _cover(child, child_name, chosen, called)
 
 
-def _inside(name: str, names: set[str]) -> bool:
+def is_inside(name: str, names: set[str]) -> bool:
     """Whether one of `names` lies inside the module `name`."""
     return any(not name or other.startswith(f"{name}.") for other in names - {name})
 
@@ -164,7 +205,8 @@ def _children(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((f"{prefix}{child_name}", child) for child_name, child in module.named_children())
 
 
-def _is_leaf(module: nn.Module) -> bool:
+def is_leaf(module: nn.Module) -> bool:
+    """Whether the module holds no other."""
     return next(module.children(), None) is None
 
 

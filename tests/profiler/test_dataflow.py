@@ -100,6 +100,41 @@ def test_a_mask_made_of_the_inputs_is_nobodys_tensor() -> None:
     ]
 
 
+def test_a_view_of_the_inputs_that_a_layer_makes_is_nobodys_tensor() -> None:
+    # a shapes the input; b and the loss read it in its shape, as they could make it themselves
+    class Shapes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = x.view(2, 2).view(-1, 4)
+            return super().forward(rows), rows
+
+    def forward(self: Parts, x: torch.Tensor) -> torch.Tensor:
+        made, rows = self.a(x)
+        return self.c(self.b(made)) * rows
+
+    assert flows(structure(Parts(forward, a=Shapes(4, 4), b=linear(), c=linear()))) == [
+        (0, [1], 16),
+        (1, [2], 16),
+    ]
+
+
+def test_inputs_that_a_layer_writes_to_are_its_own() -> None:
+    def forward(self: Parts, x: torch.Tensor) -> torch.Tensor:
+        kept = self.write(x)
+        return self.b(self.a(kept) + x)
+
+    # x in its new values: read by a, and by the sum after it
+    model = Parts(forward, write=Write(), a=linear(), b=linear())
+    assert flows(structure(model, lambda size: torch.ones(size, 4))) == [
+        (0, [1], 16),
+        (1, [2], 16),
+    ]
+
+
+class Write(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:].mul_(2.0)
+
+
 def test_work_on_parameters_before_the_first_layer_belongs_to_it() -> None:
     model = Parts(
         lambda self, x: self.b(self.a(x @ self.root) * self.root.sum()), a=linear(), b=linear()

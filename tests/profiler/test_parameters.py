@@ -84,3 +84,46 @@ def test_floating_inputs_follow_the_dtype() -> None:
     seen: list[torch.dtype] = []
     structure(Seen(4, 4), dtype="bfloat16")
     assert set(seen) == {torch.bfloat16}
+
+
+class Adapted(nn.Module):
+    """LoRA: a frozen weight, and a trained product of rank 2 beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 4, bias=False).requires_grad_(False)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_frozen_parameters_are_told_apart() -> None:
+    model = nn.Sequential(linear(), Adapted(), Adapted())
+    profile = structure(model, granularity="auto")
+    # 4 x 4 frozen beside 4 x 2 and 2 x 4 trained
+    assert [(layer.parameter_bytes, layer.frozen_bytes) for layer in profile.layers] == [
+        (64, 0),
+        (128, 64),
+        (128, 64),
+    ]
+    assert list(profile.faults()) == []
+
+
+def test_a_shared_parameter_is_frozen_wherever_it_is_used() -> None:
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        return functional.linear(self.b(self.a(x)), self.a.weight)
+
+    model = Parts(forward, a=linear().requires_grad_(False), b=linear())
+    profile = structure(model)
+    assert [layer.frozen_bytes for layer in profile.layers] == [64, 64]
+    assert [[each.frozen for each in layer.shared_parameters] for layer in profile.layers] == [
+        [True],
+        [True],
+    ]
+    assert list(profile.faults()) == []
+
+
+def test_a_buffer_is_no_frozen_parameter() -> None:
+    profile = structure(nn.Sequential(linear(), nn.BatchNorm1d(4)), lambda size: torch.randn(8, 4))
+    assert [layer.frozen_bytes for layer in profile.layers] == [0, 0]

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from partopt.documents import Note
 from partopt.documents.profile import Profile
+from partopt.errors import PartoptError
 from partopt.profiler.quality_checks import note_overhead
 from tests.helpers import measurement, out_of_memory
 from tests.profiler.helpers import FakeClock, Parts, linear, structure
@@ -87,17 +88,88 @@ def test_a_busy_machine_is_noted() -> None:
     assert note.fields == {"idle_share": 0.4}
 
 
-def test_each_size_at_which_the_hooks_cost_much_is_noted() -> None:
+def test_each_size_at_which_steps_with_hooks_differ_from_bare_ones_is_noted() -> None:
     sizes = [
-        measurement([1.0], microbatch_size=size, overhead=overhead, overhead_bound=bound)
-        for size, overhead, bound in [(1, 1.5, True), (2, 1.25, True), (4, 1.1, False)]
+        measurement([1.0], microbatch_size=size, overhead=overhead, overhead_bound=overhead > 1.2)
+        for size, overhead in enumerate([1.5, 1.25, 1.1, 1.05, 1.0, 0.95, 0.9], start=1)
     ]
     notes = list(note_overhead([*sizes, out_of_memory(8)]))
-    assert [note.fields for note in notes] == [
-        {"microbatch_size": 1, "overhead": 1.5},
-        {"microbatch_size": 2, "overhead": 1.25},
+    assert [(note.code, note.fields) for note in notes] == [
+        ("hook-overhead", {"microbatch_size": 1, "overhead": 1.5}),
+        ("hook-overhead", {"microbatch_size": 2, "overhead": 1.25}),
+        ("hook-overhead", {"microbatch_size": 3, "overhead": 1.1}),
+        ("uneven-steps", {"microbatch_size": 7, "overhead": 0.9}),
     ]
-    assert {note.code for note in notes} == {"hook-overhead"}
-    assert notes[0].text.startswith(
-        "microbatch 1: the hooks cost 50 % of the step: the layers' shares are in doubt;"
+    assert [note.text.partition(";")[0] for note in notes] == [
+        "microbatch 1: the hooks cost 50 % of the step: the layers' shares are in doubt",
+        "microbatch 2: the hooks cost 25 % of the step: the layers' shares are in doubt",
+        "microbatch 3: the hooks cost 10 % of the step: the layers' times are scaled to the bare "
+        "step",
+        "microbatch 7: steps with hooks took 10 % less time than bare ones: the device's speed "
+        "changed meanwhile",
+    ]
+
+
+def sized(inputs: object, *sizes: int) -> list[dict[str, object]]:
+    profile = structure(linear(), inputs, microbatch_sizes=list(sizes))  # type: ignore[arg-type]
+    return [note.fields for note in notes_of(profile, "inputs-ignore-size")]
+
+
+def test_inputs_that_do_not_grow_with_the_microbatch_are_noted_once() -> None:
+    assert sized(lambda size: torch.randn(8, 4), 1, 2, 4) == [{"microbatch_size": 2}]
+    assert sized(lambda size: torch.randn(7, 4), 8) == [{"microbatch_size": 8}]
+
+
+def test_inputs_that_grow_are_not() -> None:
+    assert sized(lambda size: torch.randn(size, 4), 1, 2, 4) == []
+    assert sized(lambda size: torch.randn(size * 3, 4), 8) == []
+    assert sized(lambda size: torch.randn(7, 4), 1) == []
+
+
+class Sometimes(nn.Module):
+    """Skips its block in one forward of `every`, the last of them."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.a, self.b, self.c = linear(), linear(), linear()
+        self.every, self.forwards = every, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        x = self.a(x)
+        return self.c(x if self.forwards % self.every == 0 else self.b(x))
+
+
+# within the first forwards, that choose the units, and only later, while steps are timed
+@pytest.mark.parametrize("every", [2, 3, 4, 7, 12])
+def test_layers_that_are_not_called_every_time_are_refused(every: int) -> None:
+    with pytest.raises(PartoptError) as caught:
+        structure(Sometimes(every), steps=5)
+    assert caught.value.message == (
+        "the model calls other layers from one forward to the next: not every forward calls b"
+    )
+    assert "layer drop" in caught.value.hint
+    assert (caught.value.code, caught.value.fields) == ("calls-vary", {"layers": ["b"]})
+
+
+def test_a_unit_may_vary_inside() -> None:
+    model = nn.Sequential(linear(), Sometimes(2), linear())
+    assert len(structure(model, units=("1",), granularity="auto").layers) == 3
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 4, sparse=True), linear()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.table(ids))
+
+
+def test_an_optimizer_that_fails_costs_its_own_time_alone() -> None:
+    profile = structure(Sparse(), lambda size: torch.arange(size), microbatch_sizes=[1, 2])
+    assert [each.optimizer_s for each in profile.measurements] == [None, None]
+    [note] = notes_of(profile, "optimizer-not-timed")
+    assert note.text.startswith(
+        "the optimizer step was not timed: AdamW raised RuntimeError: Adam does not support sparse"
     )

@@ -158,3 +158,37 @@ def test_a_glob_that_matches_nothing_is_answered_with_the_nearest() -> None:
     assert caught.value.message == "`units=block.0`: matches no module that the forward calls"
     assert caught.value.hint == 'did you mean "blocks.0"?'
     assert caught.value.exit_code == 2
+
+
+class Normed(nn.Module):
+    """A convolution with its norm, in most models of pictures one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.convolution(x))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(Normed(), Normed(), Normed())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Normed(), Normed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) + self.right(x)
+
+
+def test_convolutions_with_their_norms_open_no_block_that_holds_them() -> None:
+    model = nn.Sequential(Normed(), Residual(), Residual(), Branches())
+    assert units_of(model, torch.ones(2, 4, 3)) == ["0", "1", "2", "3"]

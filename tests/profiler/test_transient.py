@@ -1,0 +1,170 @@
+"""What is in memory only while a layer runs, worked by hand.
+
+float32: 4 bytes an element; the bytes below are those of whole storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from partopt.profiler.measurer import _observe
+from partopt.profiler.settings import check_settings
+from partopt.profiler.subject import Subject
+from partopt.profiler.tracker import Tracker
+from partopt.profiler.transient import Event, transient_bytes
+from tests.profiler.helpers import FakeClock, Parts, linear, stash, structure
+
+
+def events(text: str, backward: bool) -> list[Event]:
+    """Events written as `layer:block+bytes` or `layer:block-bytes`."""
+    made = []
+    for word in text.split():
+        layer, change = word.split(":")
+        sign = "+" if "+" in change else "-"
+        block, size = change.split(sign)
+        made.append(Event(int(layer), backward, int(block), int(f"{sign}{size}")))
+    return made
+
+
+def peaks(forward: str, backward: str, kept: dict[int, int]) -> dict[int, int]:
+    return transient_bytes(events(forward, False) + events(backward, True), kept)
+
+
+def test_in_the_forward_what_stays_is_no_part_of_it() -> None:
+    # layer 0 keeps block 0 and has 1 for a while; layer 1 keeps 2 and frees nothing
+    assert peaks("0:0+10 0:1+7 0:1-7 1:2+5", "", {0: 0, 2: 1}) == {0: 7, 1: 0}
+
+
+def test_in_the_backward_what_was_kept_at_its_beginning_is_no_part_of_it() -> None:
+    # layer 1 frees block 2 before it makes 4: its peak is with 3 alone beside all that is kept;
+    # layer 0 begins with 3 and 4 alive, beside the 10 bytes of block 0
+    backward = "1:3+4 1:2-20 1:4+6 0:5+3 0:0-10"
+    assert peaks("0:0+10 1:2+20", backward, {0: 0, 2: 1}) == {1: 4, 0: 13}
+
+
+def test_what_a_layer_makes_for_a_later_one_alone_is_no_stash_of_its_own() -> None:
+    # block 1 is made by layer 0, and only layer 1 keeps it: a stage that ends with layer 0 has it
+    # nevertheless while layer 0 runs
+    assert peaks("0:0+10 0:1+7 1:2+5", "1:2-5 1:1-7 0:0-10", {0: 0, 1: 1, 2: 1}) == {0: 7, 1: 0}
+
+
+def test_the_larger_of_forward_and_backward_counts() -> None:
+    assert peaks("0:0+8 0:0-8", "0:1+3", {}) == {0: 8}
+    assert peaks("0:0+3 0:0-3", "0:1+8", {}) == {0: 8}
+
+
+def test_the_sum_of_what_is_left_is_carried_to_the_next_layer() -> None:
+    # the gradient that layer 1 leaves is alive in layer 0
+    assert peaks("", "1:0+6 0:1+5 0:0-6 0:1-5", {}) == {1: 6, 0: 11}
+
+
+def transient(model: nn.Module, size: int = 1, **options: Any) -> list[int]:
+    inputs: Callable[[int], Tensor] = lambda _: torch.randn(size, 4)  # noqa: E731
+    [measurement] = structure(model, inputs, **options).measurements
+    return [layer.transient_bytes for layer in measurement.layers]
+
+
+def test_a_chain_of_linear_layers() -> None:
+    # The loss and its gradient (1 element each) live throughout. Layer 2 makes its weight's
+    # gradient (8 x 2), which lives until it is added, then its input's (8); layer 1 begins with
+    # that, makes its weight's (8 x 8), then its input's (8); layer 0 makes none of its input
+    model = nn.Sequential(linear(4, 8), linear(8, 8), linear(8, 2))
+    assert transient(model) == [4 * (2 + 8 + 4 * 8), 4 * (2 + 8 + 8 * 8 + 8), 4 * (2 + 2 * 8 + 8)]
+
+
+def test_a_frozen_layer_makes_no_gradient_of_its_weight() -> None:
+    model = nn.Sequential(linear(4, 8), linear(8, 8).requires_grad_(False), linear(8, 2))
+    assert transient(model)[1] == 4 * (2 + 8 + 8)
+
+
+def test_what_a_checkpoint_computes_again_is_transient() -> None:
+    class Block(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(linear(4, 64), nn.Sigmoid(), linear(64, 4))
+            self.again = again
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False) if self.again else self.inner(x)
+
+    units = {"units": ("1",), "granularity": "auto", "size": 32}
+    plain, again = (
+        transient(nn.Sequential(linear(), Block(b), linear()), **units) for b in (False, True)
+    )
+    # the sigmoid's result, 32 x 64 elements, and at the peak its argument or its gradient
+    assert again[1] - plain[1] >= 4 * 32 * 64
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.hidden = torch.cat([x, x])
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.hidden[: len(gradient)]
+
+
+class Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        torch.cat([x, x])
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+@pytest.mark.parametrize(("function", "kept"), [(Doubled, 32), (Dropped, 0)])
+def test_what_a_function_keeps_outside_of_autograd_is_kept(function: Any, kept: int) -> None:
+    # both linear layers keep their inputs
+    model = Parts(lambda self, x: self.b(function.apply(self.a(x))), a=linear(), b=linear())
+    assert stash(structure(model)) == [([0], 16 + kept), ([1], 16)]
+
+
+def test_what_a_module_keeps_as_an_attribute_is_kept() -> None:
+    class Remembers(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last * 2
+
+    assert stash(structure(nn.Sequential(Remembers(4, 4), linear()))) == [([0], 32), ([1], 16)]
+
+
+def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]]:
+    settings = check_settings([1], "cpu", "float32", "leaf", (), 1, None)
+    subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
+    names = [name for name, _ in model.named_children()]
+    structure = _observe(subject, inputs, Tracker(model, names))
+    return structure.stash_groups, structure.transient_bytes
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(True), nn.Flatten(), nn.Linear(288, 5)
+    )
+
+
+def test_the_first_gradients_count_as_those_that_are_added() -> None:
+    model, inputs = net(), torch.randn(2, 3, 8, 8)
+    first = observe(model, inputs)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(inputs).sum().backward()
+    assert observe(model, inputs) == first
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_fake_tensors_show_the_same() -> None:
+    real = observe(net(), torch.randn(2, 3, 8, 8))
+    with FakeTensorMode():
+        fake = observe(net(), torch.randn(2, 3, 8, 8))
+    assert fake == real

@@ -1,0 +1,118 @@
+"""What memory a step really takes, found in ways that the profiler does not use."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from partopt.documents.profile import Measurement, Profile
+from partopt.profiler.step import run_loss, tensors_in
+
+_RELEASE = "release of the graph"
+
+
+def peak_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
+    """Peak bytes of a step by torch's tracker, or by the allocator where weights are frozen."""
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return tracked_peak_bytes(model, inputs, loss_fn)
+    return allocated_peak_bytes(model, inputs, loss_fn)
+
+
+def tracked_peak_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
+    """Peak bytes of tensors in a step that adds to earlier gradients, by torch's tracker.
+
+    Without the model's buffers. Not for frozen parameters nor for sparse gradients.
+    """
+    run_loss(model, inputs, loss_fn).backward()
+    tracker = MemTracker()
+    tracker.track_external(model, *tensors_in(inputs))
+    with tracker:
+        run_loss(model, inputs, loss_fn).backward()
+    [peaks] = [
+        snapshot
+        for device, snapshot in tracker.get_tracker_snapshot("peak").items()
+        if device.type == "cpu"
+    ]
+    return int(peaks["Total"]) - _bytes(model.buffers())
+
+
+def allocated_peak_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
+    """The same by the events of the allocator: temporaries inside kernels are in it too."""
+    run_loss(model, inputs, loss_fn).backward()
+    changes = _allocations(lambda: run_loss(model, inputs, loss_fn).backward())
+    live, peak = 0, 0
+    for change in changes:
+        live += change
+        peak = max(peak, live)
+    held = [*model.parameters(), *tensors_in(inputs)]
+    return peak + _bytes(held) + _gradient_bytes(model)
+
+
+def kept_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
+    """What the allocator takes back when the graph of a forward is dropped."""
+    run_loss(model, inputs, loss_fn).backward()
+
+    def forward_and_release() -> None:
+        loss = run_loss(model, inputs, loss_fn)
+        gc.collect()
+        with record_function(_RELEASE):
+            del loss
+            gc.collect()
+
+    changes = _allocations(forward_and_release)
+    return -sum(change for change in changes[changes.index(0) :] if change < 0)
+
+
+def modelled_bytes(profile: Profile) -> int:
+    """What a stage of all layers is said to hold: weights, gradients, stash, largest transient."""
+    [measurement] = profile.measurements
+    transient = max(layer.transient_bytes for layer in measurement.layers)
+    return _weights_and_gradients(profile) + stash_bytes(measurement) + transient
+
+
+def modelled_bytes_by_layer(profile: Profile) -> int:
+    """The same where each layer's transient meets the stash of the layers up to it alone."""
+    [measurement] = profile.measurements
+    return _weights_and_gradients(profile) + max(
+        stash_bytes(measurement, index) + layer.transient_bytes
+        for index, layer in enumerate(measurement.layers)
+    )
+
+
+def stash_bytes(measurement: Measurement, last: int | None = None) -> int:
+    """Bytes kept by the layers up to `last`, or by all."""
+    return sum(
+        group.bytes
+        for group in measurement.stash_groups
+        if last is None or min(group.layers) <= last
+    )
+
+
+def _weights_and_gradients(profile: Profile) -> int:
+    frozen = sum(layer.frozen_bytes for layer in profile.layers)
+    return 2 * profile.parameter_bytes() - frozen
+
+
+def _gradient_bytes(model: nn.Module) -> int:
+    return _bytes(each for each in model.parameters() if each.requires_grad)
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _allocations(run: Callable[[], Any]) -> list[int]:
+    """Bytes given (above 0) and taken back (below 0) by the allocator; 0 where a release begins."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+        gc.collect()
+    events = recorded.profiler.kineto_results.events()
+    known = [event for event in events if event.name() in ("[memory]", _RELEASE)]
+    known.sort(key=lambda event: event.start_ns())
+    return [event.nbytes() if event.name() == "[memory]" else 0 for event in known]
