@@ -217,7 +217,7 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
 
 def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
     from partopt.cost.chain import Chain
-    from partopt.cost.ranges import RangeSum
+    from partopt.cost.ranges import RangeMax, RangeSum
 
     random = np.random.default_rng(seed)
     position = np.arange(layers) / layers
@@ -230,8 +230,10 @@ def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
         g=2 * forward,
         gw=forward,
         a=np.concatenate([[0.0], outputs[:-1], [0.0]]),
-        parameter_bytes=RangeSum(1e6 * np.exp(3 * position) * random.lognormal(0, 0.5, layers)),
+        trained_bytes=RangeSum(1e6 * np.exp(3 * position) * random.lognormal(0, 0.5, layers)),
+        frozen_bytes=RangeSum(np.zeros(layers)),
         stash_bytes=RangeSum(outputs),
+        transient_bytes=RangeMax(np.zeros(layers)),
     )
 
 

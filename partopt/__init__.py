@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.importers import IMPORTERS, import_profile
+    from partopt.importers.torch_profile import import_times
     from partopt.job import Job
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
@@ -56,6 +57,7 @@ _PLACES = {
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
+    "import_times": "partopt.importers.torch_profile",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
     "scale": "partopt.search.scaling",
@@ -84,6 +86,7 @@ __all__ = [
     "compare",
     "find_fitting",
     "import_profile",
+    "import_times",
     "list_tried",
     "measure",
     "measure_source",

@@ -104,6 +104,33 @@ def profile_of(
     )
 
 
+def with_memory_of(
+    profile: Profile,
+    frozen_bytes: Sequence[int],
+    transient_bytes: Sequence[int],
+    frozen: Sequence[str] = (),
+) -> Profile:
+    """The profile with these bytes of each layer, and shared parameters `frozen` by name.
+
+    Those count in `frozen_bytes` of each of their layers; every microbatch size takes the same.
+    """
+
+    def freeze(layer: Layer, size: int) -> Layer:
+        shared = [replace(own, frozen=own.name in frozen) for own in layer.shared_parameters]
+        return replace(layer, frozen_bytes=size, shared_parameters=shared)
+
+    def load(measured: Measurement) -> Measurement:
+        pairs = zip(measured.layers, transient_bytes, strict=True)
+        return replace(measured, layers=[replace(own, transient_bytes=size) for own, size in pairs])
+
+    pairs = zip(profile.layers, frozen_bytes, strict=True)
+    return replace(
+        profile,
+        layers=[freeze(layer, size) for layer, size in pairs],
+        measurements=[load(each) for each in profile.measurements],
+    )
+
+
 def chain_profile(
     forward: Sequence[float],
     backward: Sequence[float] | None = None,

@@ -51,6 +51,12 @@ def test_a_chain_with_everything_round_trips():
             "layers[0].shared_parameters: more bytes than parameter_bytes",
         ),
         (
+            ("layers", 0, "frozen_bytes"),
+            51,
+            "layers[0].frozen_bytes: 51 bytes frozen of 100, of which 0 are shared and frozen, "
+            "50 shared and not",
+        ),
+        (
             ("measurements", 0, "microbatch_size"),
             1.5,
             "measurements[0].microbatch_size: expected a whole number, found a number",

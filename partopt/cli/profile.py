@@ -6,17 +6,13 @@ import ast
 import contextlib
 import re
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import documents
-from partopt.cli import progress, words
+from partopt.cli import progress, stopping, words
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -28,9 +24,8 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    required=True,
     metavar="FILE",
-    help="The profile to write; - is standard output.",
+    help="The profile to write; - is standard output; by default that of --resume.",
 )
 @click.option(
     "--set",
@@ -51,8 +46,14 @@ if TYPE_CHECKING:
     default="float32",
     show_default=True,
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Number format.",
+    help="Number format of the weights.",
 )
+@click.option(
+    "--autocast",
+    type=click.Choice(["bfloat16", "float16"]),
+    help="Run forward and loss under torch.autocast, over float32 weights.",
+)
+@click.option("--compile", is_flag=True, help="Compile each layer by torch.compile first.")
 @click.option(
     "--device",
     default="auto",
@@ -76,10 +77,15 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--steps",
-    default=10,
-    show_default=True,
     metavar="N",
-    help="Timed steps for each size, bare and instrumented each.",
+    type=int,
+    help="Timed steps for each size, bare and instrumented each "
+    "[default: 10, or 5 where a step takes over a second].",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    help="Go on with a profile that was stopped: measure the sizes that it has not.",
 )
 @click.option(
     "--name", metavar="NAME", help="What the profile calls the model [default: the file's name]."
@@ -87,10 +93,10 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     model: str,
-    output: str,
+    output: str | None,
     assignments: tuple[str, ...],
     microbatch: str,
-    name: str | None,
+    resume: str | None,
     force: bool,
     **options: Any,
 ) -> None:
@@ -105,7 +111,8 @@ def command(
 
     A layer is a repeated block, such as a transformer block, or one of the largest modules between
     them (auto); the same without opening plain lists (block); or a module that calls no other
-    (leaf). Ctrl-C, or an error, keeps the microbatch sizes that are finished.
+    (leaf). Ctrl-C, SIGTERM or an error keeps the microbatch sizes that are finished; --resume goes
+    on with them.
 
     \b
     Example:
@@ -113,20 +120,17 @@ def command(
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
     """
-    _enable_ctrl_c()
-    documents.check_writable(output, force)
-    measured = _measure(
-        model,
-        {
-            "name": name,
-            "microbatch_sizes": _parse_sizes(microbatch),
-            "arguments": _parse_assignments(assignments),
-            **options,
-        },
-        output,
-        force,
-    )
-    _save(measured, output, force)
+    output, force = _choose_output(output, resume, force)
+    sizes = _parse_sizes(microbatch)
+    given = {
+        "microbatch_sizes": sizes,
+        "arguments": _parse_assignments(assignments),
+        "resume": _load_resumed(resume),
+        **options,
+    }
+    with stopping.stopped_by_signals():
+        measured = _measure(model, given, output, force)
+        _save(measured, output, force)
     if output != "-":
         from partopt.report.profile import render_sizes
 
@@ -138,20 +142,28 @@ def command(
 
 
 def _save(measured: Profile, output: str, force: bool) -> None:
-    measured.save(output, force)
+    with stopping.not_stopped():
+        measured.save(output, force)
     words.print_notes(measured.notes)
 
 
-def _enable_ctrl_c() -> None:
-    """Let SIGINT interrupt even where a shell started this in the background.
+def _choose_output(output: str | None, resume: str | None, force: bool) -> tuple[str, bool]:
+    """The file to write, and whether it may be replaced: the one that is gone on with may."""
+    output = output or resume
+    if output is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    force = force or output == resume
+    documents.check_writable(output, force)
+    return output, force
 
-    Such a shell has SIGINT ignored.
-    """
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def _load_resumed(resume: str | None) -> Profile | None:
+    from partopt.documents.profile import Profile
+
+    if resume is None:
+        return None
+    # a file: what is shipped by name was measured elsewhere
+    return Profile.parse(documents.read_bytes(resume), resume)
 
 
 def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> Profile:
@@ -160,14 +172,19 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
 
     try:
         # what the model's own code prints is not our data
-        with progress.shown() as show, contextlib.redirect_stdout(sys.stderr):
-            return measure_source(model, progress=partial(_show_size, show), **options)
+        with (
+            progress.of_sizes(options["microbatch_sizes"]) as tell,
+            contextlib.redirect_stdout(sys.stderr),
+        ):
+            return measure_source(model, progress=tell, **options)
     except ProfilingStopped as stopped:
-        why = "stopped by an error" if stopped.error else "interrupted"
-        _keep(stopped.profile, why, output, force)
+        _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
         if stopped.error is None:
-            raise SystemExit(130) from None
+            raise SystemExit(stopping.exit_code(stopped.__cause__)) from None
         raise _with_debug(stopped.error) from stopped.error.__cause__
+    except KeyboardInterrupt as interrupt:
+        _keep(None, stopping.describe(interrupt), output, force)
+        raise SystemExit(stopping.exit_code(interrupt)) from None
     except PartoptError as error:
         raise _with_debug(error) from error.__cause__
 
@@ -190,10 +207,6 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
-
-
-def _show_size(show: Callable[[str, int, int], None], size: int, done: int, steps: int) -> None:
-    show(f"microbatch {size}", done, steps)
 
 
 def _parse_sizes(text: str) -> list[int | str]:

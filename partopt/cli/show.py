@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="a document of any kind, for people to read")
 @click.argument("file")
+@click.argument("other", required=False)
 @click.option(
     "--verify",
     is_flag=True,
@@ -28,11 +29,25 @@ if TYPE_CHECKING:
     metavar="FILE|NAME",
     help="With --verify: the plan's profile (default: the shipped one of its digest).",
 )
+@click.option(
+    "--microbatch-size",
+    type=click.IntRange(min=1),
+    metavar="B",
+    help="With two profiles: the size to compare at (default: the largest common one).",
+)
 @options.json_option
-def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None:
+def command(
+    file: str,
+    other: str | None,
+    verify: bool,
+    profile: str | None,
+    microbatch_size: int | None,
+    as_json: bool,
+) -> None:
     """Print FILE, or the shipped profile or topology of that name, for people to read.
 
-    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling or a verification.
+    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling, a verification or
+    a difference. With OTHER both are profiles of one model, shown layer by layer side by side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
@@ -42,6 +57,7 @@ def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None
     Example:
       partopt show plan.json
       partopt show gpt.cpu.float32
+      partopt show eager.json compiled.json
       partopt show --verify plan.json --profile gpt.json
     """
     from partopt import documents
@@ -50,6 +66,16 @@ def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None
 
     content = documents.read_bytes(shipped.find(file, "profiles", "topologies"))
     kind = kind_of(content, file)
+    if other is not None:
+        _refuse_verifying(verify, profile)
+        _show_difference(kind, content, file, other, microbatch_size, as_json)
+        return
+    if microbatch_size:
+        raise PartoptError(
+            "--microbatch-size: goes with two profiles",
+            "partopt show FIRST SECOND --microbatch-size B",
+            code="unused-option",
+        )
     if verify and kind == "plan":
         verifying.verify(Plan.parse(content, file), file, profile, as_json)
         return
@@ -64,6 +90,43 @@ def command(file: str, verify: bool, profile: str | None, as_json: bool) -> None
     _show(kind, content, file)
     if kind in _NEXT:
         click.echo(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+
+
+def _refuse_verifying(verify: bool, profile: str | None) -> None:
+    if verify or profile:
+        raise PartoptError(
+            "--verify: one plan is verified at a time",
+            "partopt show --verify PLAN",
+            code="unused-option",
+        )
+
+
+def _show_difference(
+    kind: str, content: bytes, file: str, other: str, microbatch_size: int | None, as_json: bool
+) -> None:
+    """Print two profiles side by side."""
+    from partopt import documents
+    from partopt.documents.difference import Difference
+    from partopt.documents.kinds import kind_of
+    from partopt.documents.profile import Profile
+    from partopt.report import difference
+
+    beside = documents.read_bytes(shipped.find(other, "profiles", "topologies"))
+    kinds = (kind, kind_of(beside, other))
+    if kinds != ("profile", "profile"):
+        raise PartoptError(
+            f"{file} is a {kinds[0]}, {other} a {kinds[1]}: two profiles are shown side by side",
+            "plans: partopt compare PROFILE --topology T --plan FILE --plan FILE",
+            code="not-a-profile",
+        )
+    found = Difference.between(
+        Profile.parse(content, file), Profile.parse(beside, other), (file, other), microbatch_size
+    )
+    if as_json:
+        documents.write_bytes("-", documents.encode(found))
+        return
+    click.echo(difference.render(found))
+    click.echo(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify"
@@ -95,7 +158,15 @@ def _show(kind: str, content: bytes, file: str) -> None:
     from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument
     from partopt.documents.topology import Topology
-    from partopt.report import comparison, plan, profile, scaling, topology, verification
+    from partopt.report import (
+        comparison,
+        difference,
+        plan,
+        profile,
+        scaling,
+        topology,
+        verification,
+    )
 
     ascii_only = options.ascii_only()
     pages: dict[str, Callable[[Any], str]] = {
@@ -103,6 +174,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         "plan": lambda document: plan.render(document, ascii_only, as_flags),
         "comparison": comparison.render,
         "scaling": scaling.render,
+        "difference": difference.render,
         "verification": lambda document: verification.render(document, as_flags),
     }
     if kind == "topology":

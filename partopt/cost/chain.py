@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
-from partopt.cost.ranges import Group, RangeSum
+from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.profile import LayerMeasurement, Measurement, Profile, StashGroup, Tensor
 
 # N        layers
 # b        samples in a microbatch
 # f, g     forward and backward seconds of a layer, for one microbatch
 # gw       the part of g that the gradients of the weights take; half of g if not measured
-# w        parameter bytes of a layer
 # a        bytes that cross a cut, N+1 entries: cut c lies between layers c-1 and c, and
 #          a[0] = a[N] = 0
 
@@ -40,8 +39,10 @@ class Chain:
     g: NDArray[np.float64]  # shape (N,)
     gw: NDArray[np.float64]  # shape (N,)
     a: NDArray[np.float64]  # shape (N+1,)
-    parameter_bytes: RangeSum  # W(i, j)
+    trained_bytes: RangeSum  # W(i, j): parameters with a gradient
+    frozen_bytes: RangeSum  # Z(i, j): parameters without one
     stash_bytes: RangeSum  # stash(i, j)
+    transient_bytes: RangeMax  # transient(i, j)
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
 
@@ -69,8 +70,12 @@ class Chain:
 
     @property
     def tied(self) -> Sequence[Group]:
-        """The parameters that several layers use."""
-        return self.parameter_bytes.groups
+        """The parameters with a gradient that several layers use."""
+        return self.trained_bytes.groups
+
+    def parameter_bytes(self, i: int, j: int) -> float:
+        """Bytes of all parameters of layers [i, j), trained and frozen."""
+        return self.trained_bytes(i, j) + self.frozen_bytes(i, j)
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
@@ -110,8 +115,10 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         g=np.add.reduceat(chain.g, starts),
         gw=np.add.reduceat(chain.gw, starts),
         a=chain.a[list(boundaries)],
-        parameter_bytes=chain.parameter_bytes.over(boundaries),
+        trained_bytes=chain.trained_bytes.over(boundaries),
+        frozen_bytes=chain.frozen_bytes.over(boundaries),
         stash_bytes=chain.stash_bytes.over(boundaries),
+        transient_bytes=chain.transient_bytes.over(boundaries),
     )
 
 
@@ -127,10 +134,6 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
     measurement = measurement_at(profile, size)
     tensors = measurement.tensors or _chain_tensors(measurement)
     stash = measurement.stash_groups or _output_stash(tensors)
-    own = [
-        layer.parameter_bytes - sum(parameter.bytes for parameter in layer.shared_parameters)
-        for layer in profile.layers
-    ]
     return Chain(
         names=[layer.name for layer in profile.layers],
         microbatch_size=size,
@@ -138,23 +141,36 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         g=np.array([layer.backward_s for layer in measurement.layers]),
         gw=np.array([_weight_gradient_s(layer) for layer in measurement.layers]),
         a=_cut_bytes(tensors, len(profile.layers)),
-        parameter_bytes=RangeSum(own, _tied(profile)),
+        trained_bytes=_parameters(profile, frozen=False),
+        frozen_bytes=_parameters(profile, frozen=True),
         stash_bytes=RangeSum(
-            [0.0] * len(own), [Group(group.layers, group.bytes) for group in stash]
+            [0.0] * len(profile.layers), [Group(group.layers, group.bytes) for group in stash]
         ),
+        transient_bytes=RangeMax([layer.transient_bytes for layer in measurement.layers]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )
 
 
-def _tied(profile: Profile) -> list[Group]:
-    """The tied parameters; those of the same layers are one group."""
+def _parameters(profile: Profile, frozen: bool) -> RangeSum:
+    """Bytes of the parameters that are frozen, or of those that are not."""
+    own = []
+    for layer in profile.layers:
+        shared = sum(each.bytes for each in layer.shared_parameters if each.frozen == frozen)
+        trained = layer.parameter_bytes - layer.frozen_bytes
+        own.append((layer.frozen_bytes if frozen else trained) - shared)
+    return RangeSum(own, _tied(profile, frozen))
+
+
+def _tied(profile: Profile, frozen: bool) -> list[Group]:
+    """The tied parameters, frozen or not; those of the same layers are one group."""
     layers: dict[str, list[int]] = {}
     size_bytes: dict[str, int] = {}
     for index, layer in enumerate(profile.layers):
         for parameter in layer.shared_parameters:
-            layers.setdefault(parameter.name, []).append(index)
-            size_bytes.setdefault(parameter.name, parameter.bytes)
+            if parameter.frozen == frozen:
+                layers.setdefault(parameter.name, []).append(index)
+                size_bytes.setdefault(parameter.name, parameter.bytes)
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, members in layers.items():
         groups.setdefault(tuple(members), []).append(name)

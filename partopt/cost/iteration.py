@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from partopt.cost.passes import (
     message_s,
-    most_in_flight,
     passes_of,
     passing_prefix,
-    stage_work_s,
+    work_of,
 )
 from partopt.cost.period import binding, compute_s, stage_loads, stages_together, update_s
 from partopt.cost.problem import Partition, Problem
@@ -52,26 +51,9 @@ def stage_iteration_s(partition: Partition, s: int, problem: Problem) -> float:
     stage, M, entry = partition.stages[s], problem.microbatches, schedule(problem.schedule)
     assert M is not None
     n, own = own_microbatches(M, len(stage.ranks), 0), passes_of(stage, problem)
-    f, b, passing, R = own.forward_s, own.backward_s, own.passing_s, own.round_s
-    update = update_s(partition, s, problem)
-    any_warmup = entry.takes_warmup or entry.one_at_a_time
-    F = 1 if entry.one_at_a_time else max(1, most_in_flight(stage, problem)) if any_warmup else n
-    work = stage_work_s(
-        M,
-        len(stage.ranks),
-        F,
-        problem.topology.devices,
-        int(stage.start > 0),
-        problem.chain.layers - stage.start,
-        f,
-        b,
-        passing,
-        R,
-        entry.split,
-        any_warmup,
-    )
+    update, work = update_s(partition, s, problem), work_of(stage, problem, own.round_s)
     if entry.split:
-        ends = [work + update, n * (f + passing) + own.tail_s]
+        ends = [work + update, n * (own.forward_s + own.passing_s) + own.tail_s]
     else:
         ends = [work + max(update, own.tail_s)]
     busy, _, *sides = stage_loads(partition, s, problem)

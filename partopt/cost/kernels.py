@@ -20,7 +20,7 @@ from partopt.cost.passes import (
     passing_prefix,
 )
 from partopt.cost.problem import FREE, NONE, Problem
-from partopt.cost.ranges import Differences
+from partopt.cost.ranges import Differences, Maxima
 from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
@@ -56,21 +56,23 @@ class Layers(NamedTuple):
     message: NDArray[np.float64]
     tail: NDArray[np.float64]
     cuts: NDArray[np.float64]  # bytes, shape (N+1,)
-    weights: Differences
+    trained: Differences
+    frozen: Differences
     stash: Differences
+    transient: Maxima
     # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
     versions: int
     depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
     any_warmup: bool  # plans state the warm-up: what is in flight may be as little as fits
     M: int
-    optimizer: float  # bytes of state for a byte of parameters
+    optimizer: float  # bytes of state for a byte of trained parameters
     memory: float  # limit in bytes of a device, infinite where there is none
     serial: bool  # devices wait for their transfers
     blocking: bool  # and for their all-reduces
     split: bool  # backwards are in two parts
     first_mode: int  # stages may run from `first_mode` to `last_mode`: 0 keeps activations,
     last_mode: int  # 1 recomputes them
-    optimizer_rate: float  # seconds of the optimizer's step for a byte of parameters
+    optimizer_rate: float  # seconds of the optimizer's step for a byte of trained parameters
     depth: int  # the most stages of a plan, where what is in flight depends on them
     bus: bool  # a level is a bus
     devices: int  # of the topology
@@ -78,13 +80,21 @@ class Layers(NamedTuple):
     tied: Tied
 
 
+class Held(NamedTuple):
+    """Bytes of a stage; all but `trained` are 0 where memory is not limited."""
+
+    trained: float  # parameters with a gradient
+    frozen: float  # parameters without one
+    stash: float  # of one microbatch
+    transient: float  # the most that the backward of a layer takes while it runs
+
+
 class StageCost(NamedTuple):
     """What a stage [i, j) costs and holds, whatever its replicas and wherever it stands."""
 
     start: int  # i
     stop: int  # j
-    weights: float  # bytes
-    stash: float  # bytes of one microbatch, 0 where memory is not limited
+    held: Held
     before: float  # bytes of its cuts
     after: float
     mode: int
@@ -98,7 +108,7 @@ class StageCost(NamedTuple):
 def layers_of(problem: Problem) -> Layers:
     """The chain of a problem, for compiled code."""
     chain = problem.chain
-    whole = chain.parameter_bytes(0, chain.layers)
+    whole = chain.trained_bytes(0, chain.layers)
     entry = schedule(problem.schedule)
     assert entry.kernel is not None, "optimal plans for schedules with a kernel alone"
     first_mode = int(problem.all_recompute)
@@ -114,8 +124,10 @@ def layers_of(problem: Problem) -> Layers:
         message=message,
         tail=back + message,
         cuts=np.asarray(chain.a, dtype=np.float64),
-        weights=chain.parameter_bytes.differences(),
+        trained=chain.trained_bytes.differences(),
+        frozen=chain.frozen_bytes.differences(),
         stash=chain.stash_bytes.differences(),
+        transient=chain.transient_bytes.maxima(),
         versions=entry.weight_versions,
         depends_on=entry.kernel.depends_on,
         any_warmup=entry.takes_warmup,
@@ -174,6 +186,27 @@ def between(sums, i, j):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def largest(maxima, i, j):  # type: ignore[no-untyped-def]
+    """The largest over [i, j), i < j, from the Maxima of a RangeMax."""
+    k = maxima.exponent[j - i]
+    return max(maxima.over[k, i], maxima.over[k, j - 2**k])
+
+
+@compiled()
+def held_by(layers, i, j):  # type: ignore[no-untyped-def]
+    """What a stage [i, j) holds."""
+    trained = between(layers.trained, i, j)
+    if layers.memory == np.inf:
+        return Held(trained, 0.0, 0.0, 0.0)
+    return Held(
+        trained,
+        between(layers.frozen, i, j),
+        between(layers.stash, i, j),
+        largest(layers.transient, i, j),
+    )
+
+
+@compiled()
 def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
     """Seconds for a stage [i, j) to exchange the gradients of tied parameters.
 
@@ -197,29 +230,18 @@ def exchanged_table(tied: Tied) -> NDArray[np.float64]:
 @compiled()
 def stage_cost(layers, i, j, mode):  # type: ignore[no-untyped-def]
     """The StageCost of [i, j)."""
-    stash = 0.0 if layers.memory == np.inf else between(layers.stash, i, j)
-    return cost_of(
-        layers,
-        i,
-        j,
-        mode,
-        between(layers.weights, i, j),
-        stash,
-        layers.cuts[j],
-        layers.message[j],
-        exchanged_s(layers.tied, i, j),
-    )
+    held, tied = held_by(layers, i, j), exchanged_s(layers.tied, i, j)
+    return cost_of(layers, i, j, mode, held, layers.cuts[j], layers.message[j], tied)
 
 
 @compiled()
-def cost_of(layers, i, j, mode, weights, stash, after, message, tied):  # type: ignore[no-untyped-def]
-    """The StageCost of [i, j) with these sizes, and this message over the cut behind it."""
+def cost_of(layers, i, j, mode, held, after, message, tied):  # type: ignore[no-untyped-def]
+    """The StageCost of [i, j) that holds so much, with this message over the cut behind it."""
     forward = layers.forward[j] - layers.forward[i]
     return StageCost(
         i,
         j,
-        weights,
-        stash,
+        held,
         layers.cuts[i],
         after,
         mode,
@@ -237,15 +259,17 @@ def memory_bytes(layers, stage, F):  # type: ignore[no-untyped-def]
 
     If it recomputes, with one stash rebuilt: what it keeps at the least.
     """
-    W, stash, before = stage.weights, stage.stash, stage.before
+    held, before = stage.held, stage.before
+    W, stash = held.trained, held.stash
     versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
     kept = F * before + stash if stage.mode else F * stash
     return (
-        np.rint(versions * W)
+        np.rint(versions * W + held.frozen)
         + np.rint(W)
         + np.rint(layers.optimizer * W)
         + np.rint(kept)
         + np.rint(F * (before + stage.after))
+        + np.rint(held.transient)
     )
 
 
@@ -255,8 +279,8 @@ def most_in_flight(layers, stage):  # type: ignore[no-untyped-def]
     if layers.memory == np.inf:
         return NEVER
     none = memory_bytes(layers, stage, 0)
-    kept = stage.before if stage.mode else stage.stash
-    versions = stage.weights if layers.versions == ALL_IN_FLIGHT else 0.0
+    kept = stage.before if stage.mode else stage.held.stash
+    versions = stage.held.trained if layers.versions == ALL_IN_FLIGHT else 0.0
     each = stage.before + stage.after + kept + versions
     if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1) > layers.memory):
         return 0

@@ -80,7 +80,11 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
             LayerMeasurement(
                 forward_s=mix(a.forward_s, b.forward_s),
                 backward_s=mix(a.backward_s, b.backward_s),
+                backward_input_s=None
+                if a.backward_input_s is None or b.backward_input_s is None
+                else mix(a.backward_input_s, b.backward_input_s),
                 output_bytes=mix_whole(a.output_bytes, b.output_bytes),
+                transient_bytes=mix_whole(a.transient_bytes, b.transient_bytes),
                 forward_flops=mix_whole(a.forward_flops or 0, b.forward_flops or 0),
             )
             for a, b in zip(low.layers, high.layers, strict=True)

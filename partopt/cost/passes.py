@@ -110,6 +110,33 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
     return max(1, int(F / problem.caution))
 
 
+def work_of(stage: Assignment, problem: Problem, round_s: float) -> float:
+    """Seconds from the first forward of a stage's first replica to its last backward, at the least.
+
+    A gradient comes `round_s` seconds after its forward, at the least.
+    """
+    M, entry, own = problem.microbatches, schedule(problem.schedule), passes_of(stage, problem)
+    assert M is not None
+    any_warmup = entry.takes_warmup or entry.one_at_a_time
+    F = most_in_flight(stage, problem) if entry.takes_warmup else NEVER
+    return float(
+        stage_work_s(
+            M,
+            len(stage.ranks),
+            1 if entry.one_at_a_time else max(1, F),
+            problem.topology.devices,
+            int(stage.start > 0),
+            problem.chain.layers - stage.start,
+            own.forward_s,
+            own.backward_s,
+            own.passing_s,
+            round_s,
+            entry.split,
+            any_warmup,
+        )
+    )
+
+
 @compiled()
 def work_s(n, F, f, b, passing, R):  # type: ignore[no-untyped-def]
     """Seconds from a replica's first forward to its last backward, at the least.

@@ -175,8 +175,8 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
 def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds for stage s to exchange gradients among its replicas, and tied ones with others."""
     stage = partition.stages[s]
-    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
-    return allreduce_s(weights, stage.ranks, problem.topology) + tied_exchange_s(
+    trained = problem.chain.trained_bytes(stage.start, stage.stop)
+    return allreduce_s(trained, stage.ranks, problem.topology) + tied_exchange_s(
         partition, s, problem
     )
 
@@ -232,13 +232,13 @@ def update_s(partition: Partition, s: int, problem: Problem) -> float:
 
 
 def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
-    """Seconds of a stage's share of the optimizer step, by parameters."""
+    """Seconds of a stage's share of the optimizer step, by parameters with a gradient."""
     chain = problem.chain
-    weights, total = (
-        chain.parameter_bytes(stage.start, stage.stop),
-        chain.parameter_bytes(0, chain.layers),
+    own, total = (
+        chain.trained_bytes(stage.start, stage.stop),
+        chain.trained_bytes(0, chain.layers),
     )
-    return weights / total * chain.optimizer_s if total else 0.0
+    return own / total * chain.optimizer_s if total else 0.0
 
 
 def one_device_s(problem: Problem) -> float:

@@ -108,12 +108,11 @@ def _stage(
     unplaced = unplaced_stage(
         stage.start, stage.stop, problem.recomputes(stage), held, before, kept, problem
     )
-    weights = problem.chain.parameter_bytes(stage.start, stage.stop)
     return structs.replace(
         unplaced,
         replicas=len(stage.ranks),
         ranks=list(stage.ranks),
-        allreduce_s=allreduce_s(weights, stage.ranks, problem.topology),
+        allreduce_s=allreduce_s(unplaced.trained_bytes, stage.ranks, problem.topology),
         tied_exchange_s=tied_exchange_s(partition, s, problem),
     )
 
@@ -143,8 +142,10 @@ def unplaced_stage(
         backward_s=max(0.0, chain.compute_s(start, stop) - forward),
         backward_weight_s=float(chain.gw[start:stop].sum()),
         allreduce_s=0.0,
+        tied_exchange_s=0.0,
         optimizer_s=optimizer_step_s(stage, problem),
         parameter_bytes=round(chain.parameter_bytes(start, stop)),
+        frozen_bytes=round(chain.frozen_bytes(start, stop)),
         input_bytes=round(chain.a[start]),
         output_bytes=round(chain.a[stop]),
         stash_bytes=round(chain.stash_bytes(start, stop)),
@@ -253,7 +254,7 @@ def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]
             kind="allreduce",
             stage=s,
             ranks=list(stage.ranks),
-            bytes=round(problem.chain.parameter_bytes(stage.start, stage.stop)),
+            bytes=round(problem.chain.trained_bytes(stage.start, stage.stop)),
             per=per,
             level=topology.levels[levels_crossed(stage.ranks, topology)[-1] - 1].name,
         )
@@ -276,10 +277,8 @@ def _predicted(partition: Partition, problem: Problem) -> Predicted:
     """
     known = all_loads(partition, problem)
     load = binding(partition, problem, known)
-    iteration, period = None, load.seconds
-    if problem.microbatches is not None:
-        iteration = iteration_s(partition, problem)
-        period = iteration / problem.microbatches
+    iteration = None if problem.microbatches is None else iteration_s(partition, problem)
+    period = load.seconds if iteration is None else iteration / (problem.microbatches or 1)
     computes = [compute_s(stage, problem) for stage in partition.stages]
     bound_by = "every stage in turn" if schedule(problem.schedule).one_at_a_time else str(load)
     alone = one_device_s(problem)

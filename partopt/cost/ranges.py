@@ -1,6 +1,6 @@
-"""Sums over ranges of layers that count what several layers share once.
+"""Sums and maxima over ranges of layers.
 
-What layers share counts for a range that holds any of them.
+What layers share counts once in a sum, for a range that holds any of them.
 """
 
 from __future__ import annotations
@@ -115,3 +115,42 @@ class RangeSum:
         np.add.at(shared, (self._first, self._last + 1), self._size)
         shared = np.cumsum(np.cumsum(shared[::-1], axis=0)[::-1], axis=1)
         return np.triu(self._prefix[None, :] - self._prefix[:, None] - shared)
+
+
+class Maxima(NamedTuple):
+    """The parts of a RangeMax, for compiled code: `partopt.cost.kernels.largest` reads them."""
+
+    # largest of the 2^k layers from each on, or of fewer at the end, shape (K+1, N)
+    over: NDArray[np.float64]
+    exponent: NDArray[np.int64]  # k of the largest 2^k up to each length, shape (N+1,)
+
+
+class RangeMax:
+    """`most(i, j)` = the largest of the `values` of the layers in [i, j), none of them negative."""
+
+    def __init__(self, values: Sequence[float] | NDArray[np.float64]) -> None:
+        self.values = np.array(values, dtype=np.float64)
+
+    def __call__(self, i: int, j: int) -> float:
+        """The largest over [i, j), 0 for none."""
+        return float(self.values[i:j].max(initial=0.0))
+
+    def maxima(self) -> Maxima:
+        """The largest over every power of two of layers, of which any range is two."""
+        rows, lengths = [self.values], np.arange(len(self.values) + 1)
+        while (width := 2 ** len(rows)) <= len(self.values):
+            later = np.append(rows[-1][width // 2 :], np.zeros(width // 2))
+            rows.append(np.maximum(rows[-1], later))
+        exponent = np.frexp(np.maximum(lengths, 1))[1].astype(np.int64) - 1
+        return Maxima(np.stack(rows), exponent)
+
+    def over(self, boundaries: Sequence[int]) -> RangeMax:
+        """The same maxima between `boundaries` only, as `RangeSum.over`."""
+        return RangeMax(np.maximum.reduceat(self.values, list(boundaries[:-1])))
+
+    def table(self) -> NDArray[np.float64]:
+        """`table[i, j]` = the largest over [i, j), 0 for j <= i; shape (N+1, N+1)."""
+        N = len(self.values)
+        table = np.zeros((N + 1, N + 1))
+        table[:N, 1:] = np.maximum.accumulate(np.triu(np.tile(self.values, (N, 1))), axis=1)
+        return table

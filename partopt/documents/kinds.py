@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from partopt.documents.comparison import Comparison
+from partopt.documents.difference import Difference
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.scaling import Scaling
@@ -23,6 +24,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "scaling": Scaling,
     "simulation": SimulationDocument,
     "verification": Verification,
+    "difference": Difference,
 }
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from partopt import documents
 from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
-from partopt.documents.stage import Flow, Load, Stage
+from partopt.documents.stage import Flow, Load, Stage, device_bytes
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
@@ -186,15 +186,16 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     @property
     def peak_memory_bytes(self) -> int:
         """Bytes on the fullest device."""
-        return sum(self.stages[s].memory.total_bytes for s in self.fullest_stages)
+        return self._device_bytes(self.fullest_stages)
 
     @property
     def fullest_stages(self) -> list[int]:
         """The stages of the device that holds the most; of equal ones the lowest rank."""
-        return max(
-            self.stages_by_rank().values(),
-            key=lambda stages: sum(self.stages[s].memory.total_bytes for s in stages),
-        )
+        return max(self.stages_by_rank().values(), key=self._device_bytes)
+
+    def _device_bytes(self, held: Sequence[int]) -> int:
+        """Bytes on a device with the stages of these numbers."""
+        return device_bytes([self.stages[s] for s in held])
 
     def find_deviations(self, fewer: bool = False) -> Iterator[str]:
         """The ways in which the plan departs from its request.

@@ -58,6 +58,11 @@ def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
             f"stages[{s}].ranks: {len(stage.ranks)} ranks for {stage.replicas} replicas",
             "each replica has one rank",
         )
+    if stage.frozen_bytes > stage.parameter_bytes:
+        yield _fault(
+            f"stages[{s}].frozen_bytes: more than parameter_bytes, of which they are a part",
+            "re-run `solve`",
+        )
     parts = msgspec.structs.asdict(stage.memory)
     if parts.pop("total_bytes") != sum(parts.values()):
         yield _fault(

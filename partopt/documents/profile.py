@@ -144,8 +144,9 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     """A profile: N layers, and for each microbatch size N measurements of them.
 
     `dtype` is that of the parameters; `autocast` that of the operations which `torch.autocast`
-    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about the measurements. `schema` and `environment` are always written:
-    a default that a function makes is not omitted.
+    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about
+    the measurements. `schema` and `environment` are always written: a default that a function makes
+    is not omitted.
     """
 
     schema: Annotated[str, _SCHEMA] = msgspec.field(default_factory=lambda: SCHEMA)
@@ -253,11 +254,12 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
                 "parameter_bytes includes the shared ones",
             )
         held = sum(shared.bytes for shared in layer.shared_parameters if shared.frozen)
-        if not held <= layer.frozen_bytes <= layer.parameter_bytes:
+        trained = sum(shared.bytes for shared in layer.shared_parameters if not shared.frozen)
+        if not held <= layer.frozen_bytes <= layer.parameter_bytes - trained:
             yield _fault(
                 f"{place}.frozen_bytes",
                 f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
-                f"{held} of them shared",
+                f"of which {held} are shared and frozen, {trained} shared and not",
                 "frozen_bytes are those of parameter_bytes that have no gradient",
             )
         if layer.measured_as is not None and layer.measured_as >= len(layers):

@@ -10,18 +10,23 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 # S   stages; s   one of them, 0..S-1 in the order of the layers
 
 
-class Memory(documents.Part, frozen=True, kw_only=True):
-    """Bytes on each device of a stage."""
+class Memory(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Bytes on each device of a stage.
+
+    `transient_bytes` is the most that the backward of a layer takes while it runs; of the stages of
+    one device only the largest counts (`device_bytes`).
+    """
 
     parameters_bytes: Bytes
     gradients_bytes: Bytes
     optimizer_bytes: Bytes
     activations_bytes: Bytes
     buffers_bytes: Bytes
+    transient_bytes: Bytes = 0
     total_bytes: Bytes
 
 
-class Stage(documents.Part, frozen=True, kw_only=True):
+class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Layers `[start, stop)` on `ranks`.
 
     Replica k is `ranks[k]` and runs the microbatches g with g mod replicas = k.
@@ -30,7 +35,8 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     more where activations are recomputed; `backward_weight_s` is the part of the backward that the
     gradients of the weights take. `allreduce_s` is one all-reduce of the gradients over the ranks,
     `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
-    step of the optimizer. `input_bytes` and `output_bytes` cross the cuts before and after the
+    step of the optimizer. `frozen_bytes` are those of `parameter_bytes` that have no gradient.
+    `input_bytes` and `output_bytes` cross the cuts before and after the
     stage, per microbatch, and `stash_bytes` are what its backward needs kept.
     """
 
@@ -48,9 +54,10 @@ class Stage(documents.Part, frozen=True, kw_only=True):
     backward_s: Seconds
     backward_weight_s: Seconds
     allreduce_s: Seconds
-    tied_exchange_s: Seconds = 0.0
+    tied_exchange_s: Seconds
     optimizer_s: Seconds
     parameter_bytes: Bytes
+    frozen_bytes: Bytes = 0
     input_bytes: Bytes
     output_bytes: Bytes
     stash_bytes: Bytes
@@ -62,9 +69,21 @@ class Stage(documents.Part, frozen=True, kw_only=True):
         return range(self.start, self.stop)
 
     @property
+    def trained_bytes(self) -> int:
+        """Bytes of the parameters that have a gradient."""
+        return self.parameter_bytes - self.frozen_bytes
+
+    @property
     def gradients_s(self) -> float:
         """Seconds in which gradients are exchanged, over the ranks and with other stages."""
         return self.allreduce_s + self.tied_exchange_s
+
+
+def device_bytes(stages: Sequence[Stage]) -> int:
+    """Bytes on a device that holds `stages`: one of them runs at a time."""
+    memory = [stage.memory for stage in stages]
+    held = sum(each.total_bytes - each.transient_bytes for each in memory)
+    return held + max(each.transient_bytes for each in memory)
 
 
 class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec.structs import replace
+
 from partopt.documents.files import read_bytes
 from partopt.errors import PartoptError
 from partopt.registry import Registry
@@ -25,13 +27,19 @@ IMPORTERS: Registry[Importer] = Registry(
 
 
 def import_profile(
-    form: str, path: str, *, name: str | None = None, microbatch_size: int | None = None
+    form: str,
+    path: str,
+    *,
+    name: str | None = None,
+    microbatch_size: int | None = None,
+    device: str | None = None,
 ) -> Profile:
     """The profile in the file `path` (`-` is standard input), as another program wrote it.
 
     `form` is a name from `IMPORTERS`; `name` is what to call the model, by default the file's name;
-    `microbatch_size` the samples that were measured at once, where the file does not say. Raises
-    PartoptError for an unknown format and, with its place, for what cannot be read in the file.
+    `microbatch_size` the samples that were measured at once and `device` the name of the device,
+    where the file does not say. Raises PartoptError for an unknown format and, with its place, for
+    what cannot be read in the file.
     """
     read = IMPORTERS.lookup(form)
     try:
@@ -43,4 +51,5 @@ def import_profile(
             code="malformed-document",
             path=path,
         ) from None
-    return read(content, path, name or Path(path).stem, microbatch_size)
+    profile = read(content, path, name or Path(path).stem, microbatch_size)
+    return replace(profile, device=replace(profile.device, name=device)) if device else profile

@@ -91,9 +91,9 @@ def clock_of(device: torch.device) -> Clock:
 def hold_still(device: torch.device) -> Iterator[None]:
     """Make steps on the CPU repeatable in this context: one thread, and freed memory is kept.
 
-    With one thread, wall and processor time are the same. The C library gives large blocks back to
-    the system as soon as they are freed, and the next step pays for every page again: two fifths of
-    a step of VGG-16. CUDA's allocator keeps what is freed; here the CPU's does so too.
+    With one thread, its processor time is the time of a step. The C library gives large blocks
+    back to the system as soon as they are freed, and the next step pays for every page again: two
+    fifths of a step of VGG-16. CUDA's allocator keeps what is freed; here the CPU's does so too.
     """
     if device.type != "cpu":
         yield

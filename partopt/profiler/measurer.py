@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
+import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
 from partopt.documents import Note
-from partopt.documents.profile import Layer, LayerMeasurement, Measurement, StashGroup, Tensor
+from partopt.documents.profile import (
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Profile,
+)
 from partopt.errors import PartoptError
-from partopt.profiler.dataflow import DataflowMode, output_recorder
+from partopt.profiler.backward_split import split_backward, time_input_gradients
+from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
-from partopt.profiler.parameters import describe_layers
+from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import (
     OVERHEAD_BOUND,
     RESCALE_ABOVE,
@@ -25,54 +29,53 @@ from partopt.profiler.quality_checks import (
     note_optimizer,
     note_unscaled_inputs,
 )
-from partopt.profiler.splitting import split_large_units
-from partopt.profiler.stash import StashRecorder, stash_groups
-from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
+from partopt.profiler.resume import check_same_layers
+from partopt.profiler.step import Inputs, check_step, place, tensors_in
+from partopt.profiler.structure import Structure, observe, track
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
-from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
-from partopt.profiler.units import called_modules, calls_vary, check_calls, choose_units
+from partopt.profiler.units import calls_vary
 
+STEPS = 10
+LONG_STEP_S, STEPS_IF_LONG = 1.0, 5
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-FORWARDS = 3  # whose calls are compared, before anything is timed
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What one step shows of the layers at one microbatch size, apart from time."""
-
-    layers: list[Layer]
-    output_bytes: dict[int, int]
-    flops: dict[int, int]
-    tensors: list[Tensor]
-    stash_groups: list[StashGroup]
-    transient_bytes: dict[int, int]
 
 
 class Measurer:
     """Measures one subject size by size, the smallest first.
 
-    The layers are numbered at the first size that fits.
+    The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
+        self.resumed = resumed
         self.layers: list[Layer] = []
-        self.measurements: list[Measurement] = []
-        self.notes: list[Note] = []
+        self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
+        self.notes: list[Note] = [*resumed.notes] if resumed else []
         self._tracker: Tracker | None = None
-        self._optimizer_s: float | None = None
-        self._optimizer_tried = False
         self._input_elements: dict[int, list[int]] = {}
+        measured = resumed.measured() if resumed else []
+        self._optimizer_s = measured[0].optimizer_s if measured else None
+        self._optimizer_tried = bool(measured)
+
+    @property
+    def has_new(self) -> bool:
+        """Whether a size was measured here."""
+        return len(self.measurements) > (len(self.resumed.measurements) if self.resumed else 0)
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
 
-        A size that runs out of memory, or is larger than one that did, is added as out of memory.
+        A size that runs out of memory, or is larger than one that did, is added as out of memory;
+        one that is there already is left as it is.
         """
-        if any(smaller.out_of_memory for smaller in self.measurements):
+        if any(each.microbatch_size == size for each in self.measurements):
+            return
+        self.subject.settings.progress(size, 0, 0)
+        if any(each.out_of_memory and each.microbatch_size < size for each in self.measurements):
             self.measurements.append(Measurement(microbatch_size=size, out_of_memory=True))
             return
         try:
@@ -91,9 +94,22 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
         self._note_inputs(size, inputs)
-        tracker = self._tracker or _track(subject, inputs)
-        structure = _observe(subject, inputs, tracker)
+        tracker = self._tracker or track(subject, inputs)
+        with no_cast_cache():
+            structure = observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
+        with contextlib.ExitStack() as compiled:
+            if settings.compiled:
+                compiled.enter_context(compile_units(tracker.modules))
+                check_step(subject.model, inputs, subject.loss_fn)
+                groups = record_stash(subject, inputs, tracker)
+                structure = replace(structure, stash_groups=groups)
+            return self._time(size, inputs, tracker, structure)
+
+    def _time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
@@ -104,10 +120,16 @@ class Measurer:
             self.notes += note_missing_backwards(tracker, instrumented)
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
-        return _summary(size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes)
+        summary = _summary(
+            size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
+        )
+        parts = [] if settings.compiled else self._input_gradients(stepper)
+        return split_backward(summary, parts, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
         if not self.layers:
+            if self.resumed is not None:
+                check_same_layers(self.resumed.layers, layers)
             self.layers, self._tracker = layers, tracker
         elif [(layer.name, layer.call) for layer in layers] != [
             (layer.name, layer.call) for layer in self.layers
@@ -128,7 +150,8 @@ class Measurer:
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
-        steps, progress = self.subject.settings.steps, self.subject.settings.progress
+        steps = self.subject.settings.steps or _choose_steps(stepper.last_bare_s)
+        progress = self.subject.settings.progress
         for step in range(steps):
             progress(size, step, steps)
             bare_s.append(stepper.bare())
@@ -143,6 +166,10 @@ class Measurer:
         if len(self._input_elements) == min(2, sizes):
             self.notes += note_unscaled_inputs(self._input_elements)
 
+    def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
+        """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
+        return time_input_gradients(stepper)
+
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
         subject = self.subject
@@ -155,50 +182,9 @@ class Measurer:
         return None
 
 
-def _track(subject: Subject, inputs: Inputs) -> Tracker:
-    forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
-    settings = subject.settings
-    called = set(itertools.chain.from_iterable(forwards))
-    units = choose_units(subject.model, called, settings.granularity, settings.units)
-    check_calls(forwards, units)
-    if settings.granularity == "auto" and not settings.units:
-        units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])
-    return Tracker(subject.model, units)
-
-
-def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
-    """One step under observation: layers, tensors between them, what they keep and what passes."""
-    output_bytes: dict[int, int] = {}
-    flow = DataflowMode(subject.model, tracker)
-    memory = MemoryMode(subject.model, inputs)
-    stash = StashRecorder(subject.model, tracker, memory)
-    began = [(next_node_number(), 0)]
-
-    def entered(layer: int) -> None:
-        began.append((next_node_number(), layer))
-        memory.enter(layer)
-
-    had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
-    with memory, new_garbage_only():
-        with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
-            loss = run_loss(subject.model, inputs, subject.loss_fn)
-        gc.collect()  # what only a cycle of references keeps is not kept
-        kept = stash.kept(loss)
-        memory.enter_backward(tracker.current)
-        hook_layer_changes(loss, began, memory.enter_backward)
-        with memory.settled_gradients(subject.model):
-            loss.backward()  # type: ignore[no-untyped-call]
-    subject.model.zero_grad(set_to_none=not had_gradients)
-    return Structure(
-        describe_layers(subject.model, tracker, flow.users),
-        output_bytes,
-        flow.flops,
-        flow.tensors(),
-        stash_groups(kept),
-        transient_bytes(
-            memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
-        ),
-    )
+def _choose_steps(step_s: float) -> int:
+    """How many steps to time where nobody says: those of a long step spread less."""
+    return STEPS if step_s <= LONG_STEP_S else STEPS_IF_LONG
 
 
 def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
@@ -230,7 +216,7 @@ def _summary(
 ) -> Measurement:
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
-    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0
+    scale = _scale(overhead)
     layers = [
         _layer(
             [times.forward_s[index] * scale for times in instrumented],
@@ -253,6 +239,11 @@ def _summary(
         tensors=structure.tensors,
         stash_groups=structure.stash_groups,
     )
+
+
+def _scale(overhead: float) -> float:
+    """What brings the layers' times back to the bare step."""
+    return 1 / overhead if overhead > RESCALE_ABOVE else 1.0
 
 
 def _layer(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 Node = Any  # torch.autograd.graph.Node
 _UNNUMBERED = 2**63  # AccumulateGrad's number is the largest there is: it always runs at once
@@ -36,11 +37,53 @@ def hook_layer_changes(
     `began` holds, in the order of the forward, the node number at which each layer began, and the
     layer.
     """
+    _announce_changes(_owned_nodes(loss, began), began[-1][1], entered)
+
+
+def hook_input_gradients(
+    loss: Tensor, began: list[tuple[int, int]], entered: Callable[[int], None]
+) -> list[GradientEdge]:
+    """The edges of the graph that lead from one layer to another: gradients of layers' inputs.
+
+    A backward for these edges alone skips the gradients of weights, since no node computes what
+    leads to no edge that was asked for. Hooks are put where this backward changes layer, as by
+    `hook_layer_changes`, and at its first node: what autograd does before it grows with the edges.
+    """
+    owned = _owned_nodes(loss, began)
+    layers = {node: layer for layer, node in owned}
+    edges = {
+        (following, index)
+        for layer, node in owned
+        for following, index in node.next_functions
+        if layers.get(following, layer) != layer
+    }
+    leads = {node for node, _ in edges}  # a node that is asked for need not run itself
+    runs = set()
+    for _, node in reversed(owned):  # those that a node leads to come before it
+        if any(following in leads for following, _ in node.next_functions):
+            leads.add(node)
+            runs.add(node)
+    running = [(layer, node) for layer, node in owned if node in runs]
+    _announce_changes(running, None, entered)
+    return [GradientEdge(node, index) for node, index in edges]
+
+
+def _owned_nodes(loss: Tensor, began: list[tuple[int, int]]) -> list[tuple[int, Node]]:
+    """The layer of every numbered node, and the node, in the order of the backward."""
     starts = [number for number, _ in began]
     numbered = sorted(_numbered_nodes(loss.grad_fn), key=lambda pair: -pair[0])
-    previous = began[-1][1]
-    for number, node in numbered:
-        layer = began[max(bisect.bisect_right(starts, number) - 1, 0)][1]
+    return [
+        (began[max(bisect.bisect_right(starts, number) - 1, 0)][1], node)
+        for number, node in numbered
+    ]
+
+
+def _announce_changes(
+    owned: list[tuple[int, Node]], first: int | None, entered: Callable[[int], None]
+) -> None:
+    """Hook each node whose layer is not that of the node before it, at the beginning `first`."""
+    previous = first
+    for layer, node in owned:
         if layer != previous:
             node.register_prehook(_announce(layer, entered))
             previous = layer

@@ -15,7 +15,7 @@ from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import name_some
 
-IDLE_ABOVE = 0.10  # share by which processor and wall time may differ
+IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere
 # instrumented / bare: above it the layers' times are scaled to the bare step
 RESCALE_ABOVE = 1.05
 # above it the hooks cost so much that the shares of the layers themselves are in doubt
@@ -25,14 +25,15 @@ UNEVEN_BELOW = 0.95
 
 
 def note_busy_machine(clock: Clock) -> Iterator[Note]:
-    """A note where something else used the processor during the measurement."""
+    """A note where something else used the processor during the measurement, or nothing did."""
     share = clock.idle_share()
     if share is not None and share > IDLE_ABOVE:
         yield Note(
             code="busy-machine",
             text=(
-                f"processor and wall time differ by {share:.0%}: something else was running, "
-                "and the times are too long; measure on a quiet machine"
+                f"the model had the processor for {1 - share:.0%} of the time: the times are "
+                f"processor time, by wall time a step took {1 / (1 - share):.1f} times as long; "
+                "something else was running, or the model waits"
             ),
             fields={"idle_share": share},
         )

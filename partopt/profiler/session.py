@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from partopt.documents import Note
 from partopt.documents.profile import Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profiler.compilation import open_compiled
 from partopt.profiler.device import describe_device, describe_environment, hold_still
 from partopt.profiler.measurer import Measurer
+from partopt.profiler.precision import under_autocast
 from partopt.profiler.quality_checks import note_busy_machine, note_overhead
+from partopt.profiler.resume import check_same_subject
 from partopt.profiler.subject import Subject
 
 
@@ -26,26 +30,36 @@ class ProfilingStopped(BaseException):
         self.error = error
 
 
-def measure_subject(subject: Subject, identity: Model) -> Profile:
+def measure_subject(subject: Subject, identity: Model, resumed: Profile | None = None) -> Profile:
     """The profile of all microbatch sizes; the model is left without gradients.
 
-    Raises as `partopt.profiler.measure` does.
+    Those that `resumed` holds are taken from it. Raises as `partopt.profiler.measure` does.
     """
-    measurer, settings = Measurer(subject), subject.settings
-    with hold_still(settings.device):
-        try:
-            subject.model.to(settings.device, settings.dtype).train()
-            for size in settings.microbatch_sizes:
-                measurer.measure(size)
-        except KeyboardInterrupt:
-            raise ProfilingStopped(_collect(measurer, identity)) from None
-        except Exception as error:
-            finished = _collect(measurer, identity)
-            if finished is None:
-                raise
-            raise ProfilingStopped(finished, error) from error
-        finally:
-            subject.model.zero_grad(set_to_none=True)
+    with (
+        hold_still(subject.settings.device),
+        open_compiled(subject) as plain,
+        under_autocast(plain) as ready,
+    ):
+        if resumed is not None:
+            check_same_subject(resumed, identity, ready.settings)
+        return _measure_sizes(Measurer(ready, resumed), identity)
+
+
+def _measure_sizes(measurer: Measurer, identity: Model) -> Profile:
+    subject, settings = measurer.subject, measurer.subject.settings
+    try:
+        subject.model.to(settings.device, settings.dtype).train()
+        for size in settings.microbatch_sizes:
+            measurer.measure(size)
+    except KeyboardInterrupt as interrupt:
+        raise ProfilingStopped(_collect_new(measurer, identity)) from interrupt
+    except Exception as error:
+        finished = _collect_new(measurer, identity)
+        if finished is None:
+            raise
+        raise ProfilingStopped(finished, error) from error
+    finally:
+        subject.model.zero_grad(set_to_none=True)
     profile = _collect(measurer, identity)
     if profile is None:
         raise _nothing_fits(settings.microbatch_sizes)
@@ -63,21 +77,32 @@ def _nothing_fits(sizes: tuple[int, ...]) -> PartoptError:
     )
 
 
+def _collect_new(measurer: Measurer, model: Model) -> Profile | None:
+    """The profile of the sizes measured so far, or None where none is new."""
+    return _collect(measurer, model) if measurer.has_new else None
+
+
 def _collect(measurer: Measurer, model: Model) -> Profile | None:
     """The profile of the sizes measured so far, or None where none was measured whole."""
     if all(measurement.out_of_memory for measurement in measurer.measurements):
         return None
     subject = measurer.subject
+    measurements = sorted(measurer.measurements, key=lambda each: each.microbatch_size)
     return Profile(
         model=model,
         device=describe_device(subject.settings.device),
         environment=describe_environment(subject.settings.device),
         dtype=subject.settings.dtype_name,
-        layers=measurer.layers,
-        measurements=measurer.measurements,
-        notes=[
-            *measurer.notes,
-            *note_overhead(measurer.measurements),
-            *note_busy_machine(subject.clock),
-        ],
+        autocast=subject.settings.autocast_name,
+        compiled=subject.settings.compiled,
+        layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
+        measurements=measurements,
+        notes=_distinct(
+            [*measurer.notes, *note_overhead(measurements), *note_busy_machine(subject.clock)]
+        ),
     )
+
+
+def _distinct(notes: list[Note]) -> list[Note]:
+    """Each note once: those of a profile that was gone on with may come again."""
+    return [note for index, note in enumerate(notes) if note not in notes[:index]]

@@ -15,8 +15,11 @@ from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.device import choose_device, choose_dtype
 from partopt.profiler.units import GRANULARITIES
 
-Progress = Callable[[int, int, int], None]  # microbatch size, steps done, steps to do
+Progress = Callable[
+    [int, int, int], None
+]  # microbatch size, steps done, steps to do (0: being prepared)
 
+AUTOCASTS = ("bfloat16", "float16")
 _SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
 
 
@@ -32,13 +35,20 @@ class Settings:
     dtype: torch.dtype
     granularity: str
     units: tuple[str, ...]
-    steps: int
+    steps: int | None
     progress: Progress
+    autocast: torch.dtype | None = None
+    compiled: bool = False
 
     @property
     def dtype_name(self) -> str:
         """The number format as a profile has it."""
-        return str(self.dtype).removeprefix("torch.")
+        return _name_of(self.dtype)
+
+    @property
+    def autocast_name(self) -> str | None:
+        """The number format of autocast as a profile has it."""
+        return None if self.autocast is None else _name_of(self.autocast)
 
 
 def check_settings(
@@ -47,11 +57,14 @@ def check_settings(
     dtype: str,
     granularity: str,
     units: Sequence[str],
-    steps: int,
+    steps: int | None,
     progress: Progress | None,
+    autocast: str | None = None,
+    compile: bool = False,
 ) -> Settings:
     """The settings of these options. Raises PartoptError for an invalid one."""
-    documents.check_option("steps", steps, Count, "10 steps show the spread")
+    if steps is not None:
+        documents.check_option("steps", steps, Count, "10 steps show the spread")
     if granularity not in GRANULARITIES:
         raise invalid_option(
             "granularity",
@@ -67,7 +80,25 @@ def check_settings(
         units=_check_units(units),
         steps=steps,
         progress=_check_callable("progress", progress) or _ignore_progress,
+        autocast=_check_autocast(autocast, dtype),
+        compiled=bool(compile),
     )
+
+
+def _check_autocast(autocast: str | None, dtype: str) -> torch.dtype | None:
+    if autocast is None:
+        return None
+    if autocast not in AUTOCASTS:
+        what = "not a dtype that autocast runs in"
+        raise invalid_option("autocast", autocast, what, did_you_mean(str(autocast), AUTOCASTS))
+    if dtype != "float32":
+        what = f"autocast runs over float32 weights, and `dtype={dtype}` casts them"
+        raise invalid_option("autocast", autocast, what, "leave one of the two out")
+    return choose_dtype(autocast)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:

@@ -1,19 +1,22 @@
 """Timed steps: the bare one, and the instrumented one, which times each layer.
 
 The gradients stay allocated from step to step and the backward adds to them, as it does for every
-microbatch of a batch but the first.
+microbatch of a batch but the first. They are zeroed just before the first stamp, so that both kinds
+of step begin behind the same work in a device's queue.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from partopt.profiler.clock import Clock
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
+from partopt.profiler.ownership import hook_input_gradients, hook_layer_changes, next_node_number
 from partopt.profiler.step import Inputs, Loss, run_loss
 from partopt.profiler.tracker import Tracker
 
@@ -43,42 +46,72 @@ class Stepper:
     loss_fn: Loss | None
     tracker: Tracker
     clock: Clock
+    last_bare_s: float = 0.0
+    _attaching_s: float = 0.0  # host seconds that the last step's hooks took to attach
 
     def bare(self) -> float:
         """Seconds of a step, forward to backward, with nothing attached to the model."""
         with _NoCollection():
+            self.model.zero_grad(set_to_none=False)
             started = self.clock.stamp()
             # named, so that it is freed after the step is timed, as below
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             loss.backward()  # type: ignore[no-untyped-call]
-            [step_s] = self.clock.intervals_s([started, self.clock.stamp()])
-        self.model.zero_grad(set_to_none=False)
-        return step_s
+            [self.last_bare_s] = self.clock.intervals_s([started, self.clock.stamp()])
+        return self.last_bare_s
 
     def instrumented(self) -> LayerTimes:
         """Seconds of each layer in a step.
 
-        Hooks are attached between forward and backward, while no time is counted.
+        Hooks are attached between forward and backward, while no time is counted. A device with a
+        queue is held up there for as long as attaching took the last time: otherwise it would run
+        dry, and the first kernels of the backward would be charged for their launches, which in a
+        bare step are hidden behind the forward.
         """
-        forward, backward = _Phase(self.clock), _Phase(self.clock)
+        backward = _Phase(self.clock)
+        with _NoCollection():
+            forward, began, loss = self._forward()
+            self.clock.hold(self._attaching_s)
+            attaching = time.perf_counter()
+            hook_layer_changes(loss, began, backward.enter)
+            self._attaching_s = time.perf_counter() - attaching
+            backward.enter(began[-1][1])
+            loss.backward()  # type: ignore[no-untyped-call]
+            backward.end()
+        layers = len(self.tracker.layers)
+        return LayerTimes(forward.seconds(layers), backward.seconds(layers))
+
+    def input_gradients(self) -> list[float]:
+        """Seconds of each layer in a backward that computes no gradients of weights.
+
+        A layer whose input needs no gradient takes none. Raises what autograd does where part of
+        the model refuses such a backward, as reentrant checkpoints do.
+        """
+        backward = _Phase(self.clock)
+        with _NoCollection():
+            _, began, loss = self._forward()
+            self.clock.hold(self._attaching_s)
+            edges = hook_input_gradients(loss, began, backward.enter)
+            gradients = torch.autograd.grad(loss, edges, allow_unused=True) if edges else ()
+            backward.end()
+            del gradients  # freed after the backward is timed
+        return backward.seconds(len(self.tracker.layers))
+
+    def _forward(self) -> tuple[_Phase, list[tuple[int, int]], Tensor]:
+        """A forward with a stamp at each layer, the node numbers at which they began, the loss."""
+        forward = _Phase(self.clock)
         began = [(next_node_number(), 0)]
 
         def entered(layer: int) -> None:
             began.append((next_node_number(), layer))
             forward.enter(layer)
 
-        with _NoCollection():
-            with self.tracker.watch(entered):
-                forward.enter(0)
-                loss = run_loss(self.model, self.inputs, self.loss_fn)
-                forward.end()
-            hook_layer_changes(loss, began, backward.enter)
-            backward.enter(began[-1][1])
-            loss.backward()  # type: ignore[no-untyped-call]
-            backward.end()
-        self.model.zero_grad(set_to_none=False)
-        layers = len(self.tracker.layers)
-        return LayerTimes(forward.seconds(layers), backward.seconds(layers))
+        with self.tracker.watch(entered):
+            self.model.zero_grad(set_to_none=False)
+            forward.enter(0)
+            loss = run_loss(self.model, self.inputs, self.loss_fn)
+            forward.end()
+        return forward, began, loss
 
 
 @dataclass

@@ -210,7 +210,9 @@ def _flight(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> str:
-    peak = plan.peak_memory_bytes
-    return f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}" + (
-        against_limit(peak, plan.memory_limit_bytes)
+    peak, fullest = plan.peak_memory_bytes, plan.fullest_stages
+    transient = max(plan.stages[s].memory.transient_bytes for s in fullest)
+    passing = f", {format_bytes(transient)} of it while a layer's backward runs"
+    return f"{format_bytes(peak)} on each device of {stages_text(fullest)}" + (
+        against_limit(peak, plan.memory_limit_bytes) + (passing if transient else "")
     )

@@ -42,13 +42,19 @@ def render_sizes(profile: Profile) -> str:
             "model",
             (
                 f"{profile.model.name}: {len(profile.layers)} layers, "
-                f"{format_bytes(profile.parameter_bytes())} of parameters, {profile.dtype}"
+                f"{format_bytes(profile.parameter_bytes())} of parameters, {_format(profile)}"
             ),
         ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
     ]
     sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
     return f"{label_lines(head)}\n\n{sizes}"
+
+
+def _format(profile: Profile) -> str:
+    """The number format, and how the model was run."""
+    marks = [profile.dtype, profile.autocast and f"{profile.autocast} autocast"]
+    return ", ".join(filter(None, [*marks, "compiled" if profile.compiled else None]))
 
 
 def _versions(profile: Profile) -> list[tuple[str, str]]:

@@ -204,7 +204,7 @@ def _allreduces(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
     }
     for s, number, ts, dur, lane in zip(*(column.tolist() for column in columns), strict=True):
         stage = plan.stages[s]
-        size = stage.parameter_bytes if stage.replicas > 1 else 0
+        size = stage.trained_bytes if stage.replicas > 1 else 0
         args = (
             f'{{"stage":{s},"round":{number},"bytes":{size},"replicas":{stage.replicas},'
             f'"tied_bytes":{tied[s]}}}'

@@ -30,22 +30,18 @@ DOWNSTREAM, OWN, DEPTH = range(3)
 
 @dataclass(frozen=True)
 class Kernel:
-    """Microbatches in flight in numbers, for the compiled code of the optimal planner.
+    """What the compiled code of the optimal planner knows of the microbatches in flight.
 
-    One replica of stage s, of the M / r_s microbatches that it gets, holds at most `factor` times
-    the devices downstream over r_s, rounded up, and one (DOWNSTREAM); all (OWN); or as many as
-    there are stages (DEPTH). `factor` is read of DOWNSTREAM alone. Of what it rebuilds, a stage
-    keeps one stash, under DEPTH as many as there are stages up to it.
+    Those of stage s depend on the devices downstream (DOWNSTREAM), on the M / r_s microbatches
+    that a replica gets, all of which it holds (OWN), or on how many stages there are (DEPTH). Of
+    what it rebuilds, a stage keeps one stash, under DEPTH as many as there are stages up to it.
     """
 
     depends_on: int
-    factor: int
 
     def __post_init__(self) -> None:
         if self.depends_on not in (DOWNSTREAM, OWN, DEPTH):
             raise ValueError(f"depends_on is DOWNSTREAM, OWN or DEPTH, not {self.depends_on}")
-        if self.depends_on == DOWNSTREAM and self.factor < 1:
-            raise ValueError(f"factor of DOWNSTREAM must be at least 1, not {self.factor}")
 
 
 @dataclass(frozen=True)
@@ -179,5 +175,5 @@ def downstream(factor: int) -> StageCounts:
     def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
         return in_flight(s, replicas, microbatches) - 1
 
-    kernel = Kernel(DOWNSTREAM, factor)
+    kernel = Kernel(DOWNSTREAM)
     return StageCounts(in_flight, only_one, warmup, takes_warmup=True, kernel=kernel)

@@ -26,7 +26,7 @@ SCHEDULE = Schedule(
     uneven=True,
     recomputes=True,
     one_at_a_time=False,
-    counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN, 0)),
+    counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN)),
     weight_versions=1,
     bubble=lambda P, v, M: 3 * (P - 1),
     tried_by_auto=True,

@@ -48,7 +48,7 @@ SCHEDULE = Schedule(
         rebuilt=lambda s, replicas, M: min(all_own(s, replicas, M), s + 1),
         warmup=downstream(1).warmup,
         takes_warmup=False,
-        kernel=Kernel(DEPTH, 0),
+        kernel=Kernel(DEPTH),
     ),
     weight_versions=1,
     bubble=lambda P, v, M: P - 1,

@@ -100,10 +100,12 @@ class Candidate:
     @cached_property
     def needs_bytes(self) -> float:
         """Bytes on the fullest device by the formulas."""
-        pipelines, needs = self.grid.replicas, np.zeros(self.problem.topology.devices)
-        of_stage = stage_bytes(self.stages.bounds, pipelines, self.problem)
-        np.add.at(needs, self.grid.places.ravel(), np.repeat(of_stage, pipelines))
-        return float(needs.max())
+        pipelines, places = self.grid.replicas, self.grid.places.ravel()
+        held, transient = stage_bytes(self.stages.bounds, pipelines, self.problem)
+        needs, most = np.zeros((2, self.problem.topology.devices))
+        np.add.at(needs, places, np.repeat(held, pipelines))
+        np.maximum.at(most, places, np.repeat(transient, pipelines))
+        return float((needs + most).max())
 
     @property
     def may_fit(self) -> bool:

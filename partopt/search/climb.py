@@ -16,6 +16,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem, par
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.schedules.layout import own_microbatches
 from partopt.search.candidates import effort_of
 from partopt.search.sizes import order_of
 from partopt.simulator.prediction import simulate_plan
@@ -41,7 +42,7 @@ def climb(
     found, left = {plan.schedule: plan for plan in plans}, BUDGET
     starts = _starts([*plans, *others])
     for done, plan in enumerate(starts):
-        problem = _problem_of(plan, problems)
+        problem = problem_of_plan(plan, problems)
         problem.progress("moving cuts", done, len(starts))
         best = min(found.values(), key=order_of)
         climb = _Climb(problem, recompute_per_stage, plan, best, left // (len(starts) - done))
@@ -61,8 +62,11 @@ def _starts(plans: Sequence[Plan]) -> list[Plan]:
     return list(starts.values())[:STARTS]
 
 
-def _problem_of(plan: Plan, problems: Sequence[Problem]) -> Problem:
-    """The problem of a plan; its stages may choose to recompute where they do."""
+def problem_of_plan(plan: Plan, problems: Sequence[Problem]) -> Problem:
+    """The one of `problems` that a plan is for, under its schedule.
+
+    Its stages may choose to recompute where some do and others do not.
+    """
     asked, modes = plan.microbatch_size, {stage.recompute for stage in plan.stages}
     same = [each for each in problems if each.chain.microbatch_size == asked]
     alike = next((each for each in same if {each.recompute} == modes), None)
@@ -155,7 +159,7 @@ def _least_s(partition: Partition, problem: Problem) -> float:
     for stage in partition.stages:
         r, seconds = len(stage.ranks), compute_s(stage, problem)
         for k, rank in enumerate(stage.ranks):
-            busy[rank] = busy.get(rank, 0.0) + seconds * ((M - k + r - 1) // r)
+            busy[rank] = busy.get(rank, 0.0) + seconds * own_microbatches(M, r, k)
     return max(busy.values())
 
 

@@ -124,7 +124,7 @@ def _simulate(name: str, decision: Decision, problem: Problem) -> tuple[Plan, li
 def _with_certificate(plan: Plan, problem: Problem) -> Plan:
     """The simulated plan with what is known of it; nothing is of one that does not fit."""
     if plan.planner == "optimal" and plan.certificate is not None:
-        return certified(plan, plan.certificate.lower_bound_s, problem)
+        return certify_simulated(plan, plan.certificate.lower_bound_s, problem)
     return plan if plan.fits else replace(plan, certificate=None)
 
 
@@ -190,7 +190,7 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
 
-def certified(plan: Plan, lower_bound_s: float, problem: Problem) -> Plan:
+def certify_simulated(plan: Plan, lower_bound_s: float, problem: Problem) -> Plan:
     """The plan of `optimal` with what is known of its simulated period or iteration.
 
     `lower_bound_s` is that of the search. A plan that does not fit has no certificate.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.flight import in_flight, weight_versions
-from partopt.cost.links import allreduce_s
-from partopt.cost.memory import optimizer_bytes
+from partopt.cost.links import allreduce_s, port_rate
+from partopt.cost.memory import memory_table
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem
 from partopt.schedules import schedule
 from partopt.search.traffic import Traffic
@@ -72,23 +72,23 @@ class Tables:
         self.able = len(self.bounds) <= LIMIT
         if not self.able:
             return
-        chain, at = problem.chain, np.ix_(self.bounds, self.bounds)
+        chain, self.ranges = problem.chain, problem.coarsen().chain
         self.place = {bound: index for index, bound in enumerate(self.bounds)}
         self.compute = [
             (prefix[None, :] - prefix[:, None])
             for prefix in (chain.busy_prefix(again)[self.bounds] for again in (False, True))
         ]
-        self.weights, self.stash = chain.parameter_bytes.table()[at], chain.stash_bytes.table()[at]
-        self.a = chain.a[self.bounds]
+        self.trained, self.a = self.ranges.trained_bytes.table(), self.ranges.a
         self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
         self.backward = self.compute[0][0] - self.forward
-        (level, *outer) = problem.topology.levels
+        levels = problem.topology.levels
         self.split = schedule(problem.schedule).split
-        self.one_level, self.traffic = not outer, Traffic(problem)
+        self.one_level, self.traffic = len(levels) == 1, Traffic(problem)
         # seconds in which a single bus carries a byte of a cut both ways; 0 where there is none
-        self.bus = 2 / (level.bandwidth_bytes_per_s * level.links) if level.bus and not outer else 0
+        self.bus = 1 / port_rate(1, problem.topology) if levels[0].bus and self.one_level else 0
         self._rates = lru_cache(maxsize=None)(self._rates_of)
         self._table = lru_cache(maxsize=None)(self._table_of)
+        self._fits = lru_cache(maxsize=None)(self._fits_of)
         self.cuts = lru_cache(maxsize=None)(self._cuts)
 
     def bound_s(self, partition: Partition) -> float:
@@ -177,18 +177,18 @@ class Tables:
             tier = topology.levels[level - 1]
             size = topology.group_size(level - (0 if tier.bus else 1))
             ports = len({rank // size for rank in own})
-            rate += ports * tier.bandwidth_bytes_per_s * tier.links / (2 if tier.bus else 1)
+            rate += ports * port_rate(level, topology)
         return 1 / rate if rate else 0.0
 
     def _table_of(self, rates: Rates, held: int, recompute: bool) -> Table:
         """The table of a stage; infinite where i >= j, or it has no room."""
         problem, r, M = self.problem, rates.r, self.problem.microbatches
         compute, rounds = self.compute[recompute], r if M is None else M
-        gradients = rates.slope * self.weights + rates.latency
+        gradients = rates.slope * self.trained + rates.latency
         before, after = rates.before * self.a[:, None], rates.after * self.a[None, :]
         carried = np.maximum(before, after)
         if self.one_level:  # a port sends gradients back, activations on, and its ring
-            carried = before + after + rates.slope * self.weights / rounds
+            carried = before + after + rates.slope * self.trained / rounds
         work = compute
         if M is None:
             together = compute + gradients if problem.blocking_allreduce else compute
@@ -198,20 +198,16 @@ class Tables:
             work = self.forward[:, None] + -(-M // r) * compute
             busy = (work + np.maximum(gradients, back)) / M
         seconds = np.where(self._fits(held, recompute), np.maximum(busy, carried), np.inf)
-        bus = self.bus * self.a[:, None] + rates.slope * self.weights / rounds
+        bus = self.bus * self.a[:, None] + rates.slope * self.trained / rounds
         return Table(seconds, bus, work, gradients)
 
-    def _fits(self, held: int, recompute: bool) -> NDArray[np.bool_]:
+    def _fits_of(self, held: int, recompute: bool) -> NDArray[np.bool_]:
         """Where a stage [i, j) has room with `held` microbatches in flight."""
-        problem, n = self.problem, len(self.bounds)
-        filled = np.triu(np.ones((n, n), dtype=np.bool_), 1)
-        if problem.memory_bytes is None:
-            return filled
-        state = optimizer_bytes(1.0, problem.optimizer, problem.chain.sixteen_bit)
-        fixed = weight_versions(problem.schedule, held) + 1 + state
-        kept = held * self.a[:, None] + self.stash if recompute else held * self.stash
-        buffers = held * (self.a[:, None] + self.a[None, :])
-        return filled & (fixed * self.weights + kept + buffers <= problem.memory_bytes)
+        problem = self.problem
+        limit = math.inf if problem.memory_bytes is None else problem.memory_bytes
+        versions = weight_versions(problem.schedule, held)
+        needs = memory_table(self.ranges, held, versions, problem.optimizer, recompute)
+        return np.asarray((needs < math.inf) & (needs <= limit))
 
 
 def _least(tables: Sequence[Floats], add: np.ufunc) -> tuple[float, list[int]]:

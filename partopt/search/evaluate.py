@@ -22,7 +22,7 @@ from partopt.documents.plan import Estimate, Plan, Predicted
 from partopt.documents.stage import Flow
 from partopt.schedules import schedule
 from partopt.schedules.entry import Replicas
-from partopt.search.warmup import DEPTHS, Depth, Trial, Trials, best_trial, warmups
+from partopt.search.warmup import DEPTHS, Depth, Trial, WarmupTrials, best_trial, warmups
 
 NEAR = 1.05  # times what is to be beaten: a partition this good is tried at the formula's warm-up
 LIKELY: Depth = (2, 0)  # of all warm-ups the one that is most often near the best
@@ -66,7 +66,7 @@ class Evaluator:
         below it that fits, others are not tried.
         """
         plan = self.plan_of(partition)
-        trials = Trials(plan)
+        trials = WarmupTrials(plan)
         if self._over(plan, trials):
             return Value(self._over(plan, trials), math.inf)
         first = max(depth, LIKELY) if self.takes_warmup and len(trials.replicas) > 1 else DEPTHS[0]
@@ -83,14 +83,14 @@ class Evaluator:
         over = 0 if trial.fits else max(1, self._over(plan, trials))
         return Value(over, trial.period_s, first)
 
-    def _at(self, trials: Trials, depth: Depth) -> Trial | None:
+    def _at(self, trials: WarmupTrials, depth: Depth) -> Trial | None:
         """The trial at the warm-up `depth`, or as deep below it as fits."""
         if trials.most is None or not self.takes_warmup:
             return trials.at(None)
         wanted = zip(warmups(trials.replicas, *depth), trials.most, strict=True)
         return trials.at([min(each) for each in wanted])
 
-    def _best(self, trials: Trials) -> tuple[Trial | None, Depth]:
+    def _best(self, trials: WarmupTrials) -> tuple[Trial | None, Depth]:
         """The trial at the best warm-up, and the first depth that is no shallower."""
         usual = trials.at(None)
         if not self.takes_warmup:
@@ -100,7 +100,7 @@ class Evaluator:
             return best, DEPTHS[0]
         return best, _depth_of(trials.replicas, best.warmups)
 
-    def _over(self, plan: Plan, trials: Trials) -> int:
+    def _over(self, plan: Plan, trials: WarmupTrials) -> int:
         """Bytes by which the fullest device exceeds the limit at the shallowest warm-up."""
         limit = plan.memory_limit_bytes
         if limit is None or (self.takes_warmup and trials.most is not None):

@@ -40,7 +40,7 @@ class Stages:
     backward_s: Floats
     weight_s: Floats  # the part of the backward that the gradients of the weights take
     compute_s: Floats  # C
-    parameter_bytes: Floats
+    trained_bytes: Floats  # parameters with a gradient
     step_s: Floats  # of the optimizer
     cut_bytes: Floats  # shape (S - 1,)
 
@@ -55,9 +55,7 @@ def stages_between(bounds: Sequence[int], problem: Problem) -> Stages:
         backward_s=backward,
         weight_s=np.add.reduceat(chain.gw, starts),
         compute_s=forward + backward + (forward if problem.recompute else 0.0),
-        parameter_bytes=np.array(
-            [chain.parameter_bytes(stage.start, stage.stop) for stage in pairs]
-        ),
+        trained_bytes=np.array([chain.trained_bytes(stage.start, stage.stop) for stage in pairs]),
         step_s=np.array([optimizer_step_s(stage, problem) for stage in pairs]),
         cut_bytes=chain.a[starts[1:]],
     )
@@ -112,7 +110,7 @@ class Grid:
     def allreduce_s(self, stages: Stages) -> Floats:
         """Seconds of the all-reduce of each stage, shape (S,)."""
         slopes, latencies = self.rings
-        return slopes * stages.parameter_bytes + latencies
+        return slopes * stages.trained_bytes + latencies
 
     def busy_s(self, stages: Stages, M: int, serial: bool) -> Floats:
         """Seconds for which each device is busy in an iteration, shape (P,).

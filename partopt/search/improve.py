@@ -75,11 +75,11 @@ class _Search:
 
     def run(self, lower_bound_s: float) -> None:
         """Simulate and step on until nothing is left that could be better."""
-        if self.budget > 0 and self.best is not None and not self.reached(lower_bound_s):
+        if self.budget > 0 and self.best is not None and not self.is_optimal(lower_bound_s):
             starts = sorted(dict.fromkeys(self.moves.starts()), key=self.bound_s)
             self.push(starts[:_STARTS], None, self.value)
             self.push(starts[_STARTS:], self.best, self.value)
-        while self.heap and self.spent < self.budget and not self.reached(lower_bound_s):
+        while self.heap and self.spent < self.budget and not self.is_optimal(lower_bound_s):
             *_, step = heapq.heappop(self.heap)
             if step.value is not None:
                 self.push(self.moves.around(step.partition), step.partition, step.value)
@@ -87,7 +87,7 @@ class _Search:
                 value = self.evaluator.value(step.partition, step.depth, self.limit_s)
                 self.take(step.partition, value)
 
-    def reached(self, lower_bound_s: float) -> bool:
+    def is_optimal(self, lower_bound_s: float) -> bool:
         """Whether nothing can be faster."""
         return self.value.over == 0 and self.value.seconds <= lower_bound_s * (1 + SAME)
 

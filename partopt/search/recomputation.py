@@ -23,7 +23,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
-from partopt.search.contest import certified
+from partopt.search.contest import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of
@@ -77,7 +77,7 @@ class Recomputation:
         if planner != "optimal":
             return self.decision.certificate
         lower = recorded.lower_bound_s if recorded else 0.0
-        return certified(self.simulated, lower, self.problem).certificate
+        return certify_simulated(self.simulated, lower, self.problem).certificate
 
     @property
     def objective_s(self) -> float | None:

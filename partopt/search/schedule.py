@@ -27,7 +27,7 @@ from partopt.job import Job
 from partopt.schedules import order, schedule
 from partopt.search import contest
 from partopt.search.candidates import Candidate, candidates
-from partopt.search.climb import climb
+from partopt.search.climb import climb, problem_of_plan
 from partopt.search.sizes import order_of, samples_per_s_at_most
 from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
@@ -228,20 +228,13 @@ def _to_replan(
 ) -> Iterator[Problem]:
     """The problems that the optimal planner is to plan."""
     straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
-    for plan in straight if problems[0].topology.devices <= FEW else straight[:REPLANNED]:
-        few = problems[0].topology.devices <= FEW
+    few = problems[0].topology.devices <= FEW
+    for plan in straight if few else straight[:REPLANNED]:
         for problem in problems if few else [problem_of_plan(plan, problems)]:
             own = replace(problem, schedule=plan.schedule)
             yield own
             if recompute_per_stage and not own.recompute and own.memory_bytes is not None:
                 yield replace(own, recompute_per_stage=True)
-
-
-def problem_of_plan(plan: Plan, problems: Sequence[Problem]) -> Problem:
-    """The one of `problems` that a plan is for, whatever its schedule."""
-    asked = plan.microbatch_size, plan.stages[0].recompute
-    same = [each for each in problems if each.chain.microbatch_size == asked[0]]
-    return next((each for each in same if each.recompute == asked[1]), same[0])
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,12 +69,17 @@ def split_within_memory(S: int, d: int, problem: Problem) -> list[int] | None:
     each gets an equal part of its memory. Every layer of `problem` may begin a stage. None without
     a limit, and where the search is long.
     """
-    N, limit, entry = problem.chain.layers, problem.memory_bytes, schedule(problem.schedule)
+    chain, limit = problem.chain, problem.memory_bytes
+    N = chain.layers
     if limit is None or S * N * N > SIZE_LIMIT:
         return None
     held = _held(S, d, problem)
-    tables = {count: _table(count, problem) for count in set(held)}
-    part = limit / (1 if entry.shape == STRAIGHT else stage_multiple(problem))
+    tables, part = {count: _table(count, problem) for count in set(held)}, float(limit)
+    if schedule(problem.schedule).shape != STRAIGHT:
+        # one backward runs at a time on a device
+        part = (limit - chain.transient_bytes(0, N)) / stage_multiple(problem)
+        transient = chain.transient_bytes.table()
+        tables = {count: table - transient for count, table in tables.items()}
     prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
     of_stage = np.array(sorted(tables)).searchsorted(held)
     needs = np.stack([tables[count] for count in sorted(tables)])
@@ -91,11 +97,16 @@ def _held(S: int, d: int, problem: Problem) -> list[int]:
     return [-(-chunks_in_flight(name, s % P, P, v, max(1, M // d)) // v) for s in range(S)]
 
 
-def stage_bytes(bounds: Sequence[int], d: int, problem: Problem) -> Floats:
-    """Bytes on a device for each stage between `bounds`, of d pipelines, by the formulas."""
-    held = _held(len(bounds) - 1, d, problem)
-    ranges = zip(held, bounds[:-1], bounds[1:], strict=True)
-    return np.array([_table(count, problem)[start, stop] for count, start, stop in ranges])
+def stage_bytes(bounds: Sequence[int], d: int, problem: Problem) -> tuple[Floats, Floats]:
+    """Bytes on a device for each stage between `bounds`, of d pipelines, by the formulas.
+
+    Those that it holds throughout, and those while a backward runs; shape (S,) each.
+    """
+    held, ranges = _held(len(bounds) - 1, d, problem), list(pairwise(bounds))
+    transient = np.array([problem.chain.transient_bytes(*own) for own in ranges])
+    tables = [_table(count, problem) for count in held]
+    needs = np.array([table[own] for table, own in zip(tables, ranges, strict=True)])
+    return needs - transient, transient
 
 
 def _table(held: int, problem: Problem) -> Floats:

@@ -40,7 +40,7 @@ class Traffic:
             load += chain.a[after.start] * self._cut(before.ranks, after.ranks)
         for stage in stages:
             if len(stage.ranks) > 1:
-                load += chain.parameter_bytes(stage.start, stage.stop) * self._ring(stage.ranks)
+                load += chain.trained_bytes(stage.start, stage.stop) * self._ring(stage.ranks)
         return float(load.max())
 
     def passed_s(self, partition: Partition) -> list[float]:

@@ -97,7 +97,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     if not schedule(plan.schedule).takes_warmup:
         return simulate_plan(plan)
     check_actions(plan)
-    trials = Trials(plan)
+    trials = WarmupTrials(plan)
     usual = trials.at(None)
     best = best_trial(trials, usual)
     if best is None:
@@ -118,7 +118,7 @@ def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
     changed = with_conditions(plan, warmups=own)
     check_actions(changed)
     execution = execute(changed)
-    return _as_found(Trial(execution, _fits(execution)), Trials(plan).at(None))
+    return _as_found(Trial(execution, _fits(execution)), WarmupTrials(plan).at(None))
 
 
 def _as_found(best: Trial, usual: Trial | None) -> Plan:
@@ -130,7 +130,7 @@ def _as_found(best: Trial, usual: Trial | None) -> Plan:
     return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
 
-class Trials:
+class WarmupTrials:
     """Executes a plan at one warm-up after another; `executions` and `actions` are how many."""
 
     def __init__(self, plan: Plan) -> None:
@@ -194,7 +194,7 @@ def _fits(execution: Execution) -> bool:
     return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
 
 
-def best_trial(trials: Trials, usual: Trial | None) -> Trial | None:
+def best_trial(trials: WarmupTrials, usual: Trial | None) -> Trial | None:
     """The best of `usual`, at the plan's own warm-up, and of others that fit.
 
     None where all that was tried deadlocks; one that does not fit where none does.
@@ -210,7 +210,7 @@ def best_trial(trials: Trials, usual: Trial | None) -> Trial | None:
     return best if best is None or best is first else _leaner(trials, first, best)
 
 
-def _shallower(trials: Trials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
+def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
     """The plan at as deep a warm-up as fits; `usual` where it deadlocks there.
 
     A stage takes in no more than the one before holds, (w_s + 1) r_s microbatches.
@@ -228,7 +228,7 @@ def _shallower(trials: Trials, usual: Trial | None, most: Sequence[int]) -> Tria
 
 
 def _deepen(
-    trials: Trials, first: Trial | None, most: Sequence[int], allowed_s: float
+    trials: WarmupTrials, first: Trial | None, most: Sequence[int], allowed_s: float
 ) -> Trial | None:
     """The best of `first`, of ever deeper warm-ups, and of shallower ones; all hold at most `most`.
 
@@ -269,7 +269,7 @@ def _depths(
         ]
 
 
-def _leaner(trials: Trials, first: Trial | None, best: Trial) -> Trial:
+def _leaner(trials: WarmupTrials, first: Trial | None, best: Trial) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
     The warm-up is bisected between that of `first`, by default the plan's own, and of `best`.

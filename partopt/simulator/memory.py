@@ -73,12 +73,15 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
 def base_memory_bytes(plan: Plan) -> Integers:
     """Bytes that each rank of the topology holds throughout, shape (devices,).
 
-    These are weights, gradients, optimizer state and buffers.
+    These are weights, gradients, optimizer state, buffers, and room for the backward that takes
+    most while it runs.
     """
-    base = np.zeros(plan.topology.devices, dtype=np.int64)
+    base, transient = np.zeros((2, plan.topology.devices), dtype=np.int64)
     for stage in plan.stages:
-        base[list(stage.ranks)] += stage.memory.total_bytes - stage.memory.activations_bytes
-    return base
+        own, ranks = stage.memory, list(stage.ranks)
+        base[ranks] += own.total_bytes - own.activations_bytes - own.transient_bytes
+        transient[ranks] = np.maximum(transient[ranks], own.transient_bytes)
+    return base + transient
 
 
 def _stages(order: Order) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
-from partopt.documents.stage import Stage
+from partopt.documents.stage import Stage, device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT
@@ -107,13 +107,13 @@ def with_memory(execution: Execution) -> Plan:
     """The simulated plan with the memory that its order takes.
 
     The formulas only approximate it where a device holds several stages. What a device needs
-    above or below the sum of its stages is added to the activations of the first of them.
+    above or below what its stages hold is added to the activations of the first of them.
     """
     plan, peaks = execution.plan, execution.peak_memory_bytes
     # by the first stage of a device: the most that any of its replicas needs
     missing: dict[int, int] = {}
     for rank, stages in plan.stages_by_rank().items():
-        more = int(peaks[rank]) - sum(plan.stages[s].memory.total_bytes for s in stages)
+        more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in stages])
         missing[stages[0]] = max(missing.get(stages[0], more), more)
     return replace(
         plan,

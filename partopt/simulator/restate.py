@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from partopt.cost.flight import in_flight, noam, rebuilt, warmup, weight_versions
 from partopt.cost.links import allreduce_s, tied_s
-from partopt.cost.memory import device_memory
+from partopt.cost.memory import Sizes, device_memory
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
@@ -71,7 +71,7 @@ def _on_network(plan: Plan, topology: Topology) -> Plan:
     stages = [
         replace(
             stage,
-            allreduce_s=allreduce_s(stage.parameter_bytes, stage.ranks, topology),
+            allreduce_s=allreduce_s(stage.trained_bytes, stage.ranks, topology),
             tied_exchange_s=tied[s],
         )
         for s, stage in enumerate(plan.stages)
@@ -141,16 +141,16 @@ def with_counts(stage: Stage, warmup: int, held: int, versions: int, rebuilt: in
 
     Its memory is updated to them, and to the `rebuilt` stashes that it keeps if it recomputes.
     """
-    memory = device_memory(
-        stage.parameter_bytes,
+    sizes = Sizes(
+        stage.trained_bytes,
+        stage.frozen_bytes,
         stage.memory.optimizer_bytes,
         stage.stash_bytes,
+        stage.memory.transient_bytes,
         stage.input_bytes,
         stage.output_bytes,
-        held,
-        versions,
-        rebuilt if stage.recompute else 0,
     )
+    memory = device_memory(sizes, held, versions, rebuilt if stage.recompute else 0)
     return replace(stage, warmup=warmup, in_flight=held, weight_versions=versions, memory=memory)
 
 

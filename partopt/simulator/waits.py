@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from partopt.cost.flight import warmup
 from partopt.documents.topology import Level
 from partopt.schedules import SCHEDULES
 from partopt.schedules.entry import downstream
@@ -55,13 +56,20 @@ def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
 def _deeper_schedule(name: str) -> str | None:
     """The synchronous schedule that orders a device as `name` does, with a longer warm-up."""
     own = SCHEDULES.get(name)
-    if own is None or own.asynchronous or own.kernel is None or not own.takes_warmup:
+    if own is None or own.asynchronous or not own.takes_warmup:
         return None
-    for other in SCHEDULES.values():
-        same = other.row is own.row and not other.asynchronous
-        if same and other.kernel is not None and other.kernel.factor > own.kernel.factor:
-            return other.name
-    return None
+    alike = [other for other in SCHEDULES.values() if other.row is own.row]
+    deeper = (
+        other.name
+        for other in alike
+        if not other.asynchronous and _usual_warmup(other.name) > _usual_warmup(name)
+    )
+    return next(deeper, None)
+
+
+def _usual_warmup(name: str) -> int:
+    """The forwards of the first of two stages before its first backward."""
+    return warmup(name, 0, [1, 1], None)
 
 
 def _widen(level: Level, factor: float) -> Change:

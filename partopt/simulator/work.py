@@ -82,7 +82,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         ranks=[stage.ranks for stage in plan.stages],
         seconds=np.array([_seconds(stage, recompute_apart) for stage in plan.stages]).T,
         cut_bytes=np.array([*(stage.input_bytes for stage in plan.stages), 0.0]),
-        gradient_bytes=np.array([float(stage.parameter_bytes) for stage in plan.stages]),
+        gradient_bytes=np.array([float(stage.trained_bytes) for stage in plan.stages]),
         tied_s=np.array([stage.tied_exchange_s for stage in plan.stages]),
         topology=plan.topology,
         serial=plan.comm == "serial",

@@ -3,6 +3,8 @@
 import pytest
 
 from partopt.documents.profile import Profile
+from tests.helpers import measurement, profile_of
+from tests.importers.traces import on_gpu, write
 
 NODES = [
     ("node1 -- Input0", 100.0, 0.0, "1000.0", 0.0),
@@ -141,3 +143,53 @@ def test_an_output_is_asked_for_and_not_overwritten(partopt, imported, tmp_path)
     assert imported().code == 0
     assert imported().hints == ["add --force to replace it"]
     assert imported(GRAPH, "--force").code == 0
+
+
+def test_a_device_that_is_given_is_the_profiles(imported, tmp_path):
+    assert imported(GRAPH, "--device", "V100").code == 0
+    assert Profile.load(str(tmp_path / "net.json")).device.name == "V100"
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """A trace of two layers on a GPU, and a profile of the same layers."""
+    write(tmp_path / "trace.json", on_gpu())
+    layers = measurement([1.0, 2.0], output_bytes=[8, 8], microbatch_size=4)
+    profile_of([layers], names=["first", "second"]).save(str(tmp_path / "onto.json"))
+    return tmp_path / "trace.json", tmp_path / "onto.json"
+
+
+def test_a_trace_becomes_a_profile_and_then_a_plan(partopt, traced, tmp_path):
+    trace, onto = traced
+    measured = tmp_path / "measured.json"
+    outcome = partopt("import", "torch-profile", trace, "--onto", onto, "-o", measured)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith(f"warning: times are medians of 1 passes in {trace}; bytes are")
+    assert f"Wrote {measured}: 2 layers" in outcome.err
+    loaded = Profile.load(str(measured))
+    assert loaded.measurements[0].layers[1].backward_s == pytest.approx(400e-6)
+    assert partopt("plan", measured, "--topology", "workstation-2").code == 0
+
+
+def test_a_trace_from_standard_input_with_a_name(partopt, traced):
+    trace, onto = traced
+    given = ("--onto", onto, "--name", "mine", "--device", "H200", "-o", "-")
+    outcome = partopt("import", "torch-profile", "-", *given, stdin=trace.read_bytes())
+    assert outcome.document["model"]["name"] == "mine"
+    assert outcome.document["device"]["name"] == "H200"
+
+
+def test_a_trace_alone_is_refused_for_it_has_no_bytes(partopt, traced, tmp_path):
+    outcome = partopt("import", "torch-profile", traced[0], "-o", tmp_path / "x.json")
+    assert (outcome.code, outcome.hints) == (
+        2,
+        ["say whose they are: --onto PROFILE, a profile of the same model"],
+    )
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize("more", [["--onto", "gpt.cpu.float32"], ["--plan", "p.json"], ["g.txt"]])
+def test_a_graph_takes_nothing_of_a_trace(imported, more):
+    outcome = imported(GRAPH, *more)
+    assert (outcome.code, len(outcome.errors)) == (2, 1)
+    assert outcome.errors[0].endswith(": not of partopt import pipedream")

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from partopt.cli.profile import command
 from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from partopt.report.profile import render_sizes
 from tests.helpers import ROOT, run_process
 
 MODEL = """
@@ -77,6 +79,15 @@ def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(
     ]
     assert [line.split()[0] for line in lines[4:]] == ["1", "2"]
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_summary_says_how_the_model_was_run(model: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "net.json")
+    result = run(model, "--microbatch", "1", "--autocast", "bfloat16", "-o", output)
+    assert "of parameters, float32, bfloat16 autocast\n" in result.stdout
+    compiled = replace(Profile.load(output), compiled=True)
+    head = " ".join(render_sizes(compiled).split("device")[0].split())
+    assert head.endswith("float32, bfloat16 autocast, compiled")
 
 
 def test_a_dash_writes_the_profile_to_standard_output_and_nothing_else(model: str) -> None:
@@ -248,11 +259,23 @@ SLOW_AT_TWO = MODEL.replace(
 )
 
 
-# a shell has its background jobs ignore SIGINT
-@pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background"])
+STOPS = {
+    "foreground": (signal.SIGINT, False, "interrupted", 130),
+    "background": (signal.SIGINT, True, "interrupted", 130),  # a shell has its jobs ignore SIGINT
+    "scheduler": (signal.SIGTERM, False, "terminated", 143),
+}
+
+
+@pytest.mark.parametrize(("number", "ignored", "word", "code"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize(("slow", "kept"), [(2, [1]), (1, None)])
-def test_ctrl_c_keeps_what_is_finished(
-    tmp_path: Path, slow: int, kept: list[int] | None, ignored: bool
+def test_a_signal_keeps_what_is_finished(
+    tmp_path: Path,
+    slow: int,
+    kept: list[int] | None,
+    number: int,
+    ignored: bool,
+    word: str,
+    code: int,
 ) -> None:
     (tmp_path / "net.py").write_text(f"SLOW = {slow}\n{SLOW_AT_TWO}")
     output = tmp_path / "net.json"
@@ -282,17 +305,75 @@ def test_ctrl_c_keeps_what_is_finished(
     for line in process.stderr:
         if "waiting" in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate()[1]
-    assert process.returncode == 130
+    assert process.returncode == code
     if kept is None:
-        assert (
-            "interrupted before the first microbatch size was finished: nothing is written" in said
-        )
+        assert f"{word} before the first microbatch size was finished: nothing is written" in said
         assert not output.exists()
     else:
-        assert f"interrupted: wrote {output} with what was finished, microbatch 1" in said
+        assert f"{word}: wrote {output} with what was finished, microbatch 1" in said
         assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
+
+
+def test_a_signal_before_the_model_is_built_is_answered_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGTERM)})\n")
+    before = signal.getsignal(signal.SIGTERM)
+    result = run(str(tmp_path / "net.py"), "-o", str(tmp_path / "net.json"))
+    assert result.exit_code == 143
+    assert result.stderr.startswith("terminated before the first microbatch size was finished")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_profile_is_gone_on_with(model: str, tmp_path: Path) -> None:
+    output = tmp_path / "net.json"
+    run(model, "--microbatch", "1,4", "--name", "mine", "-o", str(output))
+    first = Profile.load(str(output)).measurements
+    result = run(model, "--microbatch", "1,2,4,8", "--resume", str(output))
+    assert result.exit_code == 0, result.exception
+    resumed = Profile.load(str(output))
+    assert [each.microbatch_size for each in resumed.measurements] == [1, 2, 4, 8]
+    assert [resumed.measurements[0], resumed.measurements[2]] == first
+    assert resumed.model.name == "mine"
+    assert [line.split(",")[0] for line in result.stderr.splitlines() if "steps in" in line] == [
+        "microbatch 2 (2 of 4)",
+        "microbatch 8 (4 of 4)",
+    ]
+
+
+def test_what_is_gone_on_with_may_be_written_elsewhere(model: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    run(model, "--microbatch", "1", "-o", str(first))
+    before = first.read_bytes()
+    assert run(model, "--microbatch", "2", "--resume", str(first), "-o", str(second)).exit_code == 0
+    assert first.read_bytes() == before
+    assert [each.microbatch_size for each in Profile.load(str(second)).measurements] == [1, 2]
+    error = refusal(model, "--microbatch", "4", "--resume", str(first), "-o", str(second))
+    assert error.message.endswith("second.json: already exists")
+
+
+def test_another_model_is_not_gone_on_with(model: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "net.json")
+    run(model, "--microbatch", "1", "-o", output)
+    error = refusal(model, "--microbatch", "2", "--resume", output, "--set", "layers=3")
+    assert as_flags(error.message) == (
+        "--resume: a profile of something else: model.arguments is {} in it and {'layers': 3} here"
+    )
+    assert error.exit_code == 2
+    assert [each.microbatch_size for each in Profile.load(output).measurements] == [1]
+
+
+def test_a_profile_to_go_on_with_has_to_be_there(model: str, tmp_path: Path) -> None:
+    error = refusal(model, "--resume", str(tmp_path / "net.json"))
+    assert error.message.endswith("net.json: no such file")
+
+
+def test_somewhere_to_write_is_needed(model: str) -> None:
+    result = run_process(["profile", model, "--device", "cpu"])
+    assert result.returncode == 2
+    assert b"missing option '-o' / '--output'" in result.stderr
 
 
 @pytest.mark.parametrize(("failing", "kept"), [(4, [1, 2]), (1, None)])

@@ -3,7 +3,7 @@ import pytest
 from partopt.cost.chain import chain_of, coarsen
 from partopt.cost.microbatch import measurement_at
 from partopt.errors import PartoptError
-from tests.helpers import measurement, out_of_memory, profile_of
+from tests.helpers import measurement, out_of_memory, profile_of, with_memory_of
 
 
 def test_compute_is_forward_and_backward_and_the_forward_again_where_recomputed():
@@ -70,6 +70,16 @@ def test_between_two_measured_sizes_every_layer_is_interpolated():
     assert (chain.f.tolist(), chain.g.tolist(), chain.a.tolist()) == ([2, 10], [3, 30], [0, 150, 0])
 
 
+def test_what_backwards_take_is_interpolated():
+    sizes = [measurement([1.0] * 2, microbatch_size=b) for b in (2, 4)]
+    low, high = (
+        with_memory_of(profile_of([measured]), [0, 0], taken).measurements[0]
+        for measured, taken in zip(sizes, ([100, 7], [300, 7]), strict=True)
+    )
+    chain = chain_of(profile_of([low, high]), 3)
+    assert [chain.transient_bytes(i, i + 1) for i in range(2)] == [200, 7]
+
+
 @pytest.mark.parametrize(("size", "seconds"), [(2, 0.5), (3, 0.75), (4, 1.0), (6, 2.0), (8, 3.0)])
 def test_the_optimizer_step_is_interpolated_where_it_was_measured_on_both_sides(size, seconds):
     """Measured at 2, 4 and 8: 0.5, 1 and 3 s."""
@@ -134,7 +144,7 @@ def test_a_coarsened_chain_sums_what_it_merges():
     for i, j in [(0, 1), (1, 2), (0, 2)]:
         assert (
             coarse.parameter_bytes(i, j)
-            == coarse.parameter_bytes.table()[i, j]
+            == coarse.trained_bytes.table()[i, j]
             == fine.parameter_bytes(2 * i, 2 * j)
         )
         assert coarse.stash_bytes(i, j) == fine.stash_bytes(2 * i, 2 * j)

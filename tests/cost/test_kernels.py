@@ -26,7 +26,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
 from partopt.cost.ranges import Group, RangeSum
 from tests.examples import examples
 from tests.planners.exhaustive import fits, held_at_least, stage_s
-from tests.planners.problems import chains, problem, topologies, topology
+from tests.planners.problems import chains, problem, topologies, topology, with_memory
 
 SCHEDULES = [
     ("pipedream", None),
@@ -84,6 +84,7 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
     stash = RangeSum([float(data.draw(st.integers(0, 9))) for _ in range(model.layers)])
     model = replace(model, sixteen_bit=sixteen_bit, stash_bytes=stash)
+    model = data.draw(with_memory(model))
     given = problem(
         model,
         topology((4, 1.0)),

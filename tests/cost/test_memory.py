@@ -1,10 +1,16 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partopt.cost.chain import chain_of
-from partopt.cost.memory import optimizer_bytes, stage_memory
-from tests.helpers import measurement, profile_of
+from partopt.cost.flight import weight_versions
+from partopt.cost.kernels import layers_of, memory_bytes, stage_cost
+from partopt.cost.memory import MOMENTS, memory_table, optimizer_bytes, stage_memory
+from tests.examples import examples
+from tests.helpers import measurement, profile_of, with_memory_of
+from tests.planners.problems import chains, problem, topology, with_memory
 
 
 @pytest.mark.parametrize(
@@ -62,3 +68,48 @@ def test_a_stage_in_the_middle_receives_from_both_sides():
 def test_sixteen_bit_weights_bring_a_master_copy():
     memory = stage_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", 0)
     assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2
+
+
+def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
+    """Layers 1 and 2: 500 bytes, of which 200 are frozen, 50 of them shared by both; their
+    backwards take 40 and 90 bytes while they run.
+    """
+    profile = profile_of(
+        [measurement([1.0] * 3, output_bytes=[10, 20, 0], stash_groups=[([1, 2], 30)])],
+        parameter_bytes=[100, 200, 350],
+        shared=[("table", [1, 2], 50)],
+    )
+    chain = chain_of(with_memory_of(profile, [0, 150, 100], [900, 40, 90], ["table"]))
+    assert [chain.trained_bytes(i, i + 1) for i in range(3)] == [100, 50, 250]
+    assert (chain.trained_bytes(1, 3), chain.frozen_bytes(1, 3)) == (300, 200)
+    assert chain.tied == []
+    memory = stage_memory(chain, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0)
+    assert memory.parameters_bytes == 3 * 300 + 200
+    assert (memory.gradients_bytes, memory.optimizer_bytes) == (300, 600)
+    assert memory.transient_bytes == 90
+    assert memory.total_bytes == 1100 + 300 + 600 + 3 * 30 + 3 * 10 + 90
+
+
+@pytest.mark.parametrize("optimizer", sorted(MOMENTS))
+@pytest.mark.parametrize("schedule, M", [("pipedream", None), ("1f1b", 5), ("pipedream-2bw", None)])
+@examples(30)
+@given(st.data())
+def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, data):
+    model = data.draw(with_memory(data.draw(chains())))
+    held, recompute = data.draw(st.integers(1, 6)), data.draw(st.booleans())
+    given = problem(
+        model,
+        topology((4, 1.0)),
+        schedule=schedule,
+        microbatches=M,
+        optimizer=optimizer,
+        recompute=recompute,
+        memory_bytes=100,
+    )
+    versions, layers = weight_versions(schedule, held), layers_of(given)
+    table = memory_table(model, held, versions, optimizer, recompute)
+    for i in range(model.layers):
+        for j in range(i + 1, model.layers + 1):
+            formula = stage_memory(model, i, j, held, versions, optimizer, int(recompute))
+            compiled = memory_bytes(layers, stage_cost(layers, i, j, int(recompute)), held)
+            assert formula.total_bytes == table[i, j] == compiled

@@ -1,18 +1,22 @@
-"""The published graph format; and the three published graphs, where they are at hand."""
+"""The published graph format, the three published graphs, and the profiles made of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import partopt
 from partopt import planners
 from partopt.cost.chain import chain_of
 from partopt.cost.problem import problem_of
+from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.importers.pipedream import read
-from tests.helpers import ROOT
 from tests.planners.problems import topology
 
-PUBLISHED = ROOT.parent / "shared" / "data" / "pipedream"
+PUBLISHED = Path(__file__).parent / "published"
+BATCHES = {"vgg16": 128, "resnet50": 128, "gnmt": 32}
+V100 = "V100 (published, not recorded in the file)"
 COSTS = "forward_compute_time={}, backward_compute_time={}, activation_size={}, parameter_size={}"
 
 
@@ -32,10 +36,7 @@ def graph(nodes: list[str], edges: list[tuple[int, int]]) -> str:
 
 
 def published(name: str) -> str:
-    path: Path = PUBLISHED / f"{name}.txt"
-    if not path.exists():
-        pytest.skip(f"the published graph {path.name} is not at hand")
-    return path.read_text()
+    return (PUBLISHED / f"{name}.txt").read_text()
 
 
 def test_milliseconds_become_seconds_and_nodes_layers_in_topological_order_by_number():
@@ -170,6 +171,47 @@ def test_the_papers_own_split_of_vgg16_is_balanced():
     first, second = planners.plan("manual", given).stages
     assert first.compute_s / 15 == pytest.approx(42.34e-3, rel=1e-3)
     assert second.compute_s == pytest.approx(37.43e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_what_ships_is_what_is_imported(name, monkeypatch):
+    monkeypatch.chdir(PUBLISHED)
+    imported = partopt.import_profile(
+        "pipedream", f"{name}.txt", microbatch_size=BATCHES[name], device=V100
+    )
+    assert imported == Profile.load(f"{name}.v100-published.float32")
+
+
+@pytest.mark.parametrize(("name", "side"), [("vgg16", 224), ("resnet50", 112)])
+def test_the_batch_of_the_pictures_follows_from_the_first_convolution(name, side):
+    """64 channels of 224 x 224 pixels (VGG-16) and of 112 x 112 (ResNet-50, stride 2), 4 bytes."""
+    [first] = re.findall(r"Conv2d\(3, 64.*activation_size=([0-9.]+)", published(name))
+    assert float(first) == BATCHES[name] * 64 * side * side * 4
+
+
+def test_the_batch_of_the_sentences_follows_from_the_attention():
+    """B sentences of S words, translated into T: S B and T B vectors of 1,024 numbers, T B S
+    weights of the attention, S B T B / (T B S) = B. Each last state is B vectors of 1,024, too.
+    """
+    source = float(re.findall(r"Embedding.*activation_size=([0-9.]+)", published("gnmt"))[0])
+    [sizes] = re.findall(r"RecurrentAttention.*activation_size=\[(.*)\]", published("gnmt"))
+    target, hidden, _, _, weights = map(float, sizes.split(";"))
+    assert (source / 4096) * (target / 4096) / (weights / 4) == BATCHES["gnmt"] == hidden / 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "shape"), [("vgg16", "v100-pcie", "15-1"), ("gnmt", "v100-nvlink", "8-8")]
+)
+def test_published_profiles_that_need_a_pipeline(name, topology, shape):
+    """What profiles/README.md says of them; 15-1 is the paper's own answer for VGG-16."""
+    profile, cluster = (
+        partopt.Profile.load(f"{name}.v100-published.float32"),
+        partopt.Topology.load(topology),
+    )
+    result = partopt.solve(partopt.Job(profile, cluster))
+    assert result.plan.shape == shape
+    [parallel] = [plan for plan in result.alternatives if plan.planner == "data_parallel"]
+    assert parallel.predicted.period_s > 1.2 * result.plan.predicted.period_s
 
 
 def test_what_is_done_in_place_and_what_is_seen_otherwise_is_kept_once():

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
-from partopt.planners.optimal.bounds import Counts
+from partopt.planners.optimal.probes import Counts
 from tests.planners.exhaustive import fits, held_at_least, stage_s
 
 # [i, j)    a stage on ranks [first, last]

@@ -4,12 +4,14 @@ the same floating-point number.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
 from partopt.cost.problem import Decision, Partition, Problem
-from partopt.cost.ranges import Group, RangeSum
+from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.plan import Certificate
 from partopt.documents.topology import Device, Level, Topology
 
@@ -52,8 +54,10 @@ def chain(
         g=np.array(backward, dtype=float),
         gw=np.array(backward, dtype=float) / 2,
         a=np.array([0, *cuts, 0], dtype=float),
-        parameter_bytes=RangeSum([float(weight) for weight in weights], tied),
+        trained_bytes=RangeSum([float(weight) for weight in weights], tied),
+        frozen_bytes=RangeSum([0.0] * len(forward)),
         stash_bytes=RangeSum([1.0] * len(forward)),
+        transient_bytes=RangeMax([0.0] * len(forward)),
     )
 
 
@@ -66,6 +70,19 @@ def proven(decision: Decision) -> tuple[Partition, Certificate]:
     """The partition and the certificate of a planner that gives one."""
     assert decision.certificate is not None
     return decision.partition, decision.certificate
+
+
+@st.composite
+def with_memory(draw: st.DrawFn, model: Chain) -> Chain:
+    """The chain with frozen parameters, some of them shared, and backwards that take memory."""
+    sizes = st.lists(numbers, min_size=model.layers, max_size=model.layers)
+    members = st.lists(st.integers(0, model.layers - 1), min_size=1, max_size=3)
+    groups = draw(st.lists(st.builds(Group, members, st.integers(1, 9)), max_size=2))
+    return replace(
+        model,
+        frozen_bytes=RangeSum(draw(sizes), groups),
+        transient_bytes=RangeMax([3 * size for size in draw(sizes)]),
+    )
 
 
 @st.composite

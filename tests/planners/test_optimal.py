@@ -19,7 +19,7 @@ from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from tests.examples import examples
 from tests.planners import exhaustive
 from tests.planners.exhaustive import priced
-from tests.planners.problems import chain, chains, problem, proven, topology
+from tests.planners.problems import chain, chains, problem, proven, topology, with_memory
 
 
 @st.composite
@@ -46,7 +46,9 @@ def clusters(draw: st.DrawFn, levels: int = 3, devices: int = 6, sizes: int = 4)
 
 @st.composite
 def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
-    """Chains whose layers keep something for their backward, some of it shared."""
+    """Chains whose layers keep something for their backward, some of it shared; of half of them
+    some parameters are frozen, and backwards take memory while they run.
+    """
     model = draw(chains(layers))
     N = model.layers
     groups = draw(
@@ -59,7 +61,8 @@ def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
         draw(st.lists(st.integers(0, 9), min_size=N, max_size=N)),
         [Group(*group) for group in groups],
     )
-    return replace(model, stash_bytes=stash)
+    model = replace(model, stash_bytes=stash)
+    return draw(with_memory(model)) if draw(st.booleans()) else model
 
 
 def refused(given: Problem) -> None:
@@ -232,7 +235,9 @@ def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
     )
     partition, certificate = proven(planners.decide("optimal", given))
     assert {stage.start for stage in partition.stages} <= set(given.boundaries())
-    assert priced(given, partition).predicted.period_s == certificate.objective_s
+    period_s = priced(given, partition).predicted.period_s
+    # what all stages send together may take longer
+    assert certificate.objective_s == max(period_s, certificate.lower_bound_s)
     if tied == "together":
         assert all(tied_exchange_s(partition, s, given) == 0 for s in range(len(partition.stages)))
 

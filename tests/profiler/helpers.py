@@ -43,6 +43,9 @@ class FakeClock:
     def intervals_s(self, stamps: Sequence[float]) -> list[float]:
         return [later - earlier for earlier, later in itertools.pairwise(stamps)]
 
+    def hold(self, seconds: float) -> None:
+        pass
+
     def idle_share(self) -> float | None:
         return None
 
@@ -55,6 +58,9 @@ class ProcessorClock:
 
     def intervals_s(self, stamps: Sequence[float]) -> list[float]:
         return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+    def hold(self, seconds: float) -> None:
+        pass
 
     def idle_share(self) -> float | None:
         return None

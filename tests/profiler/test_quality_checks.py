@@ -81,7 +81,10 @@ def test_a_busy_machine_is_noted() -> None:
             return 0.4
 
     [note] = notes_of(structure(linear(), clock=Busy()), "busy-machine")
-    assert note.text.startswith("processor and wall time differ by 40%: something else was running")
+    assert note.text == (
+        "the model had the processor for 60% of the time: the times are processor time, by wall "
+        "time a step took 1.7 times as long; something else was running, or the model waits"
+    )
     assert note.fields == {"idle_share": 0.4}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partopt.profiler.measurer import _warm_up
+from partopt.profiler.measurer import _choose_steps, _warm_up
 
 
 class Steps:
@@ -38,3 +38,8 @@ def test_cuda_is_warmed_up_for_half_a_second(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     assert _warm_up(steps, torch.device(device)) == (7 if device == "cuda" else None)
     assert steps.kinds == ["bare"] * bare_steps + ["instrumented"]
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 10), (1.0, 10), (1.001, 5), (60.0, 5)])
+def test_fewer_steps_are_timed_where_a_step_is_long(step_s: float, steps: int) -> None:
+    assert _choose_steps(step_s) == steps

@@ -10,12 +10,12 @@ from partopt.documents.stage import Load
 from partopt.report.plan import _layers, render
 from partopt.report.ranks import format_ranks
 from partopt.simulator import simulate_plan
-from tests.helpers import measurement, profile_of
+from tests.helpers import measurement, profile_of, with_memory_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
 
 
-def two_one_plan(**options):
+def two_one_plan(transient_bytes=(0, 0, 0), **options):
     """Layers of 6, 3 and 3 s on a 2-1 split of four devices."""
     sizes = measurement(
         [2.0, 1.0, 1.0], [4.0, 2.0, 2.0], output_bytes=[8000, 8000, 0], microbatch_size=4
@@ -23,8 +23,9 @@ def two_one_plan(**options):
     profile = profile_of(
         [sizes], parameter_bytes=[4000, 4000, 8000], names=["body.0", "body.1", "head"]
     )
+    loaded = with_memory_of(profile, [0, 0, 0], transient_bytes)
     return planners.plan(
-        "manual", problem_of(profile, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options)
+        "manual", problem_of(loaded, topology((4, 1e6)), cuts=(2,), replicas=(2, 1), **options)
     )
 
 
@@ -50,6 +51,13 @@ def test_a_plan_is_read_at_a_glance():
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "idle     1 of 4 devices: ranks 3",
     ]
+
+
+def test_what_a_backward_takes_is_named_beside_what_is_held():
+    """88 kB, and the larger of 2 and 12 kB: of stage 1, which holds 48 kB, 60 kB are less."""
+    page = render(limited(two_one_plan(transient_bytes=[2000, 12_000, 60]), 200_000))
+    held = "memory   100 kB on each device of stage 0, 50% of 200 kB, 12 kB of it while a"
+    assert f"{held}\n         layer's backward runs" in page
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def stage_of(s: int, ranks: list[int], **fields: Any) -> Stage:
         "backward_s": 2e-3,
         "backward_weight_s": 1e-3,
         "allreduce_s": 0.0,
+        "tied_exchange_s": 0.0,
         "optimizer_s": 5e-4,
         "parameter_bytes": 1000,
         "input_bytes": 2 if s else 0,

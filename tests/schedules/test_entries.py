@@ -16,7 +16,6 @@ from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import (
     ALL_IN_FLIGHT,
-    DOWNSTREAM,
     OWN,
     DeviceCounts,
     Kernel,
@@ -85,11 +84,9 @@ def test_facts_that_contradict_each_other_are_refused(name, facts, message):
 
 
 def test_numbers_without_meaning_for_compiled_code_are_refused():
-    with pytest.raises(ValueError, match="factor of DOWNSTREAM must be at least 1, not 0"):
-        Kernel(DOWNSTREAM, 0)
     with pytest.raises(ValueError, match="depends_on is DOWNSTREAM, OWN or DEPTH, not 3"):
-        Kernel(3, 1)
-    assert Kernel(OWN, 0).depends_on == OWN
+        Kernel(3)
+    assert Kernel(OWN).depends_on == OWN
 
 
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
@@ -183,20 +180,14 @@ def test_compiled_code_counts_what_the_entry_says(entry):
         assert found == min(fitting, default=NEVER)
 
 
+@pytest.mark.parametrize(("action", "fact"), [(R, "recomputes"), (W, "split")])
 @pytest.mark.parametrize("entry", ENTRIES, ids=by_name)
-def test_only_what_is_an_action_of_its_own_is_written_as_one(entry):
-    v = chunks(entry.name)[-1]
-    M = 12
+def test_an_order_has_an_action_where_the_entry_says_so(entry, action, fact):
+    """R is one where recomputation waits for no gradient, W where backwards are in two parts."""
+    v, M = chunks(entry.name)[-1], 12
     S = len(layout_of(entry.name, 2, v, M).ranks)
-    layout = layout_of(entry.name, 2, v, M, recompute=[True] * S)
-    found = order(entry.name, layout)
-    assert bool((found.kind == R).any()) == entry.recomputes
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=by_name)
-def test_backwards_are_in_two_parts_where_the_entry_says_so(entry):
-    found = built(entry.name, 2, chunks(entry.name)[-1], 12)
-    assert bool((found.kind == W).any()) == entry.split
+    found = order(entry.name, layout_of(entry.name, 2, v, M, recompute=[True] * S))
+    assert bool((found.kind == action).any()) == getattr(entry, fact)
 
 
 def test_weight_versions():

@@ -12,7 +12,7 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
 from partopt.search.contest import plan_alone
 from partopt.search.schedule import best_by_schedule
-from tests.helpers import chain_profile, flat, two_level, uniform_profile
+from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
 
 Made = tuple[Plan, Problem]
 SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 6}
@@ -22,7 +22,7 @@ TIED = {"names": list("abcdef"), "shared": [("weight", [0, 3], 10**5)]}
 def manual(**options: Any) -> Made:
     """Six equal layers as 2-1-1 on four devices."""
     problem = problem_of(
-        uniform_profile(6),
+        options.pop("profile", uniform_profile(6)),
         flat(4, 10e9, memory_bytes=10**9),
         cuts=(2, 4),
         replicas=(2, 1, 1),
@@ -92,6 +92,9 @@ KINDS: dict[str, Callable[[], Made]] = {
     "interleaved": lambda: plan_of("gpipe", schedule="interleaved", microbatches=4, chunks=1),
     "dualpipe": lambda: plan_of("gpipe", schedule="dualpipe", microbatches=8, replication="none"),
     "manual": manual,
+    "frozen and transient": lambda: manual(
+        profile=with_memory_of(uniform_profile(6), [4 * 10**5] * 6, list(range(1, 7)))
+    ),
     "a deeper warm-up": lambda: manual(blocking_allreduce=True),
     "grid": grid,
     "grid, chunks": lambda: grid(name="interleaved"),

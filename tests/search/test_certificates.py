@@ -12,7 +12,7 @@ from partopt.cost.tolerances import MET
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.search.contest import plan_alone
-from partopt.search.warmup import Trials, warmups
+from partopt.search.warmup import WarmupTrials, warmups
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
 
@@ -78,7 +78,7 @@ def partitions(problem: Problem) -> Iterator[Partition]:
 
 def simulated_s(partition: Partition, problem: Problem) -> Iterator[float]:
     """Seconds of an iteration or, asynchronous, a microbatch at each warm-up that fits and runs."""
-    trials = Trials(price(partition, problem, "manual"))
+    trials = WarmupTrials(price(partition, problem, "manual"))
     depths: list[list[int] | None] = [None]
     if schedule(problem.schedule).takes_warmup and trials.most is not None:
         wanted = {tuple(warmups(trials.replicas, *depth)) for depth in DEPTHS}

@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 
 from partopt import planners, schedules
 from partopt.cost.problem import problem_of
+from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import Layout
 from partopt.schedules.order import KINDS, Order
+from partopt.simulator.execution import execute
 from partopt.simulator.memory import (
     base_memory_bytes,
     in_flight_over_time,
@@ -16,7 +18,7 @@ from partopt.simulator.memory import (
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
-from tests.helpers import flat, uniform_profile
+from tests.helpers import flat, uniform_profile, with_memory_of
 from tests.report.timelines import example, plan_of, simulated
 
 BASE = 370  # bytes of a stage that are there throughout
@@ -147,3 +149,34 @@ def test_replicas_that_get_fewer_microbatches_take_nothing_from_the_fullest():
         == plan.stages[0].memory.activations_bytes
         > 0
     )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@examples(20)
+@given(st.lists(st.integers(0, 10**7), min_size=8, max_size=8), st.booleans())
+def test_the_backward_that_takes_most_counts_once_on_its_device(name, transient, recompute):
+    """Whatever the schedule: a device needs what it needs without it, and the largest of its
+    layers; the plan says what the simulation finds.
+    """
+
+    def plan_with(sizes):
+        problem = problem_of(
+            with_memory_of(uniform_profile(8), [2 * 10**5] * 8, sizes),
+            flat(4),
+            schedule=name,
+            microbatches=None if SCHEDULES[name].asynchronous else 8,
+            recompute=recompute,
+        )
+        return planners.plan("gpipe", problem)
+
+    plan, without = plan_with(transient), plan_with([0] * 8)
+    assert [stage.start for stage in plan.stages] == [stage.start for stage in without.stages]
+    done, before = simulate_plan(plan), simulate_plan(without)
+    needs, less = execute(done).peak_memory_bytes, execute(before).peak_memory_bytes
+    for rank, stages in plan.stages_by_rank().items():
+        layers = [layer for s in stages for layer in plan.stages[s].layers]
+        assert needs[rank] == less[rank] + max(transient[layer] for layer in layers)
+    assert done.peak_memory_bytes == needs.max()
+    for own, again in zip(plan.stages, with_conditions(plan).stages, strict=True):
+        assert again.memory.transient_bytes == own.memory.transient_bytes
+        assert again.memory.gradients_bytes == own.trained_bytes == own.parameter_bytes * 8 // 10

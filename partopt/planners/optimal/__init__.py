@@ -27,10 +27,10 @@ from partopt.cost.problem import (
 )
 from partopt.cost.tolerances import SUM
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.planners.optimal import traffic
+from partopt.planners.optimal import refuters
 from partopt.planners.optimal.bisection import bisect_minimum
-from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.families import FamilyProbe, families
+from partopt.planners.optimal.probes import Counts
 from partopt.planners.optimal.ties import break_ties
 from partopt.planners.placing import stage_count
 from partopt.schedules import schedule
@@ -53,7 +53,7 @@ def plan(problem: Problem) -> Decision:
     best, value, lower = least(problem)
     if best is None:
         raise _nothing_fits(problem)
-    lower = traffic.bound_s(problem, lower)
+    lower = refuters.bound_s(problem, lower)
     return Decision(best, certify(max(value, lower), lower, scope(problem), PROOF))
 
 
@@ -147,10 +147,10 @@ def _places_to_cut(problem: Problem) -> str:
 def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     """The best plan with objective below `seconds`, or `None`, and a lower bound on all plans.
 
-    Nothing is sought where all stages together have more to send.
+    No probe runs where all stages together already take longer.
     """
     stated = drop_useless_recompute(problem.coarsen())
-    if traffic.refuter(stated)(seconds):
+    if refuters.refuter(stated)(seconds):
         return None, seconds
     best, _, lower = _search(list(families(stated)), seconds)
     return best, lower

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partopt.cost.problem import Partition, Problem
-from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from partopt.planners.optimal.nested.probe import NestedProbe, differs
-from partopt.planners.optimal.probes import Probe
+from partopt.planners.optimal.probes import Counts, Probe
 from partopt.planners.optimal.relaxed import RelaxedProbe
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import Layers, between
+from partopt.cost.kernels import Layers, held_by
 from partopt.cost.tolerances import FITS_BYTES, TINY
 from partopt.planners.optimal.probes import Answer
 from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
@@ -23,7 +23,7 @@ from partopt.schedules.entry import ALL_IN_FLIGHT, DEPTH
 def furthest_ends(layers):  # type: ignore[no-untyped-def]
     """For each i the last j at which a stage [i, j) may end, N itself for i = N; shape (N+1,).
 
-    Only its weights and the stash of one microbatch count.
+    Its cuts do not count, and one microbatch is in flight.
     """
     N = len(layers.cuts) - 1
     furthest = np.full(N + 1, N)
@@ -40,8 +40,9 @@ def furthest_ends(layers):  # type: ignore[no-untyped-def]
 def _may_fit(layers, i, j):  # type: ignore[no-untyped-def]
     """Whether [i, j) fits with one microbatch in flight, its cuts not counted."""
     versions = 1 if layers.versions == ALL_IN_FLIGHT else layers.versions
-    held = (versions + 1 + layers.optimizer) * between(layers.weights, i, j)
-    return held + between(layers.stash, i, j) <= layers.memory + FITS_BYTES
+    held = held_by(layers, i, j)
+    weights = (versions + 1 + layers.optimizer) * held.trained + held.frozen
+    return weights + held.stash + held.transient <= layers.memory + FITS_BYTES
 
 
 def devices_needed(layers: Layers, T: float) -> NDArray[np.float64]:

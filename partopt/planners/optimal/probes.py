@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from partopt.cost.kernels import Layers
 from partopt.cost.problem import Partition, Problem
-from partopt.planners.optimal.bounds import Counts
+
+Counts = tuple[int, int]  # the fewest and the most replicas of every stage
 
 
 class Answer(NamedTuple):

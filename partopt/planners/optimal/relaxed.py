@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.relaxed import relax
-from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
+from partopt.planners.optimal.probes import Counts
 
 
 class RelaxedProbe:

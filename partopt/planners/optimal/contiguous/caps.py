@@ -11,7 +11,7 @@ from partopt.cost.capacity import Shapes, trees_of
 from partopt.cost.kernels import Layers
 from partopt.cost.links import Network
 from partopt.cost.tolerances import SUM
-from partopt.planners.optimal.bounds import Counts
+from partopt.planners.optimal.probes import Counts
 
 
 class Caps(NamedTuple):

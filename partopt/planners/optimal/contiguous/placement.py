@@ -48,7 +48,7 @@ def _updates(layers, caps, rho, r, stage, F, waiting):  # type: ignore[no-untype
 
     The gradients include those of parameters tied with other stages.
     """
-    seconds = caps.slope[rho, r] * stage.weights + caps.latency[rho, r] + stage.tied_s
+    seconds = caps.slope[rho, r] * stage.held.trained + caps.latency[rho, r] + stage.tied_s
     return seconds <= time_left_s(layers, stage, caps.T, F, r, waiting)
 
 
@@ -76,7 +76,7 @@ def fewest_replicas(layers, caps, rho, r, most, stage, F, gap_before, gap_after)
     scale = 1.0 / max(caps.T, TINY)
     waiting = _waiting_s(layers, caps, stage, gap_before, gap_after)
     while r <= most:
-        s = first_at_least(caps.weights[rho], r, stage.weights)
+        s = first_at_least(caps.weights[rho], r, stage.held.trained)
         if layers.M == 0 and gap_before > 0:
             s = first_at_least(caps.sides[0, gap_before - 1, rho], s, stage.before * scale)
         if layers.M == 0 and gap_after > 0:

@@ -12,7 +12,6 @@ from partopt.cost.kernels import Layers, layers_of
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.contiguous.caps import Caps, caps_of
 from partopt.planners.optimal.contiguous.entries import Table, empty_table
 from partopt.planners.optimal.contiguous.sweep import begin, sweep
@@ -22,7 +21,7 @@ from partopt.planners.optimal.needs import (
     find_at_depth,
     furthest_ends,
 )
-from partopt.planners.optimal.probes import Answer
+from partopt.planners.optimal.probes import Answer, Counts
 
 SHAPE_LIMIT = 9_000_000  # shapes times levels; about 1 GB of tables
 BLOCKS = (32, 1024)  # cuts that are passed over at once

@@ -17,7 +17,7 @@ import numpy as np
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
 from partopt.cost.deadline import replicas_in_time
-from partopt.cost.kernels import between, cost_of, most_in_flight, stage_cost
+from partopt.cost.kernels import cost_of, held_by, most_in_flight, stage_cost
 from partopt.cost.tolerances import DEVICE
 from partopt.planners.optimal.contiguous.entries import Entry, all_dominated, append
 from partopt.planners.optimal.contiguous.placement import Link, place
@@ -125,15 +125,14 @@ def _min_replicas_to(layers, caps, i, j):  # type: ignore[no-untyped-def]
     Only what rises with the end is counted. The exchange of tied gradients does not rise, as it
     ends where a stage holds all of the layers, nor does the cut at the end: both are left out.
     """
-    W, mode = between(layers.weights, i, j), layers.first_mode
-    stash = 0.0 if layers.memory == np.inf else between(layers.stash, i, j)
-    stage = cost_of(layers, i, j, mode, W, stash, 0.0, 0.0, 0.0)
+    held, mode = held_by(layers, i, j), layers.first_mode
+    stage = cost_of(layers, i, j, mode, held, 0.0, 0.0, 0.0)
     F = most_in_flight(layers, stage)
     if layers.last_mode > mode:
-        recomputed = cost_of(layers, i, j, layers.last_mode, W, stash, 0.0, 0.0, 0.0)
+        recomputed = cost_of(layers, i, j, layers.last_mode, held, 0.0, 0.0, 0.0)
         F = max(F, most_in_flight(layers, recomputed))
     r = max(replicas_in_time(layers, stage, caps.T, F), caps.min_replicas)
-    return first_at_least(caps.any_weights, r, W)
+    return first_at_least(caps.any_weights, r, held.trained)
 
 
 @compiled()

@@ -18,7 +18,6 @@ from partopt.cost.links import network_of, port_rate
 from partopt.cost.problem import NESTED, NONE, Partition, Problem
 from partopt.documents.topology import Topology
 from partopt.planners.blocks import Block, stages_of
-from partopt.planners.optimal.bounds import Counts
 from partopt.planners.optimal.needs import (
     devices_around,
     devices_needed,
@@ -26,7 +25,7 @@ from partopt.planners.optimal.needs import (
 )
 from partopt.planners.optimal.nested.entries import Caps, Levels, empty_nest
 from partopt.planners.optimal.nested.sweep import begin, open_inside, solve
-from partopt.planners.optimal.probes import Answer
+from partopt.planners.optimal.probes import Answer, Counts
 
 WORK = 10_000_000  # blocks and ends that the probes of a problem may try in all: a second or two
 _ENTRIES = 16  # of a cut and a kind, at most

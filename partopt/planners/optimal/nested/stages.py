@@ -193,7 +193,7 @@ def _updates(layers, caps, levels, nest, stage, r, F, waiting):  # type: ignore[
 
     It has r replicas inside its component.
     """
-    frame, W = nest.frames[0], stage.weights
+    frame, W = nest.frames[0], stage.held.trained
     replicas, slope, latency = frame.outside * r, frame.ring, frame.latency
     if r > 1:
         slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))

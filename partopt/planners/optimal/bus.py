@@ -28,21 +28,6 @@ from partopt.documents.topology import Topology
 
 LIMIT = 200  # layers: above, tables of all stages for one T after the other take long
 _STEPS = 24  # that halve the interval of mu
-_NEAR = 1e-6  # relative: how near the bound is sought
-
-
-def bound_s(problem: Problem, lower_s: float) -> float:
-    """Seconds that no plan goes below, at least `lower_s`, which is a bound already."""
-    if lower_s <= 0:
-        return lower_s
-    refutes = refuter(problem)
-    low, high = lower_s, lower_s * (1 + _NEAR)
-    while refutes(high):
-        low, high = high, lower_s + 2 * (high - lower_s)
-    while high > low * (1 + _NEAR):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refutes(middle) else (low, middle)
-    return low
 
 
 def refuter(problem: Problem) -> Callable[[float], bool]:
@@ -102,7 +87,7 @@ def _least_traffic(layers, replicas, P, rings, steps):  # type: ignore[no-untype
         for j in range(i + 1, N + 1):
             r = replicas[i, j]
             if r <= P:
-                W = between(layers.weights, i, j) if rings else 0.0
+                W = between(layers.trained, i, j) if rings else 0.0
                 ring = (r - 1) * W / (1 if layers.M else r)
                 traffic[i, j] = M * layers.cuts[j] + ring
                 most = max(most, traffic[i, j])

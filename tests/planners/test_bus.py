@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.errors import PartoptError
-from partopt.planners.optimal import traffic
+from partopt.planners.optimal import bus, refuters
 from partopt.schedules import SCHEDULES
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
@@ -45,7 +45,7 @@ def test_no_plan_on_a_bus_is_simulated_to_less(model, cluster, name, memory_byte
         memory_bytes=memory_bytes,
         serial_transfers=serial,
     )
-    bound = traffic.bound_s(given, 1e-3)
+    bound = refuters.bound_s(given, 1e-3)
     for stages in partitions(given):
         seconds = simulated_s(given, stages)
         assert seconds is None or bound <= seconds * (1 + 1e-6)
@@ -58,10 +58,10 @@ def test_four_stages_send_their_three_cuts_over_one_bus():
     """
     model = chain([1] * 4, [2] * 4, [6] * 3, [100] * 4)
     on = problem(model, topology((4, 4.0), bus=True))
-    refutes = traffic.refuter(on)
+    refutes = bus.refuter(on)
     assert refutes(4.0) and refutes(5.9) and not refutes(6.0)
-    assert traffic.bound_s(on, 3.0) == pytest.approx(6.0, rel=1e-5)
-    assert not traffic.refuter(replace(on, topology=topology((4, 4.0))))(4.0)
+    assert refuters.bound_s(on, 3.0) == pytest.approx(6.0, rel=1e-5)
+    assert not bus.refuter(replace(on, topology=topology((4, 4.0))))(4.0)
 
 
 def test_replicas_of_a_stage_exchange_their_gradients_over_the_bus_too():
@@ -69,8 +69,8 @@ def test_replicas_of_a_stage_exchange_their_gradients_over_the_bus_too():
     12 s for every four microbatches, and 4 s each with three replicas, or six of two.
     """
     on = problem(chain([6], [6], [], [8]), topology((4, 4.0), bus=True))
-    refutes = traffic.refuter(on)
+    refutes = bus.refuter(on)
     assert not refutes(3.0)  # 3 s of compute, and 3 s of the bus
     heavy = problem(chain([6], [6], [], [16]), topology((4, 4.0), bus=True))
-    assert traffic.refuter(heavy)(3.0)
+    assert bus.refuter(heavy)(3.0)
     assert simulated_s(heavy, [(0, 1, range(4))]) == pytest.approx(6.0)

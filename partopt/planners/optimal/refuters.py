@@ -1,0 +1,35 @@
+"""Bounds on what stages take together, which raise the bound of the probes.
+
+Probes know one stage at a time. A refuter shows that no plan takes so many seconds from what all
+stages send over a bus, or from what follows on what in an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from partopt.cost.problem import Problem
+from partopt.planners.optimal import bus, prefixes
+
+_NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
+_GROWTH = 4  # of the interval, while its end is refuted too
+
+
+def refuter(problem: Problem) -> Callable[[float], bool]:
+    """Whether no plan takes so many seconds."""
+    refuters = [bus.refuter(problem), prefixes.refuter(problem)]
+    return lambda T: any(refutes(T) for refutes in refuters)
+
+
+def bound_s(problem: Problem, lower_s: float) -> float:
+    """Seconds that no plan goes below, at least `lower_s`, which is a bound already."""
+    if lower_s <= 0:
+        return lower_s
+    refutes = refuter(problem)
+    low, high = lower_s, lower_s * (1 + _NEAR)
+    while refutes(high):
+        low, high = high, lower_s + _GROWTH * (high - lower_s)
+    while high > low * (1 + _NEAR):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refutes(middle) else (low, middle)
+    return low

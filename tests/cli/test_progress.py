@@ -1,0 +1,44 @@
+"""What is said of how far measuring is, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from partopt.cli.progress import SizeWatch
+
+
+class Told:
+    """A watch over sizes 1, 2 and 4 that is told of steps as `measure` tells of them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.watch = SizeWatch([4, 1, 2, 1, "x"], lambda: self.now_s)
+
+    def after(self, seconds: float, size: int, done: int, steps: int) -> str:
+        self.now_s += seconds
+        return self.watch.describe(size, done, steps)
+
+
+def test_it_says_where_it_is_and_what_is_left() -> None:
+    told = Told()
+    assert told.after(0, 1, 0, 0) == "microbatch 1 (1 of 3), preparing"
+    assert told.after(10, 1, 0, 5) == "microbatch 1 (1 of 3), step 1 of 5"
+    # 2 s a step: 8 s of this size, and 20 s a sample of 6 samples more
+    assert told.after(2, 1, 1, 5) == "microbatch 1 (1 of 3), step 2 of 5, about 2 min left"
+    assert told.after(8, 1, 5, 5) == "microbatch 1 (1 of 3), 5 steps in 20 s, about 2 min left"
+
+
+def test_the_last_size_has_only_its_own_steps_left() -> None:
+    told = Told()
+    told.after(0, 4, 0, 0)
+    told.after(3, 4, 0, 10)
+    assert told.after(50, 4, 5, 10) == "microbatch 4 (3 of 3), step 6 of 10, about 50 s left"
+    assert told.after(50, 4, 10, 10) == "microbatch 4 (3 of 3), 10 steps in 103 s"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+def test_it_never_says_that_no_time_is_left(seconds: float) -> None:
+    told = Told()
+    told.after(0, 4, 0, 0)
+    told.after(0, 4, 0, 2)
+    assert told.after(seconds, 4, 1, 2).endswith("about 1 s left")

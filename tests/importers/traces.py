@@ -1,0 +1,169 @@
+"""Traces of torch.profiler: real ones of small models, and one made by hand as a GPU's is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from partopt.documents.profile import Layer, Profile
+from tests.helpers import measurement, profile_of
+
+NAMES = ["sine", "power", "product"]
+
+
+class Sine(torch.nn.Module):
+    """Its backward is SinBackward0, and that of no other layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+
+class Power(torch.nn.Module):
+    """Its backward is ExpBackward0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x)
+
+
+class Three(torch.nn.Module):
+    """A sine, an exponential and a matrix product, with ranges of their names if asked for."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.named = named
+        self.sine, self.power, self.product = Sine(), Power(), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in NAMES:
+            if self.named:
+                with record_function(name):
+                    x = getattr(self, name)(x)
+            else:
+                x = getattr(self, name)(x)
+        return x
+
+
+def onto(sizes: tuple[int, ...] = (4,)) -> Profile:
+    """A profile of `Three`: one second a layer, forward and backward, and bytes to be kept."""
+    made = profile_of(
+        [measurement([1.0] * 3, output_bytes=[10, 20, 30], microbatch_size=b) for b in sizes],
+        [0, 0, 16640],
+        NAMES,
+        name="three",
+    )
+    types = ["Sine", "Power", "Linear"]
+    layers = [
+        Layer(name=each.name, type=kind, parameter_bytes=each.parameter_bytes)
+        for each, kind in zip(made.layers, types, strict=True)
+    ]
+    return Profile(
+        model=made.model,
+        device=made.device,
+        dtype=made.dtype,
+        layers=layers,
+        measurements=made.measurements,
+    )
+
+
+def record(
+    path: Path, step: Callable[[], object], steps: int, marked: bool, **options: Any
+) -> Path:
+    """Run `steps` under the profiler, marked as steps or not, and write the trace."""
+    step()
+    if marked:
+        options["schedule"] = schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], **options) as recorded:
+        for _ in range(steps + marked):
+            step()
+            recorded.step()
+    recorded.export_chrome_trace(str(path))
+    return path
+
+
+def training(model: torch.nn.Module) -> Callable[[], None]:
+    """A step: forward, loss, backward and the optimizer's."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    x = torch.randn(4, 64, requires_grad=True)
+
+    def step() -> None:
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace, as they were written."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return found
+
+
+def event(
+    cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object
+) -> dict[str, Any]:
+    """A complete event."""
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
+    """One step of two layers on a GPU, made by hand: host times are short, kernels are late.
+
+    `first` computes 100 + 50 us (the second kernel launched by no operation) and `second` 200 us
+    forward; backward 400 us of `second`, then 150 + 30 us of `first`, where 30 us accumulate.
+    """
+    number = int(ts)
+    forward, backward = 1, 2
+
+    def kernel(start: float, dur: float, at: int, name: str = "gemm") -> dict[str, Any]:
+        return event("kernel", name, ts + start, dur, 7, correlation=number + at, device=0)
+
+    def launch(start: float, at: int, thread: int, cat: str = "cuda_runtime") -> dict[str, Any]:
+        return event(cat, "cudaLaunchKernel", ts + start, 1, thread, correlation=number + at)
+
+    def op(
+        name: str, start: float, dur: float, thread: int, sequence: int, external: int = 0
+    ) -> dict[str, Any]:
+        args = {"Sequence number": number + sequence, "External id": number + external}
+        return event("cpu_op", name, ts + start, dur, thread, **args)
+
+    evaluate = "autograd::engine::evaluate_function: "
+    return [
+        event("user_annotation", "first", ts + 0, 20),
+        op("aten::linear", 2, 8, forward, 1),
+        op("aten::addmm", 3, 6, forward, 2),
+        launch(4, 1, forward),
+        launch(15, 2, forward, "cuda_driver"),  # between operations
+        event("user_annotation", "second", ts + 22, 10),
+        op("aten::gelu", 23, 5, forward, 3, external=90),
+        op("autograd::engine::evaluate_function: GeluBackward0", 40, 5, backward, 3),
+        launch(41, 4, backward),
+        op(evaluate + "AddmmBackward0", 46, 5, backward, 2),
+        launch(47, 5, backward),
+        op(evaluate + "torch::autograd::AccumulateGrad", 52, 3, backward, -1),
+        launch(53, 6, backward),
+        launch(54, 7, backward),
+        event("user_annotation", "Optimizer.step#AdamW.step", ts + 60, 10),
+        op("aten::_foreach_add_", 61, 5, forward, 9),
+        launch(62, 8, forward),
+        kernel(300, 100, 1),
+        kernel(400, 50, 2, "triton_add"),
+        # its launch was not recorded
+        event("kernel", "gelu", ts + 450, 200, 7, **{"External id": number + 90}),
+        kernel(650, 400, 4),
+        kernel(1050, 150, 5),
+        kernel(1200, 30, 6),
+        kernel(1200, 5000, 7, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        kernel(1300, 70, 8, "adam"),
+    ]
+
+
+def write(path: Path, found: list[dict[str, Any]], **fields: object) -> Path:
+    """A trace of these events."""
+    path.write_text(json.dumps({"schemaVersion": 1, **fields, "traceEvents": found}))
+    return path

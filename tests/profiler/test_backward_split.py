@@ -1,0 +1,212 @@
+"""The input part of the backward. The clock counts the work of matrix products instead of time, so
+that every part is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from partopt.cost.chain import chain_of
+from partopt.profiler.ownership import hook_input_gradients, next_node_number
+from partopt.profiler.tracker import Tracker
+from partopt.profiler.units import called_modules, choose_units
+from tests.profiler.helpers import Parts, linear, structure
+
+_PRODUCTS = {torch.ops.aten.mm.default: (0, 1), torch.ops.aten.addmm.default: (1, 2)}
+
+
+class WorkClock(TorchDispatchMode):
+    """Multiplications of matrix products so far; everything else takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS:
+            left, right = (args[position] for position in _PRODUCTS[func])
+            self.work += left.numel() * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+    def stamp(self) -> int:
+        return self.work
+
+    def intervals_s(self, stamps: Sequence[int]) -> list[float]:
+        return [float(later - earlier) for earlier, later in itertools.pairwise(stamps)]
+
+    def hold(self, seconds: float) -> None:
+        pass
+
+    def idle_share(self) -> float | None:
+        return None
+
+
+def parts(model: nn.Module, **options: Any) -> list[tuple[float, float | None]]:
+    """The backward of each layer and its input part, in multiplications of one row of 4."""
+    with WorkClock() as clock:
+        [measurement] = structure(model, clock=clock, **options).measurements
+    return [(layer.backward_s, layer.backward_input_s) for layer in measurement.layers]
+
+
+def test_half_of_a_matrix_product_s_backward_is_for_its_input() -> None:
+    # each 1 x 4 by 4 x 4: 16 multiplications; the first has no input gradient at all
+    assert parts(nn.Sequential(linear(), linear(), linear())) == [(16, 0), (32, 16), (32, 16)]
+
+
+def test_an_mlp_layer_s_input_part_is_its_backward_without_weights() -> None:
+    def mlp(trained: bool) -> nn.Module:
+        block = nn.Sequential(linear(4, 16), nn.GELU(), linear(16, 4)).requires_grad_(trained)
+        return nn.Sequential(linear(), block)
+
+    [_, (whole, input_part)] = parts(mlp(True), granularity="block")
+    [_, frozen] = parts(mlp(False), granularity="block")
+    assert (whole, input_part) == (256, 128)
+    assert frozen == (128, 128)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "in place": lambda: nn.Sequential(linear(), nn.ReLU(inplace=True), linear()),
+    "called twice": lambda: Parts(
+        lambda self, x: self.a(self.b(self.a(x))), a=linear(), b=linear()
+    ),
+    "skip": lambda: Parts(
+        lambda self, x: self.c((y := self.a(x)) + self.b(y)), a=linear(), b=linear(), c=linear()
+    ),
+    "two sources": lambda: Parts(
+        lambda self, x: self.c(self.a(x) + self.b(x)), a=linear(), b=linear(), c=linear()
+    ),
+    "tied": lambda: Parts(
+        lambda self, x: nn.functional.linear(self.b(self.a(x)), self.a.weight),
+        a=linear(),
+        b=linear(),
+    ),
+    "view": lambda: Parts(
+        lambda self, x: self.b(self.a(x).view(-1, 2, 2).transpose(1, 2).reshape(-1, 4)),
+        a=linear(),
+        b=linear(),
+    ),
+}
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+def test_weights_take_as_much_as_they_have_products(build: Callable[[], nn.Module]) -> None:
+    """Every product of the forward has one in the backward for its weight: what is left out."""
+    model = build()
+    with WorkClock() as clock:
+        [measurement] = structure(model, clock=clock).measurements
+    for layer in measurement.layers:
+        assert layer.backward_s - layer.backward_input_s == layer.forward_s
+
+
+@pytest.mark.parametrize(
+    "name", sorted(MODELS.keys() - {"in place"})
+)  # no tensor holds its gradient
+def test_the_gradients_asked_for_are_those_between_layers(name: str) -> None:
+    model, x = MODELS[name](), torch.randn(3, 4)
+    tracker = Tracker(model, choose_units(model, called_modules(model, x), "leaf"))
+    with tracker.discover():
+        model(x)
+    results: list[Tensor] = []
+
+    def left(_layer: int, output: Tensor) -> None:
+        output.retain_grad()
+        results.append(output)
+
+    began, order = [(next_node_number(), 0)], []
+    with tracker.watch(lambda layer: began.append((next_node_number(), layer)), left):
+        loss = model(x).sum()
+    edges = hook_input_gradients(loss, began, order.append)
+    loss.backward(retain_graph=True)
+    crossing = [result.grad.clone() for result in results[:-1]]
+    model.zero_grad()
+    order.clear()
+    found = torch.autograd.grad(loss, edges)
+    assert order == sorted(order, reverse=True)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert len(found) >= len(crossing)
+    for gradient in found:
+        assert any(same_values(gradient, other) for other in crossing)
+
+
+def same_values(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, in whatever order: views may lie between layers."""
+    return torch.equal(a.flatten().sort().values, b.flatten().sort().values)
+
+
+class Both(torch.autograd.Function):
+    """Computes both gradients at once, as custom Functions do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+class Custom(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Both.apply(x, self.weight)
+
+
+def test_a_custom_function_cannot_be_split() -> None:
+    assert parts(nn.Sequential(linear(), Custom(4, 4))) == [(16, 0), (32, 32)]
+
+
+def test_a_single_layer_has_no_input_part() -> None:
+    assert parts(linear()) == [(16, 0)]
+
+
+def in_checkpoint(reentrant: bool) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(linear(), linear())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    return nn.Sequential(linear(), Block(), Block())
+
+
+def test_a_recomputed_forward_belongs_to_the_input_part() -> None:
+    blocks = parts(in_checkpoint(reentrant=False), granularity="block")[1:]
+    assert blocks == [(80, 48), (80, 48)]  # the first product is run again, the last need not be
+
+
+# torch's, while the units are chosen
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_where_autograd_refuses_nothing_is_said_and_the_rest_is_measured() -> None:
+    measured = parts(in_checkpoint(reentrant=True), granularity="block")
+    assert [input_part for _, input_part in measured] == [None] * 3
+    assert all(backward > 0 for backward, _ in measured)
+
+
+def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "partopt.profiler.timeline.Stepper.input_gradients", lambda self: [1e9, 1e9]
+    )
+    assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
+
+
+def test_planning_puts_off_what_the_weights_take() -> None:
+    with WorkClock() as clock:
+        profile = structure(
+            nn.Sequential(linear(), linear()),
+            clock=clock,
+            microbatch_sizes=[2, 6],
+            example_inputs=lambda size: torch.randn(size, 4),
+        )
+    assert list(chain_of(profile, 4).gw) == [64, 64]
+    assert list(chain_of(profile, 4).g) == [64, 128]

@@ -1,0 +1,205 @@
+"""What each clock counts: processor time of the host, and the time of a device behind a queue."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from partopt.profiler import timeline
+from partopt.profiler.clock import CpuClock, CpuStamp, CudaClock
+from partopt.profiler.timeline import Stepper
+from partopt.profiler.tracker import Tracker
+
+
+def at(*seconds: float, thread: int = 1) -> CpuStamp:
+    return CpuStamp(*seconds, thread)
+
+
+def test_the_cpu_clock_counts_what_its_thread_worked() -> None:
+    clock = CpuClock()
+    assert clock.idle_share() is None
+    assert clock.intervals_s([at(0, 0, 5), at(1, 0.5, 5.5), at(4, 3, 8)]) == [0.5, 2.5]
+    assert clock.idle_share() == 0.25
+
+
+def test_other_threads_that_work_for_more_than_a_tenth_count() -> None:
+    assert CpuClock().intervals_s([at(0, 0, 0), at(9, 9, 10)]) == [9]
+    assert CpuClock().intervals_s([at(0, 0, 0), at(8, 8, 10)]) == [10]
+
+
+def test_stamps_of_several_threads_are_read_on_the_clock_that_they_share() -> None:
+    stamps = [at(0, 50, 0), at(1, 2, 1, thread=2), at(2, 51, 2)]
+    assert CpuClock().intervals_s(stamps) == [1, 1]
+
+
+def test_a_clock_with_more_processor_than_wall_time_is_not_idle() -> None:
+    clock = CpuClock()
+    clock.intervals_s([at(0, 0, 0), at(1, 0, 2)])
+    assert clock.idle_share() == 0
+
+
+def test_a_hold_on_cuda_is_a_kernel_that_spins_for_at_most_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spun: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", spun.append)
+    monkeypatch.setattr(CudaClock, "_calibrate", lambda self: 1e9)
+    for seconds in (0.0, 0.002, 60.0):
+        CudaClock().hold(seconds)
+    assert spun == [2_000_000, 1_000_000_000]
+
+
+class Located(torch.autograd.Function):
+    """Writes down which thread runs its backward."""
+
+    threads: list[int]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Located.threads.append(threading.get_ident())
+        return gradient
+
+
+def nested(depth: int, x: Tensor) -> Tensor:
+    """A function in `depth` reentrant checkpoints, one in the other."""
+    if depth == 0:
+        return Located.apply(x)
+    return checkpoint(lambda inner: nested(depth - 1, inner), x, use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    ("forward", "here"),
+    [
+        (Located.apply, True),
+        (lambda x: checkpoint(Located.apply, x, use_reentrant=False), True),
+        (lambda x: nested(1, x), True),
+        (lambda x: nested(60, x), True),
+        (lambda x: nested(61, x), False),
+    ],
+    ids=["custom function", "checkpoint", "reentrant", "60 deep", "61 deep"],
+)
+def test_the_backward_runs_on_the_calling_thread(forward: Any, here: bool) -> None:
+    Located.threads = []
+    forward(torch.ones(2, requires_grad=True)).sum().backward()
+    assert [thread == threading.get_ident() for thread in Located.threads] == [here]
+
+
+def test_work_on_another_thread_is_counted() -> None:
+    def spin() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    clock = CpuClock()
+    started = clock.stamp()
+    worker = threading.Thread(target=spin)
+    worker.start()
+    worker.join()
+    assert clock.intervals_s([started, clock.stamp()])[0] >= 0.05
+
+
+class Queue:
+    """A device that works through launches in order, and a host that issues them: both are numbers.
+
+    A stamp is the moment at which the device comes to it, as an event on a stream is.
+    """
+
+    def __init__(self) -> None:
+        self.host_s = self.device_s = 0.0
+
+    def launch(self, host_s: float, device_s: float) -> None:
+        self.host_s += host_s
+        self.device_s = max(self.device_s, self.host_s) + device_s
+
+    def stamp(self) -> float:
+        return max(self.device_s, self.host_s)
+
+    def hold(self, seconds: float) -> None:
+        self.device_s = max(self.device_s, self.host_s) + seconds
+
+    def intervals_s(self, stamps: Sequence[float]) -> list[float]:
+        self.host_s = self.device_s = max(self.host_s, self.device_s)
+        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+    def idle_share(self) -> float | None:
+        return None
+
+
+class Kernel(torch.autograd.Function):
+    """Launches one kernel in the forward and one in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, launch: Any) -> Tensor:
+        ctx.launch = launch
+        launch()
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        ctx.launch()
+        return gradient, gradient.sum(), None
+
+
+class Launching(nn.Module):
+    def __init__(self, launch: Any) -> None:
+        super().__init__()
+        self.weight, self.launch = nn.Parameter(torch.ones(())), launch
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Kernel.apply(x, self.weight, self.launch)
+
+
+ATTACHING_S = 100.0
+
+
+def queued(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float, clock: Queue
+) -> Stepper:
+    """Steps of four layers of a kernel each, on a host that needs long to attach hooks."""
+    attach = timeline.hook_layer_changes
+
+    def slowly(*arguments: Any) -> None:
+        attach(*arguments)
+        clock.host_s += ATTACHING_S
+
+    monkeypatch.setattr(timeline, "hook_layer_changes", slowly)
+    monkeypatch.setattr(timeline.time, "perf_counter", lambda: clock.host_s)
+    model = nn.Sequential(*[Launching(lambda: clock.launch(host_s, device_s)) for _ in range(4)])
+    tracker, inputs = Tracker(model, ["0", "1", "2", "3"]), torch.ones(2)
+    with tracker.discover():
+        model(inputs)
+    return Stepper(model, inputs, None, tracker, clock)
+
+
+@pytest.mark.parametrize(("host_s", "device_s"), [(1.0, 10.0), (10.0, 1.0), (5.0, 5.0)])
+def test_attaching_hooks_leaves_the_queue_as_full_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float
+) -> None:
+    steps = queued(monkeypatch, host_s, device_s, Queue())
+    steps.instrumented()  # learns how long attaching takes
+    assert steps.instrumented().step_s == pytest.approx(steps.bare())
+
+
+def test_without_a_hold_the_backward_is_charged_for_a_queue_that_ran_dry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unheld(Queue):
+        def hold(self, seconds: float) -> None:
+            pass
+
+    steps = queued(monkeypatch, 1.0, 10.0, Unheld())
+    steps.instrumented()
+    assert steps.instrumented().backward_s == [10, 10, 10, 11]
+    assert steps.instrumented().step_s > steps.bare()
