@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import itertools
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,17 +15,12 @@ from partopt.documents.profile import (
     LayerMeasurement,
     Measurement,
     Profile,
-    StashGroup,
-    Tensor,
 )
 from partopt.errors import PartoptError
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
-from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
-from partopt.profiler.parameters import describe_layers
 from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import (
     OVERHEAD_BOUND,
@@ -37,32 +30,17 @@ from partopt.profiler.quality_checks import (
     note_unscaled_inputs,
 )
 from partopt.profiler.resume import check_same_layers
-from partopt.profiler.splitting import split_large_units
-from partopt.profiler.stash import StashRecorder, stash_groups
-from partopt.profiler.step import Inputs, check_step, place, run_loss, tensors_in
+from partopt.profiler.step import Inputs, check_step, place, tensors_in
+from partopt.profiler.structure import Structure, observe, track
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
-from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
-from partopt.profiler.units import called_modules, calls_vary, check_calls, choose_units
+from partopt.profiler.units import calls_vary
 
 STEPS = 10
 LONG_STEP_S, STEPS_IF_LONG = 1.0, 5
 WARM_UP_STEPS = 2
 CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
-FORWARDS = 3  # whose calls are compared, before anything is timed
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What one step shows of the layers at one microbatch size, apart from time."""
-
-    layers: list[Layer]
-    output_bytes: dict[int, int]
-    flops: dict[int, int]
-    tensors: list[Tensor]
-    stash_groups: list[StashGroup]
-    transient_bytes: dict[int, int]
 
 
 class Measurer:
@@ -78,6 +56,7 @@ class Measurer:
         self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
         self.notes: list[Note] = [*resumed.notes] if resumed else []
         self._tracker: Tracker | None = None
+        self._input_elements: dict[int, list[int]] = {}
         measured = resumed.measured() if resumed else []
         self._optimizer_s = measured[0].optimizer_s if measured else None
         self._optimizer_tried = bool(measured)
@@ -116,9 +95,9 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_step(subject.model, inputs, subject.loss_fn)
         self._note_inputs(size, inputs)
-        tracker = self._tracker or _track(subject, inputs)
+        tracker = self._tracker or track(subject, inputs)
         with no_cast_cache():
-            structure = _observe(subject, inputs, tracker)
+            structure = observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
         with contextlib.ExitStack() as compiled:
             if settings.compiled:
@@ -181,16 +160,16 @@ class Measurer:
         progress(size, steps, steps)
         return bare_s, instrumented
 
-    def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
-        """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
-        return time_input_gradients(stepper)
-
     def _note_inputs(self, size: int, inputs: Inputs) -> None:
         """Once, when a second size shows whether the inputs grow, or none will."""
         self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
         sizes = len(self.subject.settings.microbatch_sizes)
         if len(self._input_elements) == min(2, sizes):
             self.notes += note_unscaled_inputs(self._input_elements)
+
+    def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
+        """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
+        return time_input_gradients(stepper)
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
@@ -202,52 +181,6 @@ class Measurer:
         subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
-
-
-def _track(subject: Subject, inputs: Inputs) -> Tracker:
-    forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
-    settings = subject.settings
-    called = set(itertools.chain.from_iterable(forwards))
-    units = choose_units(subject.model, called, settings.granularity, settings.units)
-    check_calls(forwards, units)
-    if settings.granularity == "auto" and not settings.units:
-        units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])
-    return Tracker(subject.model, units)
-
-
-def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
-    """One step under observation: layers, tensors between them, what they keep and what passes."""
-    output_bytes: dict[int, int] = {}
-    flow = DataflowMode(subject.model, tracker)
-    memory = MemoryMode(subject.model, inputs)
-    stash = StashRecorder(subject.model, tracker, memory)
-    began = [(next_node_number(), 0)]
-
-    def entered(layer: int) -> None:
-        began.append((next_node_number(), layer))
-        memory.enter(layer)
-
-    had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
-    with memory, new_garbage_only():
-        with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
-            loss = run_loss(subject.model, inputs, subject.loss_fn)
-        gc.collect()  # what only a cycle of references keeps is not kept
-        kept = stash.kept(loss)
-        memory.enter_backward(tracker.current)
-        hook_layer_changes(loss, began, memory.enter_backward)
-        with memory.settled_gradients(subject.model):
-            loss.backward()  # type: ignore[no-untyped-call]
-    subject.model.zero_grad(set_to_none=not had_gradients)
-    return Structure(
-        describe_layers(subject.model, tracker, flow.users),
-        output_bytes,
-        flow.flops,
-        flow.tensors(),
-        stash_groups(kept),
-        transient_bytes(
-            memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
-        ),
-    )
 
 
 def _choose_steps(step_s: float) -> int:

@@ -15,7 +15,7 @@ from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import name_some
 
-IDLE_ABOVE = 0.10  # share by which processor and wall time may differ
+IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere
 # instrumented / bare: above it the layers' times are scaled to the bare step
 RESCALE_ABOVE = 1.05
 # above it the hooks cost so much that the shares of the layers themselves are in doubt

@@ -12,7 +12,8 @@ from partopt.documents import profile as documents
 from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
 from partopt.profiler import ProfilingStopped, measure, measure_source
-from partopt.profiler.measurer import Structure, _summary
+from partopt.profiler.measurer import _summary
+from partopt.profiler.structure import Structure
 from partopt.profiler.timeline import LayerTimes
 from tests.profiler.helpers import EXAMPLES, Parts, linear, needs_transformers, structure
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from partopt.profiler.measurer import _observe
 from partopt.profiler.settings import check_settings
+from partopt.profiler.structure import observe as observe_step
 from partopt.profiler.subject import Subject
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.transient import Event, transient_bytes
@@ -144,7 +144,7 @@ def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]
     settings = check_settings([1], "cpu", "float32", "leaf", (), 1, None)
     subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
     names = [name for name, _ in model.named_children()]
-    structure = _observe(subject, inputs, Tracker(model, names))
+    structure = observe_step(subject, inputs, Tracker(model, names))
     return structure.stash_groups, structure.transient_bytes
 
 

@@ -1,0 +1,80 @@
+"""What one step shows of the layers, apart from time."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from dataclasses import dataclass
+
+from partopt.documents.profile import Layer, StashGroup, Tensor
+from partopt.profiler.dataflow import DataflowMode, output_recorder
+from partopt.profiler.ownership import hook_layer_changes, next_node_number
+from partopt.profiler.parameters import describe_layers
+from partopt.profiler.splitting import split_large_units
+from partopt.profiler.stash import StashRecorder, stash_groups
+from partopt.profiler.step import Inputs, run_loss
+from partopt.profiler.subject import Subject
+from partopt.profiler.tracker import Tracker
+from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
+from partopt.profiler.units import called_modules, check_calls, choose_units
+
+FORWARDS = 3  # whose calls are compared
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one step shows of the layers at one microbatch size, apart from time."""
+
+    layers: list[Layer]
+    output_bytes: dict[int, int]
+    flops: dict[int, int]
+    tensors: list[Tensor]
+    stash_groups: list[StashGroup]
+    transient_bytes: dict[int, int]
+
+
+def track(subject: Subject, inputs: Inputs) -> Tracker:
+    """The tracker of the units that the settings choose."""
+    forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
+    settings = subject.settings
+    called = set(itertools.chain.from_iterable(forwards))
+    units = choose_units(subject.model, called, settings.granularity, settings.units)
+    check_calls(forwards, units)
+    if settings.granularity == "auto" and not settings.units:
+        units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])
+    return Tracker(subject.model, units)
+
+
+def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
+    """One step under observation: layers, tensors between them, what they keep and what passes."""
+    output_bytes: dict[int, int] = {}
+    flow = DataflowMode(subject.model, tracker)
+    memory = MemoryMode(subject.model, inputs)
+    stash = StashRecorder(subject.model, tracker, memory)
+    began = [(next_node_number(), 0)]
+
+    def entered(layer: int) -> None:
+        began.append((next_node_number(), layer))
+        memory.enter(layer)
+
+    had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
+    with memory, new_garbage_only():
+        with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
+            loss = run_loss(subject.model, inputs, subject.loss_fn)
+        gc.collect()  # what only a cycle of references keeps is not kept
+        kept = stash.kept(loss)
+        memory.enter_backward(tracker.current)
+        hook_layer_changes(loss, began, memory.enter_backward)
+        with memory.settled_gradients(subject.model):
+            loss.backward()  # type: ignore[no-untyped-call]
+    subject.model.zero_grad(set_to_none=not had_gradients)
+    return Structure(
+        describe_layers(subject.model, tracker, flow.users),
+        output_bytes,
+        flow.flops,
+        flow.tensors(),
+        stash_groups(kept),
+        transient_bytes(
+            memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
+        ),
+    )
