@@ -60,7 +60,6 @@ class Measurer:
         measured = resumed.measured() if resumed else []
         self._optimizer_s = measured[0].optimizer_s if measured else None
         self._optimizer_tried = bool(measured)
-        self._input_elements: dict[int, list[int]] = {}
 
     @property
     def has_new(self) -> bool:
