@@ -13,7 +13,9 @@ from torch import nn
 
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
+from partopt.profiler.building import build_within
 from partopt.profiler.device import clock_of
+from partopt.profiler.free_memory import Memory
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.session import ProfilingStopped, measure_subject
 from partopt.profiler.settings import Progress, check_model, check_name, check_settings
@@ -43,15 +45,19 @@ def measure(
     (default: the output's `.loss`, else the sum of its floating tensors). `granularity` and `units`
     choose the layers, see `partopt.profiler.units`. `steps` bare and as many instrumented steps are
     timed, and `progress(size, done, steps)` is called after each pair. The model is moved to the
-    device and dtype, put into training mode, and left so; `name` is what the profile calls it
-    (default: its class). The profile's `notes` say what makes the measurements doubtful.
+    device and dtype, put into training mode, and left so; one on the meta device stays there, and
+    is measured on a few real layers of each kind (`partopt.profiler.larger`). `name` is what the
+    profile calls it (default: its class). The profile's `notes` say what makes the measurements
+    doubtful.
 
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
     settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
     check_model(model, example_inputs, loss_fn)
-    subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device))
+    large = any(parameter.is_meta for parameter in model.parameters())
+    within = Memory.free(settings.device) if large else None
+    subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device), within)
     return measure_subject(subject, Model(name=check_name(name) or type(model).__name__))
 
 
@@ -67,6 +73,7 @@ def measure_source(
     steps: int = 10,
     name: str | None = None,
     progress: Progress | None = None,
+    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Build the model that `source` names and measure it.
 
@@ -80,9 +87,10 @@ def measure_source(
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
-        subject = Subject(
-            found.build(), found.example_inputs, found.loss_fn, settings, clock_of(settings.device)
-        )
+        memory, clock = Memory.free(settings.device), clock_of(settings.device)
+        model, large = build_within(found.build, memory, settings.dtype, larger_than_memory)
+        within = memory if large else None
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, within)
         return measure_subject(subject, identity)
     except ProfilingStopped as stopped:
         if isinstance(stopped.error, PartoptError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -40,6 +42,7 @@ class Structure:
     flops: dict[int, int]
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
+    users: Mapping[str, set[int]] = field(default_factory=dict)  # of the parameters
 
 
 class Measurer:
@@ -56,6 +59,13 @@ class Measurer:
         self._tracker: Tracker | None = None
         self._optimizer_s: float | None = None
         self._optimizer_tried = False
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """The context in which the model lies on the device, ready to train."""
+        settings = self.subject.settings
+        self.subject.model.to(settings.device, settings.dtype).train()
+        yield
 
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
@@ -77,12 +87,23 @@ class Measurer:
         self.measurements.append(measurement)
 
     def _measure(self, size: int) -> Measurement:
-        subject, settings = self.subject, self.subject.settings
-        inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
-        check_step(subject.model, inputs, subject.loss_fn)
-        tracker = self._tracker or _track(subject, inputs)
-        structure = _observe(subject, inputs, tracker)
+        settings = self.subject.settings
+        inputs = place(self.subject.example_inputs(size), settings.device, settings.dtype)
+        tracker, structure = self._see(inputs)
         self._keep_layers(structure.layers, tracker, size)
+        return self._time(size, inputs, tracker, structure)
+
+    def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
+        """The layers at one microbatch size, once a step has shown that it runs."""
+        subject = self.subject
+        check_step(subject.model, inputs, subject.loss_fn)
+        tracker = self._tracker or track(subject, inputs)
+        return tracker, observe(subject, inputs, tracker)
+
+    def _time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
         peak_memory_bytes = _warm_up(stepper, settings.device)
         bare_s, instrumented = self._alternate(stepper, size)
@@ -126,9 +147,7 @@ class Measurer:
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None where its state does not fit next to the model."""
         try:
-            return time_optimizer(
-                self.subject.model, inputs, self.subject.loss_fn, self.subject.clock
-            )
+            return self._time_optimizer(inputs)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -136,15 +155,20 @@ class Measurer:
         release_memory()
         return None
 
+    def _time_optimizer(self, inputs: Inputs) -> float | None:
+        subject = self.subject
+        return time_optimizer(subject.model, inputs, subject.loss_fn, subject.clock)
 
-def _track(subject: Subject, inputs: Inputs) -> Tracker:
+
+def track(subject: Subject, inputs: Inputs) -> Tracker:
+    """The tracker of the units that the settings choose."""
     called = called_modules(subject.model, inputs)
     settings = subject.settings
     units = choose_units(subject.model, called, settings.granularity, settings.units)
     return Tracker(subject.model, units)
 
 
-def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
+def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     """One forward under observation: layers, tensors between them, what they keep."""
     output_bytes: dict[int, int] = {}
     flow = DataflowMode(subject.model, tracker)
@@ -159,6 +183,7 @@ def _observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         flow.flops,
         flow.tensors(),
         groups,
+        flow.users,
     )
 
 

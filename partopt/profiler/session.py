@@ -5,6 +5,7 @@ from __future__ import annotations
 from partopt.documents.profile import Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import Measurer
 from partopt.profiler.quality_checks import note_busy_machine, note_overhead
 from partopt.profiler.subject import Subject
@@ -31,12 +32,12 @@ def measure_subject(subject: Subject, identity: Model) -> Profile:
 
     Raises as `partopt.profiler.measure` does.
     """
-    measurer, settings = Measurer(subject), subject.settings
+    measurer, settings = _measurer(subject), subject.settings
     with hold_still(settings.device):
         try:
-            subject.model.to(settings.device, settings.dtype).train()
-            for size in settings.microbatch_sizes:
-                measurer.measure(size)
+            with measurer.placed():
+                for size in settings.microbatch_sizes:
+                    measurer.measure(size)
         except KeyboardInterrupt:
             raise ProfilingStopped(_collect(measurer, identity)) from None
         except Exception as error:
@@ -50,6 +51,10 @@ def measure_subject(subject: Subject, identity: Model) -> Profile:
     if profile is None:
         raise _nothing_fits(settings.microbatch_sizes)
     return profile
+
+
+def _measurer(subject: Subject) -> Measurer:
+    return LargeMeasurer(subject, subject.within) if subject.within else Measurer(subject)
 
 
 def _nothing_fits(sizes: tuple[int, ...]) -> PartoptError:
