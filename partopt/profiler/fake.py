@@ -8,6 +8,7 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -125,6 +126,17 @@ def real_buffers(
         return torch.full(buffer.shape, fill, dtype=form, device=device)
 
     return replace_tensors(model, _memoize(real), buffers=True)
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Keeps torch from logging, with a traceback, that an operation does not work on fakes."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
+import torch
+from torch import nn
 
 from partopt.documents import Note
 from partopt.documents.profile import Layer, Measurement, StashGroup
@@ -32,6 +34,9 @@ from partopt.profiler.timeline import LayerTimes, Stepper
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import choose_units
 from partopt.units import format_bytes
+
+
+_COPIES = 4  # of a weight in an optimizer step beside it: its gradient, two moments, one temporary
 
 
 class LargeMeasurer(Measurer):
@@ -60,7 +65,7 @@ class LargeMeasurer(Measurer):
 
     def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The structure at full size, once a step on the shared weights has run."""
-        tracker, structure = self._observe_large(inputs)
+        tracker, structure = self.observe_structure(inputs)
         if not self.layers:
             self.measured_as = choose_skipped(tracker, self._calls)
             self.notes.append(self._note(structure.layers))
@@ -89,18 +94,29 @@ class LargeMeasurer(Measurer):
         return [step_s * longer for step_s in bare_s], whole
 
     def _time_optimizer(self, inputs: Inputs) -> float | None:
-        """Seconds for the shared weights, each as often as it occurs; None if moments do not fit.
+        """Seconds for the shared weights, each as often as it occurs.
 
-        The gradients are there from the steps before.
+        Gradients and moments are there for one list of weights at a time. None if they do not fit.
         """
-        weights = self._shared
-        lists = weights.trained()
-        moments = 2 * max(sum(each.nbytes for each in part) for _, part in lists)
-        if weights.bytes_with(2) + moments > self.memory.device_bytes:
+        lists = [
+            (members, [each for each in part if each.grad is not None])
+            for members, part in self._shared.trained()
+        ]
+        self.subject.model.zero_grad(set_to_none=True)
+        longest = max(sum(each.nbytes for each in part) for _, part in lists)
+        if self._shared.bytes_with(1) + _COPIES * longest > self.memory.device_bytes:
             return None
-        return sum(members * time_steps(part, self.subject.clock) for members, part in lists)
+        return sum(members * self._time_list(part) for members, part in lists if part)
 
-    def _observe_large(self, inputs: Inputs) -> tuple[Tracker, Structure]:
+    def _time_list(self, weights: Sequence[nn.Parameter]) -> float:
+        for each in weights:
+            each.grad = torch.zeros_like(each)
+        seconds = time_steps(weights, self.subject.clock)
+        for each in weights:
+            each.grad = None
+        return seconds
+
+    def observe_structure(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """What fakes show of the model, or where its code reads values, the shared weights."""
         if not self._reads_values:
             try:
@@ -140,10 +156,10 @@ class LargeMeasurer(Measurer):
     def _correct(
         self, groups: Sequence[StashGroup], inputs: Inputs, tracker: Tracker
     ) -> list[StashGroup]:
-        """What is kept, with the kernels that real tensors get.
+        """What is kept, where real tensors take other ways than fakes.
 
-        Some differ from those of fakes (LSTM). What the layers that run keep more on real tensors
-        is added to them and to those that are measured as they are.
+        Kernels do (LSTM), and code that asks for fakes (the masks of transformers). What a layer
+        that runs keeps more on real tensors is added to it and to those that are measured as it is.
         """
         with self._faked(), self._skipping(tracker):
             fakes = observe(self.subject, fake.fake_inputs(inputs, self._mode), tracker)
@@ -153,9 +169,10 @@ class LargeMeasurer(Measurer):
         more = _by_layers(reals.stash_groups)
         more.subtract(_by_layers(fakes.stash_groups))
         for layers, size in more.items():
-            like = [(layer,) for layer, ran in self.measured_as.items() if layers == (ran,)]
-            for each in [layers, *like]:
-                kept[each] += size
+            if not self.measured_as.keys() & set(layers):
+                like = [(layer,) for layer, ran in self.measured_as.items() if layers == (ran,)]
+                for each in [layers, *like]:
+                    kept[each] += size
         return [
             StashGroup(layers=list(layers), bytes=size)
             for layers, size in sorted(kept.items())
@@ -197,7 +214,7 @@ class LargeMeasurer(Measurer):
     @contextlib.contextmanager
     def _faked(self) -> Iterator[None]:
         """The context in which operations are fake; parameters are so already."""
-        with self._mode, fake.fake_buffers(self.subject.model, self._mode):
+        with fake.without_log(), self._mode, fake.fake_buffers(self.subject.model, self._mode):
             yield
 
     @contextlib.contextmanager
