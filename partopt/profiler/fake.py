@@ -73,7 +73,8 @@ def fake_parameter(
     form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
     with mode:
         empty = torch.empty(parameter.shape, dtype=form, device=place)
-        made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    # outside of the mode, which would refer to it weakly: `module.to` does not convert such ones
+    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():
         if name not in vars(made):
             setattr(made, name, value)
