@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profiler.fake import build_without_weights, fake_mode
+from partopt.profiler.fake import build_without_weights, fake_mode, replace_attribute
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.free_memory import Memory, Size, size_of
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
@@ -115,11 +115,8 @@ def _count_parameters(count: Callable[[nn.Parameter], None]) -> Iterator[None]:
             seen[parameter] = True
             count(parameter)
 
-    nn.Module.register_parameter = register_and_count  # type: ignore[method-assign,assignment]
-    try:
+    with replace_attribute(nn.Module, "register_parameter", register_and_count):
         yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 class _RandomState:

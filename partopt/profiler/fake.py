@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ def is_fake(tensor: Tensor) -> bool:
 def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
     """What registers parameters in this context gets fake ones, and nothing is initialised."""
     register = nn.Module.register_parameter
+    convert: Any = nn.Module._apply
     # by the parameter itself: one that two modules register is one parameter
     fakes = WeakTensorKeyDictionary()
 
@@ -51,12 +52,36 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
                 fakes[parameter] = fake_parameter(mode, parameter)
             module._parameters[name] = fakes[parameter]
 
-    nn.Module.register_parameter = register_fake  # type: ignore[method-assign,assignment]
+    def convert_fake(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
+        # as `module.to` calls it: torch swaps fakes in place, and fails where modes refer to them
+        converted = _memoize(lambda each: _convert(each, function))
+        inner = list(module.modules()) if recurse else [module]
+        slots = [slot for slot in _slots(inner) if is_fake(slot[2])]
+        for holder, name, _ in slots:
+            holder._parameters[name] = None
+        convert(module, function, recurse)
+        for holder, name, parameter in slots:
+            setattr(holder, name, converted(parameter))
+        return module
+
+    with (
+        replace_attribute(nn.Module, "register_parameter", register_fake),
+        replace_attribute(nn.Module, "_apply", convert_fake),
+        _without_initialisers(),
+        _LargeRandomNumbersAreFake(mode),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    """The attribute of a class or a module has another value in this context."""
+    was = getattr(owner, name)
+    setattr(owner, name, value)
     try:
-        with _without_initialisers(), _LargeRandomNumbersAreFake(mode):
-            yield
+        yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        setattr(owner, name, was)
 
 
 def fake_parameter(
@@ -73,7 +98,6 @@ def fake_parameter(
     form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
     with mode:
         empty = torch.empty(parameter.shape, dtype=form, device=place)
-    # outside of the mode, which would refer to it weakly: `module.to` does not convert such ones
     made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():
         if name not in vars(made):
@@ -86,12 +110,7 @@ def replace_tensors(
     model: nn.Module, replacement: Callable[[Tensor], Tensor], buffers: bool = False
 ) -> Iterator[None]:
     """Every parameter of `model`, or every buffer, is its replacement in this context."""
-    slots = [
-        (module, name, tensor)
-        for module in model.modules()
-        for name, tensor in (module._buffers if buffers else module._parameters).items()
-        if tensor is not None
-    ]
+    slots = list(_slots(model.modules(), buffers))
     try:
         for module, name, tensor in slots:
             setattr(module, name, replacement(tensor))
@@ -132,12 +151,8 @@ def real_buffers(
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
     """Keeps torch from logging, with a traceback, that an operation does not work on fakes."""
-    log = logging.getLogger(FakeTensorMode.__module__)
-    was, log.disabled = log.disabled, True
-    try:
+    with replace_attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True):
         yield
-    finally:
-        log.disabled = was
 
 
 @contextlib.contextmanager
@@ -146,11 +161,8 @@ def refuse_mixing(mode: FakeTensorMode) -> Iterator[None]:
 
     Their results would be fake, and take no time.
     """
-    mode.allow_non_fake_inputs = False
-    try:
+    with replace_attribute(mode, "allow_non_fake_inputs", False):
         yield
-    finally:
-        mode.allow_non_fake_inputs = True
 
 
 def check_shapes(model: nn.Module) -> None:
@@ -170,6 +182,21 @@ def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
     return tree_map_only(Tensor, _memoize(mode.from_tensor), inputs)
 
 
+def _slots(
+    modules: Iterable[nn.Module], buffers: bool = False
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """The parameters that these modules hold themselves, or the buffers, and where."""
+    for module in modules:
+        for name, tensor in (module._buffers if buffers else module._parameters).items():
+            if tensor is not None:
+                yield module, name, tensor
+
+
+def _convert(parameter: Tensor, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    with torch.no_grad():
+        return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
+
+
 def _memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
     """`make`, once for each tensor."""
     made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
@@ -185,18 +212,11 @@ def _memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
 @contextlib.contextmanager
 def _without_initialisers() -> Iterator[None]:
     """`torch.nn.init` does nothing: it would read values of fakes, or touch every page."""
-    functions = {
-        name: function
-        for name, function in vars(nn.init).items()
-        if name.endswith("_") and not name.startswith("_") and callable(function)
-    }
-    for name in functions:
-        setattr(nn.init, name, _leave)
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, function in list(vars(nn.init).items()):
+            if name.endswith("_") and not name.startswith("_") and callable(function):
+                stack.enter_context(replace_attribute(nn.init, name, _leave))
         yield
-    finally:
-        for name, function in functions.items():
-            setattr(nn.init, name, function)
 
 
 def _leave(tensor: Tensor, *_arguments: Any, **_options: Any) -> Tensor:

@@ -35,7 +35,6 @@ from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import choose_units
 from partopt.units import format_bytes
 
-
 _COPIES = 4  # of a weight in an optimizer step beside it: its gradient, two moments, one temporary
 
 
