@@ -146,7 +146,7 @@ def run_structure(_name: str, _steps: int) -> dict[str, Any]:
     began = time.perf_counter()
     source = find_model(EXAMPLES / "llama.py", {**LLAMA_70B, "context": 2048})
     settings = check_settings([1], "cpu", "float32", "auto", (), 1, None)
-    memory = Memory.free(settings.device)
+    memory = Memory(float("inf"), float("inf"), copies=4)
     model, _ = build_within(source.build, memory, torch.float32, True)
     subject = Subject(model, source.example_inputs, source.loss_fn, settings, CpuClock(), memory)
     measurer = LargeMeasurer(subject, memory)
@@ -170,9 +170,9 @@ def run_command(_name: str, _steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         output = str(Path(folder) / "llama.json")
         words = ["--microbatch", "1", "--steps", "2", "--device", "cpu", "--larger-than-memory"]
+        model = str(EXAMPLES / "llama.py")
         subprocess.run(
-            [sys.executable, "-m", "partopt", "profile", EXAMPLES / "llama.py", *words, "-o"]
-            + [output],
+            [sys.executable, "-m", "partopt", "profile", model, *words, "-o", output],
             check=True,
             stdout=subprocess.DEVNULL,
         )
