@@ -3,14 +3,15 @@
     python benchmarks/larger_than_memory.py [--steps N] [--only NAME]
 
 Models that fit are profiled both ways: error of the step, and the largest error of a layer's share
-of it. Then the structure of LLaMA 70B, and the whole command for LLaMA 7B. Every row runs in a
-process of its own, on one thread; on a machine that does other things the errors are its noise,
-which the third row of a model shows: the ordinary profile against a second one.
+of it, in processor seconds, so that what else the machine does counts little. The last columns
+compare the ordinary profile with a second one: the noise. Then the structure of LLaMA 70B, and the
+whole command for LLaMA 7B. Every row runs in a process of its own, on one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import subprocess
@@ -25,10 +26,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 FITTING = {
     "gpt2": ("gpt2", {}),
     "bert": ("bert", {}),
-    "llama-500m": (
-        "llama",
-        {"layers": 12, "width": 1536, "heads": 12, "kv_heads": 4, "ffn": 4096},
-    ),
+    "llama": ("llama", {"layers": 12, "width": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816}),
     "vit-b-16": ("vit", {}),
 }
 LLAMA_70B = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672}
@@ -57,7 +55,8 @@ def main() -> None:
                 f"{name:12}{row['ordinary_s']:10.3f} s{row['larger_s']:10.3f} s"
                 f"{row['larger_s'] / row['ordinary_s'] - 1:+8.1%}{row['share']:8.1%}"
                 f"{row['again_s'] / row['ordinary_s'] - 1:+8.1%}{row['again_share']:8.1%}"
-                f"{row['not_run']:>6}/{row['layers']}"
+                f"{row['not_run']:>6}/{row['layers']}",
+                flush=True,
             )
     for title, what in (("structure of LLaMA 70B", "structure"), ("command, LLaMA 7B", "command")):
         if given.only in title:
@@ -76,9 +75,7 @@ def measure_in_process(what: str, name: str, steps: int) -> dict[str, Any]:
 
 def run_both(name: str, steps: int) -> dict[str, Any]:
     """The ordinary profile of a model, the other one, and the ordinary one again."""
-    ordinary, larger, again = (
-        profile(name, steps, larger_than_memory=way) for way in (False, True, False)
-    )
+    ordinary, larger, again = (profile(name, steps, larger=way) for way in (False, True, False))
     step_s = [sum(seconds(each)) for each in (ordinary, larger, again)]
     return {
         "ordinary_s": step_s[0],
@@ -91,9 +88,33 @@ def run_both(name: str, steps: int) -> dict[str, Any]:
     }
 
 
-def profile(name: str, steps: int, **options: Any) -> Any:
+class ProcessorClock:
+    """Processor time of this process."""
+
+    def stamp(self) -> float:
+        """Processor seconds."""
+        return time.process_time()
+
+    def intervals_s(self, stamps: Any) -> list[float]:
+        """Processor seconds between stamps."""
+        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+    def idle_share(self) -> float | None:
+        """Not of interest here."""
+        return None
+
+
+def profile(name: str, steps: int, larger: bool) -> Any:
     """The profile of a model that fits, at microbatch size 1."""
-    from partopt import measure_source
+    import torch
+
+    from partopt.documents.profile import Model
+    from partopt.profiler import find_model
+    from partopt.profiler.building import build_within
+    from partopt.profiler.free_memory import Memory
+    from partopt.profiler.session import measure_subject
+    from partopt.profiler.settings import check_settings
+    from partopt.profiler.subject import Subject
 
     warnings.simplefilter("ignore")
     example, arguments = FITTING[name]
@@ -102,9 +123,15 @@ def profile(name: str, steps: int, **options: Any) -> Any:
         if example == "vit":
             source = Path(folder) / "vit.py"
             source.write_text(VIT.replace("FOLDER", repr(str(EXAMPLES))))
-        return measure_source(
-            source, arguments=arguments, microbatch_sizes=[1], steps=steps, device="cpu", **options
-        )
+        found = find_model(source, arguments)
+    settings = check_settings([1], "cpu", "float32", "auto", (), steps, None)
+    memory = Memory.free(settings.device)
+    model, _ = build_within(found.build, memory, torch.float32, larger)
+    within = memory if larger else None
+    subject = Subject(
+        model, found.example_inputs, found.loss_fn, settings, ProcessorClock(), within
+    )
+    return measure_subject(subject, Model(name=name))
 
 
 VIT = """

@@ -22,9 +22,11 @@ from partopt.documents.profile import Layer, Measurement, StashGroup
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler import fake
 from partopt.profiler.classes import Call, CallRecorder, group_alike
+from partopt.profiler.device import return_freed_memory
 from partopt.profiler.free_memory import HEADROOM, Memory
 from partopt.profiler.measurer import Measurer, Structure, observe, track
 from partopt.profiler.optimizer import time_steps
+from partopt.profiler.out_of_memory import release_memory
 from partopt.profiler.parameters import describe_layers
 from partopt.profiler.sharing import SharedWeights
 from partopt.profiler.shortening import choose_skipped, expand, skip_layers
@@ -71,6 +73,7 @@ class LargeMeasurer(Measurer):
         self._check_stash(structure)
         with self._running(tracker):
             check_step(self.subject.model, inputs, self.subject.loss_fn)
+        self._shared.drop_unused_gradients()
         if not self._reads_values:
             groups = self._correct(structure.stash_groups, inputs, tracker)
             structure = replace(structure, stash_groups=groups)
@@ -108,6 +111,8 @@ class LargeMeasurer(Measurer):
         return sum(members * self._time_list(part) for members, part in lists if part)
 
     def _time_list(self, weights: Sequence[nn.Parameter]) -> float:
+        release_memory()  # the moments of the list before
+        return_freed_memory()
         for each in weights:
             each.grad = torch.zeros_like(each)
         seconds = time_steps(weights, self.subject.clock)

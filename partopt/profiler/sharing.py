@@ -46,6 +46,12 @@ class SharedWeights:
         """The context in which the model has the real weights; they are made at the first time."""
         return replace_tensors(self.model, self._weight)
 
+    def drop_unused_gradients(self) -> None:
+        """Take the gradients from weights that got none in the steps so far."""
+        for weight in self._real.values():
+            if weight.grad is not None and not weight.grad.any():
+                weight.grad = None
+
     def sole_names(self) -> set[str]:
         """Names of the parameters that share their real weight with no other."""
         return {
@@ -74,7 +80,7 @@ class SharedWeights:
 
 
 def _make(fake: nn.Parameter) -> nn.Parameter:
-    """A weight that keeps the magnitude of what it multiplies: no number gets extreme."""
+    """A weight, with its gradient, that keeps the magnitude of what it multiplies."""
     made = torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
     if not fake.is_floating_point():
         made.zero_()
@@ -82,4 +88,8 @@ def _make(fake: nn.Parameter) -> nn.Parameter:
         made.fill_(1.0)
     else:
         made.normal_(std=(fake[0].numel() or 1) ** -0.5)
-    return nn.Parameter(made, requires_grad=fake.requires_grad)
+    weight = nn.Parameter(made, requires_grad=fake.requires_grad)
+    if weight.requires_grad:
+        # beside the weights, not among activations: what is freed there serves the next step whole
+        weight.grad = torch.zeros_like(weight)
+    return weight
