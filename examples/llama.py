@@ -22,12 +22,12 @@ def build(
     layers: int = 32,
     width: int = 4096,
     heads: int = 32,
-    kv_heads: int = 32,
+    kv_heads: int | None = None,
     ffn: int = 11008,
     vocabulary: int = 32000,
     context: int = 128,
 ) -> nn.Module:
-    """The model; `kv_heads` below `heads` share keys and values, `ffn` is the width between."""
+    """The model; heads share `kv_heads` keys and values (None: none do), `ffn` is the width between."""
     declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import LlamaConfig, LlamaForCausalLM
 

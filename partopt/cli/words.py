@@ -17,7 +17,8 @@ _OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units":
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
-    "latency links device devices dtype granularity steps name force scaling weak"
+    "latency links device devices dtype granularity steps name force scaling weak "
+    "larger_than_memory"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {

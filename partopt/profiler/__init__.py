@@ -18,7 +18,13 @@ from partopt.profiler.device import clock_of
 from partopt.profiler.free_memory import Memory
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.session import ProfilingStopped, measure_subject
-from partopt.profiler.settings import Progress, check_model, check_name, check_settings
+from partopt.profiler.settings import (
+    Progress,
+    check_larger,
+    check_model,
+    check_name,
+    check_settings,
+)
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.subject import Subject
 
@@ -38,6 +44,7 @@ def measure(
     steps: int = 10,
     name: str | None = None,
     progress: Progress | None = None,
+    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Measure every layer of `model` at each microbatch size, in place, as it trains.
 
@@ -45,18 +52,18 @@ def measure(
     (default: the output's `.loss`, else the sum of its floating tensors). `granularity` and `units`
     choose the layers, see `partopt.profiler.units`. `steps` bare and as many instrumented steps are
     timed, and `progress(size, done, steps)` is called after each pair. The model is moved to the
-    device and dtype, put into training mode, and left so; one on the meta device stays there, and
-    is measured on a few real layers of each kind (`partopt.profiler.larger`). `name` is what the
-    profile calls it (default: its class). The profile's `notes` say what makes the measurements
-    doubtful.
+    device and dtype, put into training mode, and left so; `name` is what the profile calls it
+    (default: its class). The profile's `notes` say what makes the measurements doubtful.
+
+    `larger_than_memory` measures a few real layers of each kind (`partopt.profiler.larger`) and
+    leaves the model where it is; by default a model on the meta device is measured so.
 
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
     settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
     check_model(model, example_inputs, loss_fn)
-    large = any(parameter.is_meta for parameter in model.parameters())
-    within = Memory.free(settings.device) if large else None
+    within = Memory.free(settings.device) if check_larger(larger_than_memory, model) else None
     subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device), within)
     return measure_subject(subject, Model(name=check_name(name) or type(model).__name__))
 
@@ -84,6 +91,7 @@ def measure_source(
     """
     settings = check_settings(microbatch_sizes, device, dtype, granularity, units, steps, progress)
     title = check_name(name)
+    check_larger(larger_than_memory)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:

@@ -22,6 +22,7 @@ from partopt.profiler.fake import build_without_weights, fake_mode, replace_attr
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.free_memory import Memory, Size, size_of
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.settings import check_larger
 from partopt.units import format_bytes
 
 Build = Callable[[], nn.Module]
@@ -43,7 +44,8 @@ def build_within(
     not fit and cannot be built without its weights, and what the build raises.
     """
     if larger is False:
-        return build(), False
+        model = build()
+        return model, check_larger(larger, model)
     before = _RandomState()
     if larger is None:
         model = _build_if_it_fits(build, Size(dtype, memory.copies), memory)

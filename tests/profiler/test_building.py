@@ -64,6 +64,18 @@ def test_the_caller_decides() -> None:
     assert (large, any(fakes(model))) == (False, False)
 
 
+def test_a_model_built_on_meta_is_measured_so() -> None:
+    def on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return eight()
+
+    model, large = build(on_meta, PLENTY)
+    assert large
+    assert all(each.is_meta for each in model.parameters())
+    with pytest.raises(PartoptError, match="it has no weights"):
+        build(on_meta, PLENTY, larger=False)
+
+
 def test_a_model_that_fits_is_built_once_and_one_that_does_not_is_left_early() -> None:
     begun: list[str] = []
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt.documents.profile import Profile
+from partopt.errors import PartoptError
 from partopt.profiler import larger, measure
 from tests.helpers import ROOT
 from tests.profiler.helpers import (
@@ -261,6 +262,36 @@ print(json.dumps({
     "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
 }))
 """
+
+
+def test_a_model_on_the_meta_device_cannot_be_measured_whole() -> None:
+    model = linear().to("meta")
+    with pytest.raises(PartoptError) as failed:
+        measure(model, lambda size: torch.randn(size, 4), device="cpu", larger_than_memory=False)
+    assert failed.value.fields == {"option": "larger_than_memory", "value": False}
+
+
+def test_measure_leaves_a_model_that_is_measured_so_as_it_was() -> None:
+    model = nn.Sequential(*(linear() for _ in range(8))).double()
+    before = [each.clone() for each in model.parameters()]
+    profile = measure(
+        model,
+        lambda size: torch.randn(size, 4),
+        microbatch_sizes=[1],
+        steps=1,
+        device="cpu",
+        larger_than_memory=True,
+    )
+    assert not_run(profile)
+    after = list(model.parameters())
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert all(each.dtype is torch.float64 and each.grad is None for each in after)
+
+
+@pytest.mark.parametrize("given", ["yes", 1])
+def test_the_option_is_checked(given: object) -> None:
+    with pytest.raises(PartoptError, match="neither True nor False"):
+        measure(linear(), lambda size: torch.randn(size, 4), larger_than_memory=given)
 
 
 def test_the_structure_of_a_model_of_hundreds_of_gigabytes_takes_next_to_no_memory() -> None:
