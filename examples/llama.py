@@ -27,7 +27,7 @@ def build(
     vocabulary: int = 32000,
     context: int = 128,
 ) -> nn.Module:
-    """The model; heads share `kv_heads` keys and values (None: none do), `ffn` is the width between."""
+    """The model; `kv_heads` below `heads` share keys and values, `ffn` is the width between."""
     declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import LlamaConfig, LlamaForCausalLM
 

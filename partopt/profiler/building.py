@@ -44,8 +44,8 @@ def build_within(
     not fit and cannot be built without its weights, and what the build raises.
     """
     if larger is False:
-        model = build()
-        return model, check_larger(larger, model)
+        whole = build()
+        return whole, check_larger(larger, whole)
     before = _RandomState()
     if larger is None:
         model = _build_if_it_fits(build, Size(dtype, memory.copies), memory)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
@@ -85,6 +86,19 @@ class Routed(nn.Module):
         return out
 
 
+class Checkpointed(nn.Module):
+    """Blocks that run again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(linear(), nn.GELU()) for _ in range(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+
 def tied() -> nn.Module:
     table = nn.Embedding(16, 4)
     parts = {f"b{index}": linear() for index in range(6)}
@@ -109,6 +123,17 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
         lambda n: torch.randn(n + 1, 4),
     ),
     "tied": (tied, lambda n: torch.randn(n, 4)),
+    "in place": (
+        lambda: nn.Sequential(
+            *(part for _ in range(7) for part in (linear(), nn.ReLU(inplace=True)))
+        ),
+        lambda n: torch.randn(n, 4),
+    ),
+    "weight norm": (
+        lambda: nn.Sequential(*(nn.utils.parametrizations.weight_norm(linear()) for _ in range(7))),
+        lambda n: torch.randn(n, 4),
+    ),
+    "checkpoints": (Checkpointed, lambda n: torch.randn(n, 4)),
     "lstm": (lambda: nn.Sequential(*(Recurrent() for _ in range(6))), sequences),
     "encoder": (
         lambda: nn.TransformerEncoder(
