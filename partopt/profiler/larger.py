@@ -77,6 +77,7 @@ class LargeMeasurer(Measurer):
         if not self._reads_values:
             groups = self._correct(structure.stash_groups, inputs, tracker)
             structure = replace(structure, stash_groups=groups)
+        release_memory()  # observing leaves circles of objects that hold what was kept
         return tracker, replace(structure, layers=self._mark(structure.layers))
 
     def _time(
