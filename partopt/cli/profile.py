@@ -90,6 +90,12 @@ if TYPE_CHECKING:
 @click.option(
     "--name", metavar="NAME", help="What the profile calls the model [default: the file's name]."
 )
+@click.option(
+    "--larger-than-memory/--no-larger-than-memory",
+    default=None,
+    help="Build without weights and run a few layers of each kind; the default for a model that "
+    "does not fit.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     model: str,

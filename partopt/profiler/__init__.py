@@ -13,12 +13,20 @@ from torch import nn
 
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
+from partopt.profiler.building import build_within
 from partopt.profiler.compilation import opened
 from partopt.profiler.device import clock_of
+from partopt.profiler.free_memory import Memory
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.resume import check_resume
 from partopt.profiler.session import ProfilingStopped, measure_subject
-from partopt.profiler.settings import Progress, check_model, check_name, check_settings
+from partopt.profiler.settings import (
+    Progress,
+    check_larger,
+    check_model,
+    check_name,
+    check_settings,
+)
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.subject import Subject
 
@@ -41,6 +49,7 @@ def measure(
     name: str | None = None,
     resume: Profile | None = None,
     progress: Progress | None = None,
+    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Measure every layer of `model` at each microbatch size, in place, as it trains.
 
@@ -55,6 +64,9 @@ def measure(
     profile `resume` holds are taken from it. The profile's `notes` say what makes the measurements
     doubtful.
 
+    `larger_than_memory` measures a few real layers of each kind (`partopt.profiler.larger`) and
+    leaves the model where it is; by default a model on the meta device is measured so.
+
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
@@ -62,7 +74,8 @@ def measure(
         microbatch_sizes, device, dtype, granularity, units, steps, progress, autocast, compile
     )
     check_model(model, example_inputs, loss_fn)
-    subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device))
+    within = Memory.free(settings.device) if check_larger(larger_than_memory, model) else None
+    subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device), within)
     resumed = check_resume(resume)
     own = resumed.model.name if resumed else type(opened(model)).__name__
     return measure_subject(subject, Model(name=check_name(name) or own), resumed)
@@ -83,6 +96,7 @@ def measure_source(
     name: str | None = None,
     resume: Profile | None = None,
     progress: Progress | None = None,
+    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Build the model that `source` names and measure it.
 
@@ -96,12 +110,14 @@ def measure_source(
     )
     resumed = check_resume(resume)
     title = check_name(name) or (resumed and resumed.model.name)
+    check_larger(larger_than_memory)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
-        subject = Subject(
-            found.build(), found.example_inputs, found.loss_fn, settings, clock_of(settings.device)
-        )
+        memory, clock = Memory.free(settings.device), clock_of(settings.device)
+        model, large = build_within(found.build, memory, settings.dtype, larger_than_memory)
+        within = memory if large else None
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, within)
         return measure_subject(subject, identity, resumed)
     except ProfilingStopped as stopped:
         if isinstance(stopped.error, PartoptError):

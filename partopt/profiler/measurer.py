@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -66,6 +67,13 @@ class Measurer:
         """Whether a size was measured here."""
         return len(self.measurements) > (len(self.resumed.measurements) if self.resumed else 0)
 
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """The context in which the model lies on the device, ready to train."""
+        settings = self.subject.settings
+        self.subject.model.to(settings.device, settings.dtype).train()
+        yield
+
     def measure(self, size: int) -> None:
         """Add the measurement of one microbatch size.
 
@@ -92,11 +100,8 @@ class Measurer:
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
-        check_step(subject.model, inputs, subject.loss_fn)
+        tracker, structure = self._see(inputs)
         self._note_inputs(size, inputs)
-        tracker = self._tracker or track(subject, inputs)
-        with no_cast_cache():
-            structure = observe(subject, inputs, tracker)
         self._keep_layers(structure.layers, tracker, size)
         with contextlib.ExitStack() as compiled:
             if settings.compiled:
@@ -105,6 +110,14 @@ class Measurer:
                 groups = record_stash(subject, inputs, tracker)
                 structure = replace(structure, stash_groups=groups)
             return self._time(size, inputs, tracker, structure)
+
+    def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
+        """The layers at one microbatch size, once a step has shown that it runs."""
+        subject = self.subject
+        check_step(subject.model, inputs, subject.loss_fn)
+        tracker = self._tracker or track(subject, inputs)
+        with no_cast_cache():
+            return tracker, observe(subject, inputs, tracker)
 
     def _time(
         self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
@@ -172,14 +185,18 @@ class Measurer:
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
-        subject = self.subject
         try:
-            return time_optimizer(subject.model, inputs, subject.loss_fn, subject.clock)
+            return self._time_optimizer(inputs)
         except Exception as error:
             self.notes.append(note_optimizer(error))
-        subject.model.zero_grad(set_to_none=True)
+        self.subject.model.zero_grad(set_to_none=True)
         release_memory()
         return None
+
+    def _time_optimizer(self, inputs: Inputs) -> float | None:
+        """Seconds of an optimizer step."""
+        subject = self.subject
+        return time_optimizer(subject.model, inputs, subject.loss_fn, subject.clock)
 
 
 def _choose_steps(step_s: float) -> int:

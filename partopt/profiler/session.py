@@ -7,10 +7,12 @@ from partopt.documents.profile import Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.compilation import open_compiled
 from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import Measurer
 from partopt.profiler.precision import under_autocast
 from partopt.profiler.quality_checks import note_busy_machine, note_overhead
 from partopt.profiler.resume import check_same_subject
+from partopt.profiler.settings import invalid_option
 from partopt.profiler.subject import Subject
 
 
@@ -42,15 +44,15 @@ def measure_subject(subject: Subject, identity: Model, resumed: Profile | None =
     ):
         if resumed is not None:
             check_same_subject(resumed, identity, ready.settings)
-        return _measure_sizes(Measurer(ready, resumed), identity)
+        return _measure_sizes(_measurer(ready, resumed), identity)
 
 
 def _measure_sizes(measurer: Measurer, identity: Model) -> Profile:
     subject, settings = measurer.subject, measurer.subject.settings
     try:
-        subject.model.to(settings.device, settings.dtype).train()
-        for size in settings.microbatch_sizes:
-            measurer.measure(size)
+        with measurer.placed():
+            for size in settings.microbatch_sizes:
+                measurer.measure(size)
     except KeyboardInterrupt as interrupt:
         raise ProfilingStopped(_collect_new(measurer, identity)) from interrupt
     except Exception as error:
@@ -64,6 +66,19 @@ def _measure_sizes(measurer: Measurer, identity: Model) -> Profile:
     if profile is None:
         raise _nothing_fits(settings.microbatch_sizes)
     return profile
+
+
+def _measurer(subject: Subject, resumed: Profile | None) -> Measurer:
+    if subject.within is None:
+        return Measurer(subject, resumed)
+    if subject.settings.compiled:
+        raise invalid_option(
+            "compile",
+            True,
+            "layers of a model larger than memory are measured as they are",
+            "leave it out",
+        )
+    return LargeMeasurer(subject, subject.within, resumed)
 
 
 def _nothing_fits(sizes: tuple[int, ...]) -> PartoptError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partopt.documents.profile import Layer, StashGroup, Tensor
@@ -31,6 +32,7 @@ class Structure:
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
     transient_bytes: dict[int, int]
+    users: Mapping[str, set[int]]  # of the parameters
 
 
 def track(subject: Subject, inputs: Inputs) -> Tracker:
@@ -77,4 +79,5 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         transient_bytes(
             memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
         ),
+        flow.users,
     )

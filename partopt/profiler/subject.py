@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from torch import nn
 
 from partopt.profiler.clock import Clock
+from partopt.profiler.free_memory import Memory
 from partopt.profiler.settings import Settings
 from partopt.profiler.step import Inputs, Loss
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with its inputs and its loss, how it is measured, and with which clock."""
+    """A model with its inputs and its loss, how it is measured, and with which clock.
+
+    `within` is the memory within which to measure a model that is larger than it.
+    """
 
     model: nn.Module
     example_inputs: Callable[[int], Inputs]
     loss_fn: Loss | None
     settings: Settings
     clock: Clock
+    within: Memory | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from partopt.documents.profile import Measurement, Profile
+from partopt.documents.profile import Layer, Measurement, Profile
 from partopt.report.table import bar, label_lines, shorten, table
 from partopt.units import format_bytes, format_seconds
 
@@ -27,11 +27,14 @@ _LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGH
 def render(profile: Profile, ascii_only: bool = False) -> str:
     """The measured microbatch sizes, then every layer at the largest of them.
 
-    A bar shows each layer's share of the time.
+    A bar shows each layer's share of the time, a star a layer measured by another one.
     """
     measurement = profile.measured()[-1]
     layers = table(_LAYER_HEADINGS, _layer_rows(profile, measurement, ascii_only), left=(1, 2, 7))
-    return f"{render_sizes(profile)}\n\nmicrobatch {measurement.microbatch_size}:\n{layers}"
+    return (
+        f"{render_sizes(profile)}\n\nmicrobatch {measurement.microbatch_size}:\n{layers}"
+        f"{_legend(profile)}"
+    )
 
 
 def render_sizes(profile: Profile) -> str:
@@ -87,12 +90,26 @@ def _or_dash(value: Number | None, form: Callable[[Number], str]) -> str:
     return "-" if value is None else form(value)
 
 
+def _legend(profile: Profile) -> str:
+    """Which layers did not run themselves, if any."""
+    ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
+    if not ran:
+        return ""
+    which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
+    return f"\n\n* did not run: has the measurements of {which}"
+
+
+def _layer_name(layer: Layer) -> str:
+    name = layer.name + (f" #{layer.call}" if layer.call else "")
+    return shorten(name, 18) if layer.measured_as is None else f"{shorten(name, 17)}*"
+
+
 def _layer_rows(profile: Profile, measurement: Measurement, ascii_only: bool) -> list[list[str]]:
     slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
     return [
         [
             str(index),
-            shorten(layer.name + (f" #{layer.call}" if layer.call else ""), 18),
+            _layer_name(layer),
             shorten(layer.type, 12),
             format_seconds(measured.forward_s),
             format_seconds(measured.backward_s),

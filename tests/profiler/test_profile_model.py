@@ -417,6 +417,18 @@ def test_transformers_examples(name: str, layers: int) -> None:
     assert profile.layers[0].shared_parameters == profile.layers[-1].shared_parameters != []
 
 
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+def test_the_llama_example() -> None:
+    arguments = {"layers": 2, "width": 8, "heads": 2, "ffn": 16, "context": 8, "vocabulary": 64}
+    profile = measure_source(
+        EXAMPLES / "llama.py", arguments=arguments, microbatch_sizes=[1], steps=1, device="cpu"
+    )
+    block = 4 * 8 * 8 + 3 * 8 * 16 + 2 * 8
+    assert [layer.type for layer in profile.layers].count("LlamaDecoderLayer") == 2
+    assert profile.parameter_bytes() == 4 * (2 * block + 2 * 64 * 8 + 8)
+
+
 def test_measure_takes_a_plain_module() -> None:
     profile = measure(
         nn.Sequential(linear(), linear()), vectors, microbatch_sizes=[1], steps=1, device="cpu"

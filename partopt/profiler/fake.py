@@ -1,0 +1,254 @@
+"""Models without their weights: parameters with a shape, a number format and a device, no memory.
+
+A fake parameter (torch's FakeTensor) goes through every operation and shows what comes out of it,
+apart from values. Buffers stay real: rotary frequencies, tables and counters are small, and code
+reads their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from partopt.errors import PartoptError
+
+# Elements from which random numbers are not drawn while a model is built: whoever fills a tensor
+# as large as that with them initialises a weight, whose values do not matter.
+LARGE = 2**20
+
+
+def fake_mode() -> FakeTensorMode:
+    """The mode that the parameters of one model belong to; real buffers may mix with them."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether the tensor has no memory of its own."""
+    return isinstance(tensor, FakeTensor)
+
+
+@contextlib.contextmanager
+def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
+    """What registers parameters in this context gets fake ones, and nothing is initialised."""
+    register = nn.Module.register_parameter
+    convert: Any = nn.Module._apply
+    # by the parameter itself: one that two modules register is one parameter
+    fakes = WeakTensorKeyDictionary()
+
+    def register_fake(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not is_fake(parameter) and not is_lazy(parameter):
+            if parameter not in fakes:
+                fakes[parameter] = fake_parameter(mode, parameter)
+            module._parameters[name] = fakes[parameter]
+
+    def convert_fake(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
+        # as `module.to` calls it: torch swaps fakes in place, and fails where modes refer to them
+        converted = _memoize(lambda each: _convert(each, function))
+        inner = list(module.modules()) if recurse else [module]
+        slots = [slot for slot in _slots(inner) if is_fake(slot[2])]
+        for holder, name, _ in slots:
+            holder._parameters[name] = None
+        convert(module, function, recurse)
+        for holder, name, parameter in slots:
+            setattr(holder, name, converted(parameter))
+        return module
+
+    with (
+        replace_attribute(nn.Module, "register_parameter", register_fake),
+        replace_attribute(nn.Module, "_apply", convert_fake),
+        _without_initialisers(),
+        _LargeRandomNumbersAreFake(mode),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    """The attribute of a class or a module has another value in this context."""
+    was = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, was)
+
+
+def fake_parameter(
+    mode: FakeTensorMode,
+    parameter: nn.Parameter,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Parameter:
+    """A fake like `parameter`, on `device`, and if it is a floating one as `dtype`.
+
+    What other code has noted on the parameter, it finds on the fake.
+    """
+    place = device or torch.device("cpu" if parameter.is_meta else parameter.device)
+    form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
+    with mode:
+        empty = torch.empty(parameter.shape, dtype=form, device=place)
+    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for name, value in vars(parameter).items():
+        if name not in vars(made):
+            setattr(made, name, value)
+    return made
+
+
+@contextlib.contextmanager
+def replace_tensors(
+    model: nn.Module, replacement: Callable[[Tensor], Tensor], buffers: bool = False
+) -> Iterator[None]:
+    """Every parameter of `model`, or every buffer, is its replacement in this context."""
+    slots = list(_slots(model.modules(), buffers))
+    try:
+        for module, name, tensor in slots:
+            setattr(module, name, replacement(tensor))
+        yield
+    finally:
+        for module, name, tensor in slots:
+            setattr(module, name, tensor)
+
+
+def fake_parameters(
+    model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype
+) -> contextlib.AbstractContextManager[None]:
+    """The context in which a model has fakes of its parameters; ties remain."""
+    return replace_tensors(model, _memoize(lambda each: fake_parameter(mode, each, device, dtype)))
+
+
+def fake_buffers(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
+    """The context in which a model has fakes of its buffers."""
+    return replace_tensors(model, _memoize(mode.from_tensor), buffers=True)
+
+
+def real_buffers(
+    model: nn.Module, device: torch.device, dtype: torch.dtype
+) -> contextlib.AbstractContextManager[None]:
+    """The context in which the buffers of a model lie on the device, also those built on meta."""
+
+    def real(buffer: Tensor) -> Tensor:
+        form = dtype if buffer.is_floating_point() else buffer.dtype
+        if not buffer.is_meta and not is_fake(buffer):
+            return buffer.to(device, form)
+        # not known: a mask that hides nothing, index 0, a scale of 1
+        fill = float(buffer.is_floating_point() or buffer.dtype is torch.bool)
+        return torch.full(buffer.shape, fill, dtype=form, device=device)
+
+    return replace_tensors(model, _memoize(real), buffers=True)
+
+
+@contextlib.contextmanager
+def without_log() -> Iterator[None]:
+    """Keeps torch from logging, with a traceback, that an operation does not work on fakes."""
+    with replace_attribute(logging.getLogger(FakeTensorMode.__module__), "disabled", True):
+        yield
+
+
+@contextlib.contextmanager
+def refuse_mixing(mode: FakeTensorMode) -> Iterator[None]:
+    """Operations in this context raise where a fake of `mode` has stayed among real tensors.
+
+    Their results would be fake, and take no time.
+    """
+    with replace_attribute(mode, "allow_non_fake_inputs", False):
+        yield
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Raise PartoptError where a parameter gets its shape in the first forward only."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise PartoptError(
+                f'the parameter "{name}" has no shape before the first forward',
+                "a model larger than memory needs its shapes: build it without lazy modules",
+                code="lazy-parameter",
+                parameter=name,
+            )
+
+
+def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
+    """Inputs of a model with fakes of the tensors in them."""
+    return tree_map_only(Tensor, _memoize(mode.from_tensor), inputs)
+
+
+def _slots(
+    modules: Iterable[nn.Module], buffers: bool = False
+) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """The parameters that these modules hold themselves, or the buffers, and where."""
+    for module in modules:
+        for name, tensor in (module._buffers if buffers else module._parameters).items():
+            if tensor is not None:
+                yield module, name, tensor
+
+
+def _convert(parameter: Tensor, function: Callable[[Tensor], Tensor]) -> nn.Parameter:
+    with torch.no_grad():
+        return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
+
+
+def _memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`make`, once for each tensor."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
+
+    def once(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = (tensor, make(tensor))
+        return made[id(tensor)][1]
+
+    return once
+
+
+@contextlib.contextmanager
+def _without_initialisers() -> Iterator[None]:
+    """`torch.nn.init` does nothing: it would read values of fakes, or touch every page."""
+    with contextlib.ExitStack() as stack:
+        for name, function in list(vars(nn.init).items()):
+            if name.endswith("_") and not name.startswith("_") and callable(function):
+                stack.enter_context(replace_attribute(nn.init, name, _leave))
+        yield
+
+
+def _leave(tensor: Tensor, *_arguments: Any, **_options: Any) -> Tensor:
+    return tensor
+
+
+class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws no random numbers for large tensors.
+
+    A tensor that they would fill in place is left as it is, one that they would make is fake.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, unless it draws many random numbers."""
+        options = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and not any(map(_is_a_fake, args)):
+            if func._schema.is_mutable:
+                if args[0].numel() >= LARGE:
+                    return args[0]
+            elif not any(isinstance(value, Tensor) for value in args):
+                with self.mode:
+                    fake = func(*args, **options)
+                if fake.numel() >= LARGE:
+                    return fake
+        return func(*args, **options)
+
+
+def _is_a_fake(value: object) -> bool:
+    return isinstance(value, Tensor) and is_fake(value)
