@@ -386,7 +386,12 @@ def summary(bare_s: float, instrumented_s: float) -> Measurement:
     half = instrumented_s / 2
     layers = structure(linear(), vectors).layers
     return _summary(
-        1, Structure(layers, {}, {}, [], [], {}), [bare_s], [LayerTimes([half], [half])], None, None
+        1,
+        Structure(layers, {}, {}, [], [], {}, {}),
+        [bare_s],
+        [LayerTimes([half], [half])],
+        None,
+        None,
     )
 
 
