@@ -1,5 +1,6 @@
 """What follows on what in an iteration bounds every plan, as the simulator executes it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from partopt.cost.iteration import iteration_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.cost.together import together_s
-from partopt.planners.optimal import prefixes
+from partopt.planners.optimal import prefixes, refuters
 from tests.examples import examples
 from tests.planners.exhaustive import partitions
 from tests.planners.problems import chain, problem, topology
@@ -141,6 +142,11 @@ def test_gradients_that_come_together_wait_for_each_other():
     plan = Partition(CONTIGUOUS, [Assignment(0, 1, range(1)), Assignment(1, 2, range(1, 3))])
     assert together_s(plan, given) == 1 + 2 * 12 + 2 * 2
     assert iteration_s(plan, given) == 1 + 2 * 12 + 2
+
+
+def test_where_nothing_fits_the_bound_is_infinite():
+    given = replace(three([1, 2], [6, 6, 6]), memory_bytes=1)
+    assert refuters.bound_s(given, 1.0) == math.inf
 
 
 def test_large_problems_and_asynchronous_schedules_are_not_refuted():

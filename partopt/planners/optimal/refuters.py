@@ -6,6 +6,7 @@ stages send over a bus, or from what follows on what in an iteration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from partopt.cost.problem import Problem
@@ -22,13 +23,18 @@ def refuter(problem: Problem) -> Callable[[float], bool]:
 
 
 def bound_s(problem: Problem, lower_s: float) -> float:
-    """Seconds that no plan goes below, at least `lower_s`, which is a bound already."""
+    """Seconds that no plan goes below, at least `lower_s`, which is a bound already.
+
+    Infinite where no plan fits.
+    """
     if lower_s <= 0:
         return lower_s
     refutes = refuter(problem)
     low, high = lower_s, lower_s * (1 + _NEAR)
-    while refutes(high):
+    while high < math.inf and refutes(high):
         low, high = high, lower_s + _GROWTH * (high - lower_s)
+    if high == math.inf:
+        return high
     while high > low * (1 + _NEAR):
         middle = (low + high) / 2
         low, high = (middle, high) if refutes(middle) else (low, middle)
