@@ -15,6 +15,7 @@ from partopt.cost.ranges import Group, RangeSum
 from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
+from partopt.planners.optimal import prefixes
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from tests.examples import examples
 from tests.planners import exhaustive
@@ -82,7 +83,7 @@ def check(given: Problem) -> None:
     partition, certificate = proven(optimal.plan(given))
     seconds = objective_s(partition, given)
     assert seconds == pytest.approx(best.seconds, rel=1e-11)
-    # what all stages send together may take longer
+    # what all stages take together may be longer
     assert certificate.objective_s == max(seconds, certificate.lower_bound_s)
     assert certificate.status == "optimal"
     assert len(partition.stages) == best.stages
@@ -236,7 +237,7 @@ def test_what_it_proves_of_merged_layers_is_what_the_plan_is_priced_at(
     partition, certificate = proven(planners.decide("optimal", given))
     assert {stage.start for stage in partition.stages} <= set(given.boundaries())
     period_s = priced(given, partition).predicted.period_s
-    # what all stages send together may take longer
+    # what all stages take together may be longer
     assert certificate.objective_s == max(period_s, certificate.lower_bound_s)
     if tied == "together":
         assert all(tied_exchange_s(partition, s, given) == 0 for s in range(len(partition.stages)))
@@ -330,16 +331,17 @@ def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
 
 @pytest.mark.parametrize(
     ("options", "seconds"),
-    [({}, 8 + 8), ({"schedule": "1f1b", "microbatches": 8}, 8 + 8 * (8 + 8) + 8)],
+    [({}, 8 + 8), ({"schedule": "1f1b", "microbatches": 8}, 8 + 8 * (8 + 8) + 16)],
 )
 def test_both_cuts_of_the_stage_in_the_middle_bind(options, seconds):
     """Layers of 4 s forward and 8 s backward, a device each, 8 bytes between them at 1 byte/s:
-    compute and each cut alone would take 12 s a microbatch, and less than 8 times 16 s in all.
+    compute and each cut alone would take 12 s a microbatch, and less than 8 times 16 s in all. In
+    an iteration one message more is on its way before and behind, and a layer.
     """
     model = chain([4] * 3, [8] * 3, [8] * 2, [800] * 3)
     given = problem(model, topology((3, 1.0)), replication="none", **options)
     check(given)
-    assert proven(optimal.plan(given))[1].objective_s == seconds
+    assert proven(optimal.plan(given))[1].objective_s == pytest.approx(seconds, rel=2e-6)
     two_servers = problem(model, topology((3, 1.0), (2, 1e6)), **options)
     check(two_servers)
     if not options:
@@ -380,6 +382,7 @@ def test_where_an_entry_had_no_room_the_certificate_is_a_gap_above_what_needs_no
     monkeypatch.setattr(
         ContiguousProbe, "find", lambda *arguments: find(*arguments)._replace(complete=False)
     )
+    monkeypatch.setattr(prefixes, "refuter", lambda _: lambda _: False)
     _, certificate = proven(
         optimal.plan(problem(chain([1, 1], [2, 0], [0], [90, 90]), topology((2, 1.0)), **options))
     )

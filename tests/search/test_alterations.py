@@ -13,6 +13,7 @@ from partopt.cost.problem import problem_from_plan
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
+from partopt.planners.optimal import refuters
 from partopt.search.contest import plan_alone
 from partopt.search.verify import verify
 from tests.search.alterations import Alteration, alterations
@@ -49,9 +50,9 @@ def decides_the_same(plan: Plan, made: Made) -> bool:
 
 def bound_still_holds(plan: Plan, made: Made) -> bool:
     """Whether the best plan of what is asked now is not below the bound of this one."""
-    asked = problem_from_plan(plan, made[1].profile)
-    _, _, lower = planners.optimal.least(asked.coarsen())
-    return plan.certificate.lower_bound_s <= lower * (1 + 1e-9)
+    asked = problem_from_plan(plan, made[1].profile).coarsen()
+    _, _, lower = planners.optimal.least(asked)
+    return plan.certificate.lower_bound_s <= refuters.bound_s(asked, lower) * (1 + 2e-6)
 
 
 def still_answers(plan: Plan, made: Made) -> bool:
