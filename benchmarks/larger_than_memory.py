@@ -11,7 +11,6 @@ whole command for LLaMA 7B. Every row runs in a process of its own, on one threa
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import resource
 import subprocess
@@ -88,33 +87,9 @@ def run_both(name: str, steps: int) -> dict[str, Any]:
     }
 
 
-class ProcessorClock:
-    """Processor time of this process."""
-
-    def stamp(self) -> float:
-        """Processor seconds."""
-        return time.process_time()
-
-    def intervals_s(self, stamps: Any) -> list[float]:
-        """Processor seconds between stamps."""
-        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
-
-    def idle_share(self) -> float | None:
-        """Not of interest here."""
-        return None
-
-
 def profile(name: str, steps: int, larger: bool) -> Any:
     """The profile of a model that fits, at microbatch size 1."""
-    import torch
-
-    from partopt.documents.profile import Model
-    from partopt.profiler import find_model
-    from partopt.profiler.building import build_within
-    from partopt.profiler.free_memory import Memory
-    from partopt.profiler.session import measure_subject
-    from partopt.profiler.settings import check_settings
-    from partopt.profiler.subject import Subject
+    from partopt import measure_source
 
     warnings.simplefilter("ignore")
     example, arguments = FITTING[name]
@@ -123,15 +98,14 @@ def profile(name: str, steps: int, larger: bool) -> Any:
         if example == "vit":
             source = Path(folder) / "vit.py"
             source.write_text(VIT.replace("FOLDER", repr(str(EXAMPLES))))
-        found = find_model(source, arguments)
-    settings = check_settings([1], "cpu", "float32", "auto", (), steps, None)
-    memory = Memory.free(settings.device)
-    model, _ = build_within(found.build, memory, torch.float32, larger)
-    within = memory if larger else None
-    subject = Subject(
-        model, found.example_inputs, found.loss_fn, settings, ProcessorClock(), within
-    )
-    return measure_subject(subject, Model(name=name))
+        return measure_source(
+            source,
+            arguments=arguments,
+            microbatch_sizes=[1],
+            device="cpu",
+            steps=steps,
+            larger_than_memory=larger,
+        )
 
 
 VIT = """
