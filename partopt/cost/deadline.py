@@ -91,6 +91,28 @@ def waited_s(layers, stage, each, r):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def work_in_layers_s(layers, stage, F, r, round_s):  # type: ignore[no-untyped-def]
+    """Seconds from the first forward of a stage's first replica to its last backward, at the least.
+
+    The compiled form of `partopt.cost.passes.work_of`.
+    """
+    return stage_work_s(
+        layers.M,
+        r,
+        F,
+        layers.devices,
+        int(stage.start > 0),
+        len(layers.cuts) - 1 - stage.start,
+        stage.forward_s,
+        stage.backward_s,
+        stage.passing_s,
+        round_s,
+        layers.split,
+        layers.any_warmup,
+    )
+
+
+@compiled()
 def time_left_s(layers, stage, T, F, r, waiting):  # type: ignore[no-untyped-def]
     """Seconds of T that a stage with r replicas leaves for its update, or for each round's.
 
@@ -99,20 +121,7 @@ def time_left_s(layers, stage, T, F, r, waiting):  # type: ignore[no-untyped-def
     f, b = stage.forward_s, stage.backward_s
     if layers.M == 0:
         return T * r - (f + b if layers.blocking else 0.0)
-    work = stage_work_s(
-        layers.M,
-        r,
-        F,
-        layers.devices,
-        int(stage.start > 0),
-        len(layers.cuts) - 1 - stage.start,
-        f,
-        b,
-        stage.passing_s,
-        stage.round_s,
-        layers.split,
-        layers.any_warmup,
-    )
+    work = work_in_layers_s(layers, stage, F, r, stage.round_s)
     done = layers.head[stage.start] + work
     if not layers.split and done + layers.tail[stage.start] > T * (1 + EPSILON):
         return -1.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from partopt.profiler.dataflow import StorageMap
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.out_of_memory import is_out_of_memory
 from partopt.profiler.precision import replace_forward
+from partopt.profiler.stash import Kept, stash_groups
 from partopt.profiler.step import Inputs, run_loss
 from partopt.profiler.subject import Subject
 from partopt.profiler.tracker import Tracker
@@ -127,26 +127,19 @@ def record_stash(subject: Subject, inputs: Inputs, tracker: Tracker) -> list[Sta
     own, kept = StorageMap(), StorageMap()
     for tensor in [*subject.model.parameters(), *subject.model.buffers()]:
         own.set(tensor, True)
-    found: list[tuple[set[int], int]] = []
+    found: list[Kept] = []
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.layout is torch.strided and own.get(tensor) is None:
             entry = kept.get(tensor)
             if entry is None:
-                entry = (set(), tensor.untyped_storage().nbytes())
+                entry = Kept(set(), tensor.untyped_storage().nbytes(), None)
                 kept.set(tensor, entry)
                 found.append(entry)
-            entry[0].add(tracker.current)
+            entry.layers.add(tracker.current)
         return tensor
 
     with tracker.watch(), saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = run_loss(subject.model, inputs, subject.loss_fn)
     del loss  # the graph had to live, so that no storage was freed and counted twice
-    merged: defaultdict[tuple[int, ...], int] = defaultdict(int)
-    for layers, size_bytes in found:
-        merged[tuple(sorted(layers))] += size_bytes
-    return [
-        StashGroup(layers=list(layers), bytes=size)
-        for layers, size in sorted(merged.items())
-        if size
-    ]
+    return stash_groups(found)

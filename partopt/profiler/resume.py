@@ -10,7 +10,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.device import describe_device, describe_environment
 from partopt.profiler.settings import Settings, invalid_option
 
-_HINT = "measure as it was measured, or anew without `resume`"
+_HINT = "measure as it was measured, or leave out `resume`"
 
 
 def check_resume(resume: object) -> Profile | None:

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.deadline import ports_in_time
+from partopt.cost.deadline import ports_in_time, work_in_layers_s
 from partopt.cost.kernels import layers_of, most_in_flight, replica_counts, stage_cost
 from partopt.cost.links import Network, run_sides_s
-from partopt.cost.passes import stage_work_s
 from partopt.cost.problem import Problem
 from partopt.cost.together import end_s
 from partopt.cost.tolerances import DEVICE, EPSILON, TINY
@@ -190,20 +189,7 @@ def _extend(layers, links, wanted, table, stage, F, r, used):  # type: ignore[no
                     continue
                 own = 2 * layers.message[j]
                 R = stage.round_s - own + max(own, 2 * (wanted.low - x))
-                work = stage_work_s(
-                    M,
-                    r,
-                    F,
-                    layers.devices,
-                    1 if i > 0 else 0,
-                    len(layers.cuts) - 1 - i,
-                    stage.forward_s,
-                    stage.backward_s,
-                    stage.passing_s,
-                    R,
-                    layers.split,
-                    layers.any_warmup,
-                )
+                work = work_in_layers_s(layers, stage, F, r, R)
                 passed = work
                 if layers.split:
                     passed = -(-M // r) * (stage.forward_s + stage.passing_s)
