@@ -110,15 +110,21 @@ class LargeMeasurer(Measurer):
 
         Gradients and moments are there for one list of weights at a time. None if they do not fit.
         """
-        lists = [
+        trained = [
             (members, [each for each in part if each.grad is not None])
             for members, part in self._shared.trained()
         ]
         self.subject.model.zero_grad(set_to_none=True)
-        longest = max(sum(each.nbytes for each in part) for _, part in lists)
-        if self._shared.bytes_with(1) + _COPIES * longest > self.memory.device_bytes:
+        largest = max(each.nbytes for _, part in trained for each in part)
+        if self._shared.bytes_with(1) + _COPIES * largest > self.memory.device_bytes:
             return None
-        return sum(members * self._time_list(part) for members, part in lists if part)
+        seconds = sum(
+            members * self._time_list(own)
+            for members, part in trained
+            for own in _lists_within(largest, part)
+        )
+        return_freed_memory()
+        return seconds
 
     def _time_list(self, weights: Sequence[nn.Parameter]) -> float:
         release_memory()  # the moments of the list before
@@ -270,6 +276,18 @@ class LargeMeasurer(Measurer):
                 "layers_not_run": len(self.measured_as),
             },
         )
+
+
+def _lists_within(most_bytes: int, weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The weights in their order, in lists of at most so many bytes; each alone has no more."""
+    own: list[nn.Parameter] = []
+    for each in weights:
+        if own and sum(other.nbytes for other in own) + each.nbytes > most_bytes:
+            yield own
+            own = []
+        own.append(each)
+    if own:
+        yield own
 
 
 def _by_layers(groups: Sequence[StashGroup]) -> Counter[tuple[int, ...]]:

@@ -22,7 +22,7 @@ class SharedWeights:
         self.model = model
         self._like: dict[int, nn.Parameter] = {}  # id of a fake -> the fake whose weight it has
         self._parts: list[list[nn.Parameter]] = []  # what stands for others, by group
-        self._real: dict[int, nn.Parameter] = {}
+        self._real: dict[int, nn.Parameter] = {}  # by the id of its fake; alike ones share memory
         for units in [*groups, [model]]:
             self._add(units)
         self._members = Counter(id(self._like[id(each)]) for each in model.parameters())
@@ -48,8 +48,10 @@ class SharedWeights:
 
     def drop_unused_gradients(self) -> None:
         """Take the gradients from weights that got none in the steps so far."""
+        gradients = {id(weight.grad): weight.grad for weight in self._real.values()}
+        unused = {key for key, each in gradients.items() if each is not None and not each.any()}
         for weight in self._real.values():
-            if weight.grad is not None and not weight.grad.any():
+            if id(weight.grad) in unused:
                 weight.grad = None
 
     def sole_names(self) -> set[str]:
@@ -76,7 +78,9 @@ class SharedWeights:
         like = self._like[id(fake)]
         if id(like) not in self._real:
             self._real[id(like)] = _make(like)
-        return self._real[id(like)]
+        if id(fake) not in self._real:
+            self._real[id(fake)] = _alias(self._real[id(like)])
+        return self._real[id(fake)]
 
 
 def _make(fake: nn.Parameter) -> nn.Parameter:
@@ -93,3 +97,14 @@ def _make(fake: nn.Parameter) -> nn.Parameter:
         # beside the weights, not among activations: what is freed there serves the next step whole
         weight.grad = torch.zeros_like(weight)
     return weight
+
+
+def _alias(weight: nn.Parameter) -> nn.Parameter:
+    """A parameter of its own with a weight's memory, and with that of its gradient.
+
+    As one parameter in many places autograd would hold the sum of their gradients in memory of its
+    own until the last is there.
+    """
+    alias = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+    alias.grad = weight.grad
+    return alias

@@ -37,6 +37,14 @@ def run_loss(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> Tensor:
     return default_loss(output) if loss_fn is None else loss_fn(output, inputs)
 
 
+def zero_gradients(model: nn.Module) -> None:
+    """Set the gradients that there are to zero; memory that several share, once."""
+    gradients = {id(weight.grad): weight.grad for weight in model.parameters()}
+    for gradient in gradients.values():
+        if gradient is not None:
+            gradient.zero_()
+
+
 def default_loss(output: Any) -> Tensor:
     """The `.loss` of an output that has one, else the sum of its floating tensors.
 

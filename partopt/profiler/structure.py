@@ -13,7 +13,7 @@ from partopt.profiler.ownership import hook_layer_changes, next_node_number
 from partopt.profiler.parameters import describe_layers
 from partopt.profiler.splitting import split_large_units
 from partopt.profiler.stash import StashRecorder, stash_groups
-from partopt.profiler.step import Inputs, run_loss
+from partopt.profiler.step import Inputs, run_loss, zero_gradients
 from partopt.profiler.subject import Subject
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.transient import MemoryMode, new_garbage_only, transient_bytes
@@ -69,7 +69,10 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         hook_layer_changes(loss, began, memory.enter_backward)
         with memory.settled_gradients(subject.model):
             loss.backward()  # type: ignore[no-untyped-call]
-    subject.model.zero_grad(set_to_none=not had_gradients)
+    if had_gradients:
+        zero_gradients(subject.model)
+    else:
+        subject.model.zero_grad(set_to_none=True)
     return Structure(
         describe_layers(subject.model, tracker, flow.users),
         output_bytes,

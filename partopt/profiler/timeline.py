@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from partopt.profiler.clock import Clock
 from partopt.profiler.ownership import hook_input_gradients, hook_layer_changes, next_node_number
-from partopt.profiler.step import Inputs, Loss, run_loss
+from partopt.profiler.step import Inputs, Loss, run_loss, zero_gradients
 from partopt.profiler.tracker import Tracker
 
 
@@ -52,7 +52,7 @@ class Stepper:
     def bare(self) -> float:
         """Seconds of a step, forward to backward, with nothing attached to the model."""
         with _NoCollection():
-            self.model.zero_grad(set_to_none=False)
+            zero_gradients(self.model)
             started = self.clock.stamp()
             # named, so that it is freed after the step is timed, as below
             loss = run_loss(self.model, self.inputs, self.loss_fn)
@@ -107,7 +107,7 @@ class Stepper:
             forward.enter(layer)
 
         with self.tracker.watch(entered):
-            self.model.zero_grad(set_to_none=False)
+            zero_gradients(self.model)
             forward.enter(0)
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             forward.end()
