@@ -46,7 +46,7 @@ seq2seq                 5   2  head
 transformer_encoder     4   1  encoder.layers.0
 dlrm                   10   5  bottom.2
 two_heads               5   2  trunk.1
-routed_experts         17   3  -
+routed_experts          5   1  blocks.0
 chain                   5   1  blocks.0
 lora                    5   1  blocks.0
 autocast_inside         5   1  blocks.0
