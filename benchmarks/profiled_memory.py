@@ -2,13 +2,11 @@
 
     python benchmarks/profiled_memory.py [NAME...]
 
-For each model of the tests' zoo, and for examples of ordinary depth: parameters + gradients + stash
-+ the largest transient, which is what a stage is charged; the same where each transient meets the
-stash of the layers up to it alone, which is what the profile claims to be exact; and the peak of
-the tensors of a bare step by torch's own tracker. `kernels` is what the allocator's peak has beyond
-that: temporaries inside kernels of the CPU, which no profile contains. The zoo's models have few
-blocks: their largest transient meets a stash of which much is gone, so that their first ratio is
-further from 1.
+For each model of the tests' zoo, and for examples of ordinary depth: what a plan says that one
+stage of all layers holds (parameters, gradients, and at its peak what is kept for the backward and
+what the layer that runs takes beside it), and the peak of the tensors of a bare step by torch's own
+tracker. `kernels` is what the allocator's peak has beyond that: temporaries inside kernels of the
+CPU, which no profile contains.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from machine import describe
 
 from partopt.profiler.step import tensors_in
 from tests.profiler import witnesses
-from tests.profiler.helpers import example, structure
+from tests.profiler.helpers import example
 from tests.profiler.zoo import ZOO, Animal
 
 MB = 1e6
@@ -47,8 +45,7 @@ def main() -> None:
     logging.disable()
     torch.set_num_threads(1)
     print(f"{describe()}, torch {torch.__version__}\n")
-    print(f"{'model':21}{'modelled':>12}{'by layer':>12}{'measured':>12}", end="")
-    print(f"{'modelled /':>12}{'by layer /':>12}{'kernels':>9}")
+    print(f"{'model':21}{'modelled':>12}{'measured':>12}{'modelled /':>12}{'kernels':>9}")
     for animal in ZOO:
         if animal.name in sys.argv[1:] or not sys.argv[1:]:
             print(_row(animal), flush=True)
@@ -62,24 +59,15 @@ def main() -> None:
 
 def _row(animal: Animal) -> str:
     if animal.sparse:
-        return f"{animal.name:21}{'sparse gradients grow from step to step':>51}"
-    torch.manual_seed(0)
-    model, inputs = animal.build().train(), animal.inputs(animal.size)
-    profile = structure(
-        model,
-        lambda size: inputs,
-        animal.loss_fn,
-        granularity="auto",
-        microbatch_sizes=[animal.size],
-    )
+        return f"{animal.name:21}{'sparse gradients grow from step to step':>45}"
+    model, inputs, profile = animal.observe()
     modelled = witnesses.modelled_bytes(profile)
-    by_layer = witnesses.modelled_bytes_by_layer(profile)
     measured = witnesses.peak_bytes(model, inputs, animal.loss_fn)
     allocated = witnesses.allocated_peak_bytes(model, inputs, animal.loss_fn)
-    sizes = "".join(f"{size / MB:9.3f} MB" for size in (modelled, by_layer, measured))
-    ratios = "".join(f"{size / measured:12.4f}" for size in (modelled, by_layer))
+    sizes = "".join(f"{size / MB:9.3f} MB" for size in (modelled, measured))
     given = sum(tensor.untyped_storage().nbytes() for tensor in tensors_in(inputs))
-    return f"{animal.name:21}{sizes}{ratios}{(allocated - measured) / (measured - given):9.1%}"
+    kernels = (allocated - measured) / (measured - given)
+    return f"{animal.name:21}{sizes}{modelled / measured:12.4f}{kernels:9.1%}"
 
 
 if __name__ == "__main__":

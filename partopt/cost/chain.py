@@ -42,7 +42,8 @@ class Chain:
     trained_bytes: RangeSum  # W(i, j): parameters with a gradient
     frozen_bytes: RangeSum  # Z(i, j): parameters without one
     stash_bytes: RangeSum  # stash(i, j)
-    transient_bytes: RangeMax  # transient(i, j)
+    # transient(i, j), beside the stash of the whole range: layers free theirs as they are done
+    transient_bytes: RangeMax
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
 
@@ -76,6 +77,14 @@ class Chain:
     def parameter_bytes(self, i: int, j: int) -> float:
         """Bytes of all parameters of layers [i, j), trained and frozen."""
         return self.trained_bytes(i, j) + self.frozen_bytes(i, j)
+
+    def transient(self, split: bool) -> RangeMax:
+        """Bytes of a range beside its stash while its backward runs.
+
+        A backward in two parts frees nothing before the second: `split`, no layer is done with its
+        stash while another runs.
+        """
+        return self.transient_bytes.alone() if split else self.transient_bytes
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
@@ -134,6 +143,9 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
     measurement = measurement_at(profile, size)
     tensors = measurement.tensors or _chain_tensors(measurement)
     stash = measurement.stash_groups or _output_stash(tensors)
+    stash_bytes = RangeSum(
+        np.zeros(len(profile.layers)), [Group(group.layers, group.bytes) for group in stash]
+    )
     return Chain(
         names=[layer.name for layer in profile.layers],
         microbatch_size=size,
@@ -143,10 +155,10 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         a=_cut_bytes(tensors, len(profile.layers)),
         trained_bytes=_parameters(profile, frozen=False),
         frozen_bytes=_parameters(profile, frozen=True),
-        stash_bytes=RangeSum(
-            [0.0] * len(profile.layers), [Group(group.layers, group.bytes) for group in stash]
+        stash_bytes=stash_bytes,
+        transient_bytes=RangeMax(
+            [layer.transient_bytes for layer in measurement.layers], stash_bytes
         ),
-        transient_bytes=RangeMax([layer.transient_bytes for layer in measurement.layers]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )

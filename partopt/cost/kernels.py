@@ -86,7 +86,7 @@ class Held(NamedTuple):
     trained: float  # parameters with a gradient
     frozen: float  # parameters without one
     stash: float  # of one microbatch
-    transient: float  # the most that the backward of a layer takes while it runs
+    transient: float  # the most that layers take while they run, beside the stash
 
 
 class StageCost(NamedTuple):
@@ -127,7 +127,7 @@ def layers_of(problem: Problem) -> Layers:
         trained=chain.trained_bytes.differences(),
         frozen=chain.frozen_bytes.differences(),
         stash=chain.stash_bytes.differences(),
-        transient=chain.transient_bytes.maxima(),
+        transient=chain.transient(entry.split).maxima(),
         versions=entry.weight_versions,
         depends_on=entry.kernel.depends_on,
         any_warmup=entry.takes_warmup,
@@ -187,9 +187,31 @@ def between(sums, i, j):  # type: ignore[no-untyped-def]
 
 @compiled()
 def largest(maxima, i, j):  # type: ignore[no-untyped-def]
-    """The largest over [i, j), i < j, from the Maxima of a RangeMax."""
-    k = maxima.exponent[j - i]
-    return max(maxima.over[k, i], maxima.over[k, j - 2**k])
+    """The largest over [i, j), i < j, from the Maxima of a RangeMax.
+
+    What is shared with layers before i adds to the sum where a pair ends, not before: so much less
+    are the sums of the layers between i and there.
+    """
+    sums, start, stop = maxima.sums, maxima.at[i], maxima.at[j]
+    most, less, end = -np.inf, 0.0, sums.end[stop]
+    for position in range(sums.open_at[start], sums.open_at[start + 1]):
+        last = sums.open_last[position]
+        if last <= start:
+            break
+        if last >= maxima.at[j]:  # less at j too
+            continue
+        if last < stop:
+            most = max(most, _highest(maxima, last, stop) - less)
+            stop = last
+        less += sums.open_size[position]
+    return max(most, _highest(maxima, start, stop) - less) - end
+
+
+@compiled()
+def _highest(maxima, start, stop):  # type: ignore[no-untyped-def]
+    """The highest of values and sums of the layers [start, stop), start < stop."""
+    k = maxima.exponent[stop - start]
+    return max(maxima.over[k, start], maxima.over[k, stop - 2**k])
 
 
 @compiled()

@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
     frozen: float  # parameters without a gradient
     state: float  # of the optimizer
     stash: float  # of one microbatch
-    transient: float  # the most that the backward of a layer takes while it runs
+    transient: float  # the most that layers take while they run, beside the stash
     inputs: float  # that cross the cut before it, for one microbatch
     outputs: float  # and the cut behind it
 
@@ -51,15 +51,19 @@ def stage_memory(
     weight_versions: int,
     optimizer: str,
     rebuilt: int,
+    split: bool,
 ) -> Memory:
-    """Bytes on each device that holds layers [i, j), by what they are for; see `device_memory`."""
+    """Bytes on each device that holds layers [i, j), by what they are for; see `device_memory`.
+
+    `split`: backwards are in two parts.
+    """
     trained = chain.trained_bytes(i, j)
     sizes = Sizes(
         trained,
         chain.frozen_bytes(i, j),
         optimizer_bytes(trained, optimizer, chain.sixteen_bit),
         chain.stash_bytes(i, j),
-        chain.transient_bytes(i, j),
+        chain.transient(split)(i, j),
         chain.a[i],
         chain.a[j],
     )
@@ -73,6 +77,7 @@ def device_memory(sizes: Sizes, in_flight: int, weight_versions: int, rebuilt: i
     its input for each microbatch in flight, and the stash of the `rebuilt` ones; `rebuilt` is 0
     where nothing is recomputed. Each microbatch in flight has one buffer for what each cut brings:
     activations from the stage before, gradients from the stage after. One backward runs at a time.
+    What it takes beside its stash comes to that: at its peak part of its stash may be gone.
     """
     held = sizes.stash
     kept = in_flight * sizes.inputs + rebuilt * held if rebuilt else in_flight * held
@@ -89,11 +94,16 @@ def device_memory(sizes: Sizes, in_flight: int, weight_versions: int, rebuilt: i
 
 
 def memory_table(
-    chain: Chain, in_flight: int, weight_versions: int, optimizer: str, recompute: bool
+    chain: Chain,
+    in_flight: int,
+    weight_versions: int,
+    optimizer: str,
+    recompute: bool,
+    split: bool,
 ) -> NDArray[np.float64]:
     """`stage_memory` in all, unrounded, of every range [i, j), shape (N+1, N+1); inf for j <= i."""
     trained, stash = chain.trained_bytes.table(), chain.stash_bytes.table()
-    once = chain.frozen_bytes.table() + chain.transient_bytes.table()
+    once = chain.frozen_bytes.table() + chain.transient(split).table()
     inputs, outputs = chain.a[:, None], chain.a[None, :]
     state = optimizer_bytes(1.0, optimizer, chain.sixteen_bit)
     kept = in_flight * inputs + stash if recompute else in_flight * stash

@@ -98,6 +98,7 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
             entry.versions_of(F),
             problem.optimizer,
             int(problem.recomputes(stage)),
+            entry.split,
         ).total_bytes
 
     least, ten = held_bytes(1), held_bytes(11)

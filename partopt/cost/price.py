@@ -149,6 +149,8 @@ def unplaced_stage(
         input_bytes=round(chain.a[start]),
         output_bytes=round(chain.a[stop]),
         stash_bytes=round(chain.stash_bytes(start, stop)),
+        transient_bytes=round(chain.transient(False)(start, stop)),
+        split_transient_bytes=round(chain.transient(True)(start, stop)),
         memory=_memory(stage, held, kept, problem),
     )
 
@@ -178,6 +180,7 @@ def _memory(stage: Assignment, held: int, kept: int, problem: Problem) -> Memory
         weight_versions(problem.schedule, held),
         problem.optimizer,
         kept,
+        schedule(problem.schedule).split,
     )
 
 

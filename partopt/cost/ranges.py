@@ -66,6 +66,14 @@ class RangeSum:
         inside = (self._first >= i) & (self._last < j)
         return float(self._prefix[j] - self._prefix[i] - self._size[inside].sum())
 
+    def row(self, i: int, stop: int) -> NDArray[np.float64]:
+        """The sums over [i, j) for j from i to `stop`, shape (stop+1-i,)."""
+        inside = (self._first >= i) & (self._last < stop)
+        ends = self._last[inside] + 1 - i
+        shared = np.bincount(ends, weights=self._size[inside], minlength=stop + 1 - i)
+        sums: NDArray[np.float64] = self._prefix[i : stop + 1] - self._prefix[i]
+        return sums - np.cumsum(shared)
+
     def differences(self) -> Differences:
         """The sums as differences of two arrays, for compiled code.
 
@@ -120,37 +128,62 @@ class RangeSum:
 class Maxima(NamedTuple):
     """The parts of a RangeMax, for compiled code: `partopt.cost.kernels.largest` reads them."""
 
-    # largest of the 2^k layers from each on, or of fewer at the end, shape (K+1, N)
+    # each value and the sum up to its layer's end: the largest of the 2^k from each on, or of
+    # fewer at the end, shape (K+1, N)
     over: NDArray[np.float64]
     exponent: NDArray[np.int64]  # k of the largest 2^k up to each length, shape (N+1,)
+    sums: Differences
+    at: NDArray[np.int64]  # the boundaries, as the layers before each
 
 
 class RangeMax:
-    """`most(i, j)` = the largest of the `values` of the layers in [i, j), none of them negative."""
+    """`most(i, j)` = the largest of the `values` of the layers in [i, j), none of them negative.
 
-    def __init__(self, values: Sequence[float] | NDArray[np.float64]) -> None:
+    With `sums` each counts less what the layers behind it add to the sum, as they are done with it
+    before: `values[l] - (sums(i, j) - sums(i, l + 1))` of layer l.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float] | NDArray[np.float64],
+        sums: RangeSum | None = None,
+        boundaries: Sequence[int] | NDArray[np.int64] | None = None,
+    ) -> None:
         self.values = np.array(values, dtype=np.float64)
+        self.sums = sums or RangeSum(np.zeros(len(self.values)))
+        self._at = np.arange(len(self.values) + 1) if boundaries is None else np.array(boundaries)
 
     def __call__(self, i: int, j: int) -> float:
         """The largest over [i, j), 0 for none."""
-        return float(self.values[i:j].max(initial=0.0))
+        return float(self._row(self._at[i], self._at[j])[-1])
 
     def maxima(self) -> Maxima:
         """The largest over every power of two of layers, of which any range is two."""
-        rows, lengths = [self.values], np.arange(len(self.values) + 1)
+        sums = self.sums.differences()
+        rows, lengths = [self.values + sums.end[1:]], np.arange(len(self.values) + 1)
         while (width := 2 ** len(rows)) <= len(self.values):
             later = np.append(rows[-1][width // 2 :], np.zeros(width // 2))
             rows.append(np.maximum(rows[-1], later))
         exponent = np.frexp(np.maximum(lengths, 1))[1].astype(np.int64) - 1
-        return Maxima(np.stack(rows), exponent)
+        return Maxima(np.stack(rows), exponent, sums, self._at)
+
+    def alone(self) -> RangeMax:
+        """The same maxima without the sums: each value counts whole."""
+        return RangeMax(self.values, boundaries=self._at)
 
     def over(self, boundaries: Sequence[int]) -> RangeMax:
         """The same maxima between `boundaries` only, as `RangeSum.over`."""
-        return RangeMax(np.maximum.reduceat(self.values, list(boundaries[:-1])))
+        return RangeMax(self.values, self.sums, self._at[list(boundaries)])
 
     def table(self) -> NDArray[np.float64]:
         """`table[i, j]` = the largest over [i, j), 0 for j <= i; shape (N+1, N+1)."""
-        N = len(self.values)
-        table = np.zeros((N + 1, N + 1))
-        table[:N, 1:] = np.maximum.accumulate(np.triu(np.tile(self.values, (N, 1))), axis=1)
+        table = np.zeros((len(self._at), len(self._at)))
+        for i, start in enumerate(self._at[:-1]):
+            table[i, i:] = self._row(start, self._at[-1])[self._at[i:] - start]
         return table
+
+    def _row(self, start: int, stop: int) -> NDArray[np.float64]:
+        """The largest over the layers from `start` to before each up to `stop`, in turn."""
+        sums = self.sums.row(start, stop)
+        peaks = np.maximum.accumulate(sums[1:] + self.values[start:stop])
+        return np.append(0.0, peaks - sums[1:])

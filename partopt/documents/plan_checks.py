@@ -63,6 +63,12 @@ def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
             f"stages[{s}].frozen_bytes: more than parameter_bytes, of which they are a part",
             "re-run `solve`",
         )
+    if stage.memory.transient_bytes not in (stage.transient_bytes, stage.split_transient_bytes):
+        yield _fault(
+            f"stages[{s}].memory.transient_bytes: neither transient_bytes nor "
+            "split_transient_bytes of the stage",
+            "re-run `solve`",
+        )
     parts = msgspec.structs.asdict(stage.memory)
     if parts.pop("total_bytes") != sum(parts.values()):
         yield _fault(

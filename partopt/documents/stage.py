@@ -13,7 +13,7 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 class Memory(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes on each device of a stage.
 
-    `transient_bytes` is the most that the backward of a layer takes while it runs; of the stages of
+    `transient_bytes` is what the stage takes beside these while its backward runs; of the stages of
     one device only the largest counts (`device_bytes`).
     """
 
@@ -37,7 +37,9 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
     step of the optimizer. `frozen_bytes` are those of `parameter_bytes` that have no gradient.
     `input_bytes` and `output_bytes` cross the cuts before and after the
-    stage, per microbatch, and `stash_bytes` are what its backward needs kept.
+    stage, per microbatch, and `stash_bytes` are what its backward needs kept. While the backward
+    runs it takes `transient_bytes` beside them, or `split_transient_bytes` where it is in two parts
+    and frees no stash as it goes.
     """
 
     start: Index
@@ -61,6 +63,8 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     input_bytes: Bytes
     output_bytes: Bytes
     stash_bytes: Bytes
+    transient_bytes: Bytes = 0
+    split_transient_bytes: Bytes = 0
     memory: Memory
 
     @property
@@ -72,6 +76,10 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def trained_bytes(self) -> int:
         """Bytes of the parameters that have a gradient."""
         return self.parameter_bytes - self.frozen_bytes
+
+    def transient(self, split: bool) -> int:
+        """Bytes beside the stash while the backward runs, `split` in two parts or whole."""
+        return self.split_transient_bytes if split else self.transient_bytes
 
     @property
     def gradients_s(self) -> float:

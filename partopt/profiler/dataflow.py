@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,7 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         layer = self.tracker.current
         self.flops[layer] += count_flops(func, args, options, result)
         read = [self._note_read(tensor, layer) for tensor in storages_in([args, options])]
-        written = [args[position] for position in _written(func) if position < len(args)]
+        written = written_arguments(func, args)
         if self.tracker.inside_unit or any(read):
             made = [*storages_in(written), *_made(result, [args, options])]
             self._note_written(made, tensors_in(written), layer)
@@ -175,11 +175,11 @@ def _has_bytes(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() > 0
 
 
-def _written(func: Any) -> list[int]:
-    """Positions of the arguments that an operation writes to."""
+def written_arguments(func: Any, args: Sequence[Any]) -> list[Any]:
+    """Those of `args` that an operation writes to."""
     return [
-        position
-        for position, argument in enumerate(func._schema.arguments)
+        value
+        for value, argument in zip(args, func._schema.arguments, strict=False)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
 

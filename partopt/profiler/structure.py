@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partopt.documents.profile import Layer, StashGroup, Tensor
+from partopt.profiler.branches import find_branching
 from partopt.profiler.dataflow import DataflowMode, output_recorder
 from partopt.profiler.ownership import hook_layer_changes, next_node_number
 from partopt.profiler.parameters import describe_layers
@@ -40,7 +41,9 @@ def track(subject: Subject, inputs: Inputs) -> Tracker:
     forwards = [called_modules(subject.model, inputs) for _ in range(FORWARDS)]
     settings = subject.settings
     called = set(itertools.chain.from_iterable(forwards))
-    units = choose_units(subject.model, called, settings.granularity, settings.units)
+    by_rule = settings.granularity != "leaf" and not settings.units
+    branching = find_branching(subject.model, inputs) if by_rule else ()
+    units = choose_units(subject.model, called, settings.granularity, settings.units, branching)
     check_calls(forwards, units)
     if settings.granularity == "auto" and not settings.units:
         units = split_large_units(subject.model, inputs, subject.loss_fn, units, forwards[0])

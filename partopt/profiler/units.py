@@ -10,7 +10,8 @@ The rule, in plain words, for each granularity:
          neither a block nor a list: an embedding, a final norm, a head. One of them that does much
          of the work is split, see `partopt.profiler.splitting`.
          A module with one weight, such as a convolution with its norm, is no block that opens what
-         holds it: an Inception block stays whole.
+         holds it: an Inception block stays whole. Nor are modules that stand beside each other in a
+         list, such as the experts of a router (`partopt.profiler.branches`).
 `block`  The same, except that a list of modules without a block in it stays one unit.
 `leaf`   Every module that calls no other.
 GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is
@@ -39,12 +40,16 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def choose_units(
-    model: nn.Module, calls: Iterable[str], granularity: str = "auto", globs: Sequence[str] = ()
+    model: nn.Module,
+    calls: Iterable[str],
+    granularity: str = "auto",
+    globs: Sequence[str] = (),
+    branching: Iterable[str] = (),
 ) -> list[str]:
     """Names of the modules that become layers, in the order of the module tree.
 
-    `calls` names those that the forward calls. Raises PartoptError where a glob matches no module
-    that is called.
+    `calls` names those that the forward calls, `branching` the lists whose modules stand beside
+    each other. Raises PartoptError where a glob matches no module that is called.
     """
     called = set(calls)
     if globs:
@@ -55,7 +60,7 @@ def choose_units(
             for name, _ in model.named_modules()
             if name in called and not is_inside(name, called)
         ]
-    rule = _Rule(model, called, open_lists=granularity == "auto")
+    rule = _Rule(model, called, set(branching), open_lists=granularity == "auto")
     return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
         ""
     ]
@@ -110,13 +115,17 @@ def name_some(names: Sequence[str], most: int = 3) -> str:
 class _Rule:
     """The automatic rule for one model."""
 
-    def __init__(self, model: nn.Module, called: set[str], open_lists: bool) -> None:
+    def __init__(
+        self, model: nn.Module, called: set[str], branching: set[str], open_lists: bool
+    ) -> None:
         inner = [
             module
             for module in model.modules()
             if module is not model and not is_leaf(module) and not _is_list(module)
         ]
         self.occurrences = Counter(type(module) for module in inner)
+        self.branching = {model.get_submodule(name) for name in branching}
+        self.branches = {module for own in self.branching for module in own.modules()}
         self.called = called
         self.open_lists = open_lists
 
@@ -131,27 +140,29 @@ class _Rule:
     def _stays_whole(self, module: nn.Module) -> bool:
         if is_leaf(module) or self._is_block(module):
             return True
-        descendants = [inner for inner in module.modules() if inner is not module]
+        hidden = self.branches | {module}
+        descendants = [inner for inner in module.modules() if inner not in hidden]
         if any(self._is_block(inner) and _weights(inner) > 1 for inner in descendants):
             return False
         return not (self.open_lists and any(_is_list(inner) for inner in [module, *descendants]))
 
     def _is_block(self, module: nn.Module) -> bool:
-        return self.occurrences[type(module)] > 1 and not _is_stage(module)
+        return self.occurrences[type(module)] > 1 and not self._is_stage(module)
+
+    def _is_stage(self, module: nn.Module) -> bool:
+        """Whether the module is, or holds directly, a list of blocks in series."""
+        held = {module, *module.children()} - self.branching
+        return any(holds_blocks(inner) for inner in held)
 
 
-def _is_stage(module: nn.Module) -> bool:
-    """Whether the module is, or holds directly, a list of two or more blocks of one class."""
-    held = [inner for inner in [module, *module.children()] if isinstance(inner, _LISTS)]
-    return any(count > 1 for inner in held for count in _blocks_by_class(inner).values())
-
-
-def _blocks_by_class(module: nn.Module) -> Counter[type[nn.Module]]:
-    return Counter(
+def holds_blocks(module: nn.Module) -> bool:
+    """Whether the module is a list of which two or more are blocks of one class."""
+    blocks = [
         type(child)
         for child in module.children()
         if not is_leaf(child) and not _is_list(child) and _weights(child) > 1
-    )
+    ]
+    return isinstance(module, _LISTS) and len(set(blocks)) < len(blocks)
 
 
 def _weights(module: nn.Module) -> int:

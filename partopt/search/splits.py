@@ -77,8 +77,8 @@ def split_within_memory(S: int, d: int, problem: Problem) -> list[int] | None:
     tables, part = {count: _table(count, problem) for count in set(held)}, float(limit)
     if schedule(problem.schedule).shape != STRAIGHT:
         # one backward runs at a time on a device
-        part = (limit - chain.transient_bytes(0, N)) / stage_multiple(problem)
-        transient = chain.transient_bytes.table()
+        part = (limit - chain.transient(split=True)(0, N)) / stage_multiple(problem)
+        transient = chain.transient(schedule(problem.schedule).split).table()
         tables = {count: table - transient for count, table in tables.items()}
     prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
     of_stage = np.array(sorted(tables)).searchsorted(held)
@@ -103,7 +103,8 @@ def stage_bytes(bounds: Sequence[int], d: int, problem: Problem) -> tuple[Floats
     Those that it holds throughout, and those while a backward runs; shape (S,) each.
     """
     held, ranges = _held(len(bounds) - 1, d, problem), list(pairwise(bounds))
-    transient = np.array([problem.chain.transient_bytes(*own) for own in ranges])
+    beside = problem.chain.transient(schedule(problem.schedule).split)
+    transient = np.array([beside(*own) for own in ranges])
     tables = [_table(count, problem) for count in held]
     needs = np.array([table[own] for table, own in zip(tables, ranges, strict=True)])
     return needs - transient, transient
@@ -111,7 +112,8 @@ def stage_bytes(bounds: Sequence[int], d: int, problem: Problem) -> tuple[Floats
 
 def _table(held: int, problem: Problem) -> Floats:
     versions = weight_versions(problem.schedule, held)
-    return _memory_table(problem.chain, held, versions, problem.optimizer, problem.recompute)
+    split = schedule(problem.schedule).split
+    return _memory_table(problem.chain, held, versions, problem.optimizer, problem.recompute, split)
 
 
 _memory_table = lru_cache(maxsize=256)(memory_table)

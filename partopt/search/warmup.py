@@ -181,9 +181,9 @@ class WarmupTrials:
 
 def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     """Bytes on a device of the stage with `held` microbatches in flight."""
-    versions = weight_versions(plan.schedule, held)
+    versions, split = weight_versions(plan.schedule, held), schedule(plan.schedule).split
     # under schedules that take warm-ups a stage keeps one stash that is rebuilt
-    return with_counts(stage, held - 1, held, versions, rebuilt=1).memory.total_bytes
+    return with_counts(stage, held - 1, held, versions, 1, split).memory.total_bytes
 
 
 def _fits(execution: Execution) -> bool:

@@ -14,7 +14,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules.in_flight import in_flight_by_stage
-from partopt.schedules.order import Order
+from partopt.schedules.order import I, Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
@@ -64,6 +64,7 @@ def _with_counts_of(order: Order, stages: Sequence[Stage]) -> list[Stage]:
             int(held.most[held.stage == s].max()),
             versions=1,
             rebuilt=1,
+            split=bool((order.kind == I).any()),
         )
         for s, stage in enumerate(stages)
     ]

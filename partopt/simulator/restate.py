@@ -59,7 +59,9 @@ def with_conditions(
         changed,
         noam=usual if warmups is None else counts[0][1],
         stages=[
-            with_counts(stage, first, held, weight_versions(name, held), kept[s])
+            with_counts(
+                stage, first, held, weight_versions(name, held), kept[s], schedule(name).split
+            )
             for s, (stage, (first, held)) in enumerate(zip(changed.stages, counts, strict=True))
         ],
     )
@@ -136,17 +138,20 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def with_counts(stage: Stage, warmup: int, held: int, versions: int, rebuilt: int) -> Stage:
+def with_counts(
+    stage: Stage, warmup: int, held: int, versions: int, rebuilt: int, split: bool
+) -> Stage:
     """The stage with this warm-up, `held` microbatches in flight and `versions` of its weights.
 
-    Its memory is updated to them, and to the `rebuilt` stashes that it keeps if it recomputes.
+    Its memory is updated to them, to the `rebuilt` stashes that it keeps if it recomputes, and to
+    backwards that are `split` or not.
     """
     sizes = Sizes(
         stage.trained_bytes,
         stage.frozen_bytes,
         stage.memory.optimizer_bytes,
         stage.stash_bytes,
-        stage.memory.transient_bytes,
+        stage.transient(split),
         stage.input_bytes,
         stage.output_bytes,
     )

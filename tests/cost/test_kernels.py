@@ -82,9 +82,7 @@ def test_what_stages_exchange_is_what_they_are_charged_for(model, cluster, data)
 @given(chains(), st.data())
 def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
     optimizer, sixteen_bit = data.draw(st.sampled_from(sorted(MOMENTS))), data.draw(st.booleans())
-    stash = RangeSum([float(data.draw(st.integers(0, 9))) for _ in range(model.layers)])
-    model = replace(model, sixteen_bit=sixteen_bit, stash_bytes=stash)
-    model = data.draw(with_memory(model))
+    model = data.draw(with_memory(replace(model, sixteen_bit=sixteen_bit)))
     given = problem(
         model,
         topology((4, 1.0)),
@@ -102,7 +100,8 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
 
                 def taken_bytes(F, i=i, j=j, mode=mode):
                     versions = weight_versions(schedule, F)
-                    return stage_memory(model, i, j, F, versions, optimizer, bool(mode)).total_bytes
+                    held = stage_memory(model, i, j, F, versions, optimizer, mode, split=False)
+                    return held.total_bytes
 
                 assert min(found, len(counts)) == bisect_right(counts, LIMIT, key=taken_bytes)
                 assert found == passes.most_in_flight(Assignment(i, j, [0], bool(mode)), given)

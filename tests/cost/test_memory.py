@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -40,9 +41,14 @@ CHAIN = chain_of(
 )
 
 
+whole_memory = partial(stage_memory, split=False)  # of a stage whose backwards are in one part
+
+
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
-    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0)
+    memory = stage_memory(
+        CHAIN, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0, split=False
+    )
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 2 * 500
@@ -52,27 +58,31 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 
 def test_recomputation_keeps_the_inputs_and_one_microbatch_of_stash():
-    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=1)
+    memory = stage_memory(
+        CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=1, split=False
+    )
     assert memory.activations_bytes == 3 * 10 + 34
 
 
 def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
-    memory = stage_memory(CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=2)
+    memory = stage_memory(
+        CHAIN, 1, 3, in_flight=3, weight_versions=1, optimizer="sgd", rebuilt=2, split=False
+    )
     assert memory.activations_bytes == 3 * 10 + 2 * 34
 
 
 def test_a_stage_in_the_middle_receives_from_both_sides():
-    assert stage_memory(CHAIN, 1, 2, 2, 1, "sgd", 0).buffers_bytes == 2 * (10 + 20)
+    assert whole_memory(CHAIN, 1, 2, 2, 1, "sgd", 0).buffers_bytes == 2 * (10 + 20)
 
 
 def test_sixteen_bit_weights_bring_a_master_copy():
-    memory = stage_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", 0)
+    memory = whole_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, "adam", 0)
     assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2
 
 
 def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
     """Layers 1 and 2: 500 bytes, of which 200 are frozen, 50 of them shared by both; their
-    backwards take 40 and 90 bytes while they run.
+    backwards take 40 and 90 bytes while they run, beside the stash that they share.
     """
     profile = profile_of(
         [measurement([1.0] * 3, output_bytes=[10, 20, 0], stash_groups=[([1, 2], 30)])],
@@ -83,15 +93,34 @@ def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
     assert [chain.trained_bytes(i, i + 1) for i in range(3)] == [100, 50, 250]
     assert (chain.trained_bytes(1, 3), chain.frozen_bytes(1, 3)) == (300, 200)
     assert chain.tied == []
-    memory = stage_memory(chain, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0)
+    memory = stage_memory(
+        chain, 1, 3, in_flight=3, weight_versions=3, optimizer="adam", rebuilt=0, split=False
+    )
     assert memory.parameters_bytes == 3 * 300 + 200
     assert (memory.gradients_bytes, memory.optimizer_bytes) == (300, 600)
     assert memory.transient_bytes == 90
     assert memory.total_bytes == 1100 + 300 + 600 + 3 * 30 + 3 * 10 + 90
 
 
+@pytest.mark.parametrize("split, beside", [(False, 60), (True, 90)])
+def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(split, beside):
+    """Layer 1 takes 90 bytes, when the 30 that layer 2 alone keeps are freed; layer 2 takes 40, and
+    a stage that ends with layer 1 has nothing to free.
+    """
+    profile = profile_of(
+        [measurement([1.0] * 3, output_bytes=[0] * 3, stash_groups=[([0, 1], 500), ([2], 30)])]
+    )
+    chain = chain_of(with_memory_of(profile, [0] * 3, [0, 90, 40]))
+    assert stage_memory(chain, 1, 3, 3, 1, "sgd", 0, split).transient_bytes == beside
+    assert stage_memory(chain, 1, 3, 3, 1, "sgd", 0, split).activations_bytes == 3 * 530
+    assert stage_memory(chain, 1, 3, 3, 1, "sgd", 1, split).transient_bytes == beside
+    assert stage_memory(chain, 0, 2, 3, 1, "sgd", 0, split).transient_bytes == 90
+
+
 @pytest.mark.parametrize("optimizer", sorted(MOMENTS))
-@pytest.mark.parametrize("schedule, M", [("pipedream", None), ("1f1b", 5), ("pipedream-2bw", None)])
+@pytest.mark.parametrize(
+    "schedule, M", [("pipedream", None), ("1f1b", 5), ("pipedream-2bw", None), ("zb-h1", 5)]
+)
 @examples(30)
 @given(st.data())
 def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, data):
@@ -107,9 +136,10 @@ def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, d
         memory_bytes=100,
     )
     versions, layers = weight_versions(schedule, held), layers_of(given)
-    table = memory_table(model, held, versions, optimizer, recompute)
+    split = schedule == "zb-h1"
+    table = memory_table(model, held, versions, optimizer, recompute, split)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
-            formula = stage_memory(model, i, j, held, versions, optimizer, int(recompute))
+            formula = stage_memory(model, i, j, held, versions, optimizer, int(recompute), split)
             compiled = memory_bytes(layers, stage_cost(layers, i, j, int(recompute)), held)
             assert formula.total_bytes == table[i, j] == compiled

@@ -39,17 +39,53 @@ def test_every_range_equals_the_definition_and_the_table(case):
     assert np.all(np.tril(table, -1) == 0)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.data())
-def test_the_largest_of_every_range_is_that_of_its_layers(values, data):
-    most = RangeMax(values)
-    table, maxima, N = most.table(), most.maxima(), len(values)
-    assert np.all(np.tril(table) == 0)
+@given(shared(), st.data())
+def test_the_largest_of_every_range_is_that_of_its_layers(case, data):
+    """Each value counts less what the layers behind it add to the sum: alone it counts whole."""
+    numbers, groups = case
+    N = len(numbers)
+    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
+    sums = RangeSum(numbers, groups)
+    most, alone = RangeMax(values, sums), RangeMax(values)
+    tables, maxima = (most.table(), alone.table()), (most.maxima(), alone.maxima())
+    for table in tables:
+        assert np.all(np.tril(table) == 0)
     for i in range(N):
+        assert most(i, i) == 0
         for j in range(i + 1, N + 1):
-            expected = max(values[i:j])
-            assert most(i, j) == table[i, j] == largest(maxima, i, j) == expected
-    bounds = [0, *sorted(data.draw(st.sets(st.integers(1, N - 1)))), N] if N > 1 else [0, 1]
-    coarse = most.over(bounds)
-    for i, start in enumerate(bounds[:-1]):
-        for j, stop in enumerate(bounds[i + 1 :], start=i + 1):
-            assert coarse(i, j) == most(start, stop)
+            beside = max(values[k] + sums(i, k + 1) for k in range(i, j)) - sums(i, j)
+            assert most(i, j) == tables[0][i, j] == largest(maxima[0], i, j) == beside
+            whole = max(values[i:j])
+            assert alone(i, j) == tables[1][i, j] == largest(maxima[1], i, j) == whole
+            assert most.alone()(i, j) == whole
+
+
+@given(shared(), st.data())
+def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case, data):
+    """At either end; what is beside the sum alone may fall."""
+    numbers, groups = case
+    N = len(numbers)
+    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
+    sums = RangeSum(numbers, groups)
+    peaks = sums.table() + RangeMax(values, sums).table()
+    within = np.triu(np.ones((N + 1, N + 1), dtype=bool))
+    assert (np.diff(peaks, axis=1)[within[:, :-1]] >= 0).all()
+    assert (np.diff(peaks, axis=0)[within[1:]] <= 0).all()
+
+
+@given(shared(), st.data())
+def test_between_boundaries_the_largest_is_that_of_the_layers_between(case, data):
+    numbers, groups = case
+    N = len(numbers)
+    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
+    most = RangeMax(values, RangeSum(numbers, groups))
+    inner = st.sets(st.integers(1, N - 1)) if N > 1 else st.just(set())
+    bounds = [0, *sorted(data.draw(inner)), N]
+    for fine, coarse in ((most, most.over(bounds)), (most.alone(), most.over(bounds).alone())):
+        table, maxima = coarse.table(), coarse.maxima()
+        for i, start in enumerate(bounds[:-1]):
+            for j, stop in enumerate(bounds[i + 1 :], start=i + 1):
+                expected = fine(start, stop)
+                assert coarse(i, j) == table[i, j] == largest(maxima, i, j) == expected
+    twice = most.over(bounds).over([0, len(bounds) - 1])
+    assert twice(0, 1) == most(0, N)

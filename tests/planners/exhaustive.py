@@ -148,6 +148,7 @@ def fits(problem: Problem, stage: Assignment, F: int) -> bool:
         weight_versions(problem.schedule, F),
         problem.optimizer,
         problem.recomputes(stage),
+        SCHEDULES[problem.schedule].split,
     )
     return problem.memory_bytes is None or held.total_bytes <= problem.memory_bytes
 

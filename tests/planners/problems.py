@@ -73,15 +73,23 @@ def proven(decision: Decision) -> tuple[Partition, Certificate]:
 
 
 @st.composite
-def with_memory(draw: st.DrawFn, model: Chain) -> Chain:
-    """The chain with frozen parameters, some of them shared, and backwards that take memory."""
-    sizes = st.lists(numbers, min_size=model.layers, max_size=model.layers)
-    members = st.lists(st.integers(0, model.layers - 1), min_size=1, max_size=3)
+def shared_sizes(draw: st.DrawFn, layers: int) -> RangeSum:
+    """Bytes of every layer, and bytes that some of them share."""
+    members = st.lists(st.integers(0, layers - 1), min_size=1, max_size=3)
     groups = draw(st.lists(st.builds(Group, members, st.integers(1, 9)), max_size=2))
+    return RangeSum(draw(st.lists(numbers, min_size=layers, max_size=layers)), groups)
+
+
+@st.composite
+def with_memory(draw: st.DrawFn, model: Chain) -> Chain:
+    """The chain with frozen parameters, a stash, and backwards that take memory beside it."""
+    sizes = draw(st.lists(numbers, min_size=model.layers, max_size=model.layers))
+    stash = draw(shared_sizes(model.layers))
     return replace(
         model,
-        frozen_bytes=RangeSum(draw(sizes), groups),
-        transient_bytes=RangeMax([3 * size for size in draw(sizes)]),
+        frozen_bytes=draw(shared_sizes(model.layers)),
+        stash_bytes=stash,
+        transient_bytes=RangeMax([3 * size for size in sizes], stash),
     )
 
 

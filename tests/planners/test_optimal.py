@@ -11,7 +11,6 @@ from partopt.cost.chain import Chain
 from partopt.cost.iteration import objective_s
 from partopt.cost.period import binding, tied_exchange_s
 from partopt.cost.problem import Problem
-from partopt.cost.ranges import Group, RangeSum
 from partopt.documents.topology import Device, Level, Topology
 from partopt.errors import PartoptError
 from partopt.planners import data_parallel, gpipe, optimal, straight
@@ -20,7 +19,15 @@ from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from tests.examples import examples
 from tests.planners import exhaustive
 from tests.planners.exhaustive import priced
-from tests.planners.problems import chain, chains, problem, proven, topology, with_memory
+from tests.planners.problems import (
+    chain,
+    chains,
+    problem,
+    proven,
+    shared_sizes,
+    topology,
+    with_memory,
+)
 
 
 @st.composite
@@ -51,19 +58,9 @@ def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
     some parameters are frozen, and backwards take memory while they run.
     """
     model = draw(chains(layers))
-    N = model.layers
-    groups = draw(
-        st.lists(
-            st.tuples(st.lists(st.integers(0, N - 1), min_size=1, max_size=3), st.integers(1, 9)),
-            max_size=2,
-        )
-    )
-    stash = RangeSum(
-        draw(st.lists(st.integers(0, 9), min_size=N, max_size=N)),
-        [Group(*group) for group in groups],
-    )
-    model = replace(model, stash_bytes=stash)
-    return draw(with_memory(model)) if draw(st.booleans()) else model
+    if draw(st.booleans()):
+        return draw(with_memory(model))
+    return replace(model, stash_bytes=draw(shared_sizes(model.layers)))
 
 
 def refused(given: Problem) -> None:

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
+from partopt.profiler.branches import find_branching
 from partopt.profiler.step import place
 from partopt.profiler.units import called_modules, choose_units
 from tests.profiler.helpers import Parts, example, linear, needs_torchvision
+from tests.profiler.zoo_odd import WIDTH, Routed
 
 
 def units_of(
     model: nn.Module, inputs: object, granularity: str = "auto", globs: tuple[str, ...] = ()
 ) -> list[str]:
-    return choose_units(model, called_modules(model, inputs), granularity, globs)
+    branching = find_branching(model, inputs)
+    return choose_units(model, called_modules(model, inputs), granularity, globs, branching)
 
 
 def units_of_example(
@@ -192,3 +197,51 @@ class Branches(nn.Module):
 def test_convolutions_with_their_norms_open_no_block_that_holds_them() -> None:
     model = nn.Sequential(Normed(), Residual(), Residual(), Branches())
     assert units_of(model, torch.ones(2, 4, 3)) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("granularity", ["auto", "block"])
+def test_experts_that_a_router_sends_parts_of_the_data_to_stay_with_it(granularity: str) -> None:
+    x = torch.randn(64, WIDTH)
+    assert units_of(nn.Sequential(Routed(), linear(WIDTH, 4)), x, granularity) == ["0", "1"]
+    assert units_of(nn.Sequential(Routed(), Routed()), x, granularity) == ["0", "1"]
+
+
+class Listed(nn.Module):
+    """Three blocks, of which each takes what `order` makes of the input and the last result."""
+
+    def __init__(self, order: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.order = order
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x
+        for block in self.blocks:
+            made = made + block(self.order(x, made))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("order", "whole"),
+    [
+        (lambda x, made: made, False),
+        (lambda x, made: x + 0 * made, False),
+        (lambda x, made: torch.zeros_like(x).copy_(made), False),
+        (lambda x, made: x, True),
+        (lambda x, made: x[:1], True),
+    ],
+)
+def test_a_list_is_opened_where_one_of_its_blocks_takes_what_another_made(
+    order: Callable[[Tensor, Tensor], Tensor], whole: bool
+) -> None:
+    blocks = [f"0.blocks.{number}" for number in range(3)]
+    model = nn.Sequential(Listed(order), linear())
+    assert units_of(model, torch.randn(2, 4)) == [*(["0"] if whole else blocks), "1"]
+    assert len(find_branching(model, torch.randn(2, 4))) == whole
+    assert all(not each._forward_hooks and not each._forward_pre_hooks for each in model.modules())
+
+
+def test_a_list_of_which_one_block_is_called_is_in_series() -> None:
+    model = Listed(lambda x, made: made)
+    model.forward = lambda x: model.blocks[1](x)  # type: ignore[method-assign]
+    assert find_branching(model, torch.randn(2, 4)) == set()

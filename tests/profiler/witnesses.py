@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from partopt.cost.chain import chain_of
+from partopt.cost.memory import stage_memory
 from partopt.documents.profile import Measurement, Profile
 from partopt.profiler.step import run_loss, tensors_in
 
@@ -69,33 +71,15 @@ def kept_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
 
 
 def modelled_bytes(profile: Profile) -> int:
-    """What a stage of all layers is said to hold: weights, gradients, stash, largest transient."""
-    [measurement] = profile.measurements
-    transient = max(layer.transient_bytes for layer in measurement.layers)
-    return _weights_and_gradients(profile) + stash_bytes(measurement) + transient
+    """What a plan says that one stage of all layers holds: weights, gradients and activations."""
+    chain = chain_of(profile)
+    stage = stage_memory(chain, 0, chain.layers, 1, 1, "sgd", rebuilt=0, split=False)
+    return stage.total_bytes
 
 
-def modelled_bytes_by_layer(profile: Profile) -> int:
-    """The same where each layer's transient meets the stash of the layers up to it alone."""
-    [measurement] = profile.measurements
-    return _weights_and_gradients(profile) + max(
-        stash_bytes(measurement, index) + layer.transient_bytes
-        for index, layer in enumerate(measurement.layers)
-    )
-
-
-def stash_bytes(measurement: Measurement, last: int | None = None) -> int:
-    """Bytes kept by the layers up to `last`, or by all."""
-    return sum(
-        group.bytes
-        for group in measurement.stash_groups
-        if last is None or min(group.layers) <= last
-    )
-
-
-def _weights_and_gradients(profile: Profile) -> int:
-    frozen = sum(layer.frozen_bytes for layer in profile.layers)
-    return 2 * profile.parameter_bytes() - frozen
+def stash_bytes(measurement: Measurement) -> int:
+    """Bytes kept for the backward."""
+    return sum(group.bytes for group in measurement.stash_groups)
 
 
 def _gradient_bytes(model: nn.Module) -> int:
