@@ -172,7 +172,7 @@ def test_those_on_one_bus_share_it():
 
 def test_copies_of_a_nested_pipeline_have_a_bus_each():
     servers = cluster(level(2, 10.0, bus=True), level(2, 10.0))
-    assert paired_sides_s([0, 2], [(60, [1, 3])], servers) == 2 * 60 / (10 * 2)
+    assert paired_sides_s([0, 2], [(60, [1, 3])], servers, {}) == 2 * 60 / (10 * 2)
 
 
 def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
@@ -181,8 +181,8 @@ def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
     """
     servers = cluster(level(3, 10.0), level(2, 1.0))
     around = [(60, [0, 3]), (30, [2, 5])]
-    assert paired_sides_s([1, 4], around, servers) == (60 + 30) / (10 * 2)
-    assert paired_sides_s([1, 4], [(60, [1, 4])], servers) == 0
+    assert paired_sides_s([1, 4], around, servers, {}) == (60 + 30) / (10 * 2)
+    assert paired_sides_s([1, 4], [(60, [1, 4])], servers, {}) == 0
 
 
 @examples(300)
@@ -210,4 +210,4 @@ def test_no_neighbours_keep_the_ports_of_a_run_less_busy(data):
     for x, y in ((6, 0), (0, 4), (6, 4)):
         least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1] if y else 0))
         around = [(x, of_before), (y, of_after)]
-        assert least <= paired_sides_s(of_own, around, topology) * (1 + 1e-12)
+        assert least <= paired_sides_s(of_own, around, topology, {}) * (1 + 1e-12)
