@@ -16,7 +16,7 @@ from partopt.cost.links import wait_s
 from partopt.cost.passes import most_in_flight, passes_of
 from partopt.cost.period import cut_level
 from partopt.cost.problem import Partition, Problem
-from partopt.cost.tolerances import SUM
+from partopt.cost.tolerances import SUM, TINY
 
 # T   seconds per microbatch, the period
 # r   replicas of a stage; r T is a round, in which each takes in one microbatch
@@ -32,7 +32,7 @@ def held_s(T, r, F, busy, away):  # type: ignore[no-untyped-def]
     no shorter; and from a microbatch's own forward to the last before its backward there are k - 1.
     """
     least = busy + away
-    k = max(1.0, np.ceil(least / (r * T) * (1 - SUM)))
+    k = max(1.0, np.ceil(least / max(r * T, TINY) * (1 - SUM)))
     return max(least, (k - 1) * r * T + busy) if k <= F else np.inf
 
 

@@ -1,7 +1,8 @@
 """Bounds on what stages take together, which raise the bound of the probes.
 
 Probes know one stage at a time. A refuter shows that no plan takes so many seconds from what all
-stages send over a bus, or from what follows on what in an iteration.
+stages send over a bus, from what follows on what in an iteration, or from what the stages of an
+asynchronous pipeline hold, one behind the other.
 """
 
 from __future__ import annotations
