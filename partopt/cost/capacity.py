@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
-from partopt.cost.links import Network, network_of, run_sides_s
+from partopt.cost.links import Network, network_of, run_ring_slope, run_sides_s
 from partopt.documents.topology import Topology
 
 # L      levels
@@ -46,40 +46,28 @@ def shapes_of(topology: Topology) -> Shapes:
     network = network_of(topology)
     G = int(network.group[-2])
     ring, sides = np.zeros((2, G, P + 1)), np.ones((2, len(levels), G, P + 1))
-    rates = np.array(
-        [
-            [level.bandwidth_bytes_per_s, level.links, level.latency_s, level.bus]
-            for level in levels
-        ],
-        dtype=np.float64,
-    )
-    _fill(network, rates, ring, sides)
+    latency = np.array([level.latency_s for level in levels], dtype=np.float64)
+    _fill(network, latency, ring, sides)
     return Shapes(network.group, ring[0], ring[1], sides, network)
 
 
 @compiled()
-def _fill(network, rates, ring, sides):  # type: ignore[no-untyped-def]
-    """Fill the tables of `Shapes` from the rates of the levels.
+def _fill(network, latency, ring, sides):  # type: ignore[no-untyped-def]
+    """Fill the tables of `Shapes` from the levels, with the `latency` of each.
 
-    `ring` holds slope and latency; `rates` holds the bandwidth, links, latency and bus of each
-    level.
+    `ring` holds slope and latency.
     """
     group = network.group
-    L, G, P = len(rates), ring.shape[1], ring.shape[2] - 1
+    L, G, P = len(latency), ring.shape[1], ring.shape[2] - 1
     for rho in range(G):
         for r in range(1, P + 1):
             first, last = rho, rho + r - 1
             for k in range(1, L + 1):
                 if not _crosses(first, last, group[k - 1], group[k]):
                     continue
-                sharers = (
-                    _fullest(first // group[k - 1], last // group[k - 1], group[k] // group[k - 1])
-                    if rates[k - 1, 3]
-                    else 1
-                )
-                seconds = 2 * (r - 1) / r * sharers / (rates[k - 1, 0] * rates[k - 1, 1])
-                ring[0, rho, r] = max(ring[0, rho, r], seconds)
-                ring[1, rho, r] = max(ring[1, rho, r], 2 * (r - 1) * rates[k - 1, 2])
+                slope = run_ring_slope(network, first, last, k)
+                ring[0, rho, r] = max(ring[0, rho, r], slope)
+                ring[1, rho, r] = max(ring[1, rho, r], 2 * (r - 1) * latency[k - 1])
             for gap in range(1, L + 1):
                 before = run_sides_s(network, 1.0, 0.0, first, last, gap, L + 1)
                 after = run_sides_s(network, 0.0, 1.0, first, last, L + 1, gap)
@@ -95,16 +83,6 @@ def _crosses(first, last, inner, outer):  # type: ignore[no-untyped-def]
     """
     border = (first // inner + 1) * inner
     return border <= last and (border % outer > 0 or (inner < outer and border + inner <= last))
-
-
-@compiled()
-def _fullest(first, last, size):  # type: ignore[no-untyped-def]
-    """The most of the consecutive members `first` to `last` in one component of `size` members."""
-    if first // size == last // size:
-        return last - first + 1
-    if last // size - first // size > 1:
-        return size
-    return max(size - first % size, last % size + 1)
 
 
 @compiled(allocates=True)

@@ -6,7 +6,7 @@ For transfers between two devices, sides of a cut, and all-reduces.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,6 +144,7 @@ class Network(NamedTuple):
     above: NDArray[np.float64]
     bus: NDArray[np.bool_]  # shape (L,)
     bandwidth: NDArray[np.float64]  # bytes/s of one link, shape (L,)
+    rate: NDArray[np.float64]  # `port_rate` of each level, shape (L,), 0 where no devices part
     delay: NDArray[np.float64]  # s, infinite where no devices part, shape (L,)
 
 
@@ -158,12 +159,15 @@ def network_of(topology: Topology) -> Network:
         np.cumsum(rates[::-1])[::-1].astype(np.float64),
         np.array([level.bus for level in levels], dtype=np.bool_),
         np.array([level.bandwidth_bytes_per_s for level in levels], dtype=np.float64),
+        np.array(rates, dtype=np.float64),
         np.array([level.latency_s if level.size > 1 else np.inf for level in levels]),
     )
 
 
 @compiled()
-def run_sides_s(network, before, after, first, last, gap_before, gap_after):  # type: ignore[no-untyped-def]
+def run_sides_s(  # type: ignore[no-untyped-def]
+    network, before, after, first, last, gap_before, gap_after, gradients=0.0, pause_s=0.0
+):
     """Seconds per microbatch for which a stage on consecutive ranks keeps its busiest port busy.
 
     At the least, whatever its neighbours: `before` and `after` bytes cross its two cuts (0 where
@@ -171,7 +175,9 @@ def run_sides_s(network, before, after, first, last, gap_before, gap_after):  # 
     the neighbours' nearest rank; its replicas take turns. Every message of a level-(k-1) member
     parts at level k or above, but for the member at the end of the run where the gap is lower: the
     neighbour may lie there too. What parts at k or above goes through the member's port of level k
-    or one of those above it; on a bus, through that of all members.
+    or one of those above it; on a bus, through that of all members. With `gradients`, a ring
+    all-reduce of so many bytes holds its ports too, once for a microbatch of every replica, and for
+    `pause_s` longer than it takes to send them.
     """
     busiest, r = 0.0, last - first + 1
     for k in range(min(gap_before, gap_after), len(network.above) + 1):
@@ -182,7 +188,7 @@ def run_sides_s(network, before, after, first, last, gap_before, gap_after):  # 
             low, high = max(first, port * outer), min(last, port * outer + outer - 1)
             if low > high or rate == 0.0:
                 continue
-            carried = 0.0
+            carried = _ring_bytes(network, gradients, pause_s, first, last, low, k)
             if gap_before <= k:
                 since = low if gap_before == k else max(low, (first // inner + 1) * inner)
                 carried += max(0, high - since + 1) * before
@@ -191,6 +197,44 @@ def run_sides_s(network, before, after, first, last, gap_before, gap_after):  # 
                 carried += max(0, until - low + 1) * after
             busiest = max(busiest, carried / (r * rate))
     return busiest
+
+
+@compiled()
+def _ring_bytes(network, gradients, pause_s, first, last, rank, k):  # type: ignore[no-untyped-def]
+    """Bytes of a cut that the ports of a rank, of levels k and above, could carry beside a ring.
+
+    That is, in the time for which the ring over `first` to `last` holds them.
+    """
+    size = 0.0
+    for level in range(k, len(network.above) + 1 if gradients > 0.0 else k):
+        inner, outer = network.group[level - 1], network.group[level]
+        low, high = max(first, rank // outer * outer), min(last, rank // outer * outer + outer - 1)
+        if low // inner < high // inner:
+            seconds = gradients * run_ring_slope(network, first, last, level) + pause_s
+            size += seconds * network.rate[level - 1]
+    return size
+
+
+@compiled()
+def run_ring_slope(network, first, last, k):  # type: ignore[no-untyped-def]
+    """Seconds per byte for which a ring over consecutive ranks keeps its ports of level k busy.
+
+    They cross it: as in `ring_loads`.
+    """
+    r, inner, sharers = last - first + 1, network.group[k - 1], 1.0
+    if network.bus[k - 1]:  # a cut has half of its rate
+        sharers = _fullest(first // inner, last // inner, network.group[k] // inner) / 2
+    return 2 * (r - 1) / r * sharers / network.rate[k - 1]
+
+
+@compiled()
+def _fullest(first, last, size):  # type: ignore[no-untyped-def]
+    """The most of the consecutive members `first` to `last` in one component of `size` members."""
+    if first // size == last // size:
+        return last - first + 1
+    if last // size - first // size > 1:
+        return size
+    return max(size - first % size, last % size + 1)
 
 
 @compiled()
@@ -208,13 +252,17 @@ def wait_s(network, cut_bytes, gap):  # type: ignore[no-untyped-def]
 
 
 def paired_sides_s(
-    ranks: Sequence[int], cuts: Sequence[tuple[float, Sequence[int]]], topology: Topology
+    ranks: Sequence[int],
+    cuts: Sequence[tuple[float, Sequence[int]]],
+    topology: Topology,
+    rings: Mapping[int, float],
 ) -> float:
     """Seconds per microbatch for which the ranks of a stage keep their busiest port busy.
 
     `cuts` are the bytes of each of its cuts and the ranks of the neighbour there, of which rank k
     exchanges with rank k, or all part at one level, as in nested plans. Level 0, a device passing
-    to itself, takes nothing.
+    to itself, takes nothing. `rings` are the seconds per microbatch for which an all-reduce keeps
+    every port of a level busy.
     """
     carried: Counter[tuple[int, int]] = Counter()
     for cut_bytes, others in cuts:
@@ -223,7 +271,10 @@ def paired_sides_s(
             if k:
                 size = topology.group_size(k if topology.levels[k - 1].bus else k - 1)
                 carried[k, rank // size] += cut_bytes / len(ranks)  # type: ignore[assignment]
-    return max((size / port_rate(k, topology) for (k, _), size in carried.items()), default=0.0)
+    return max(
+        (size / port_rate(k, topology) + rings.get(k, 0.0) for (k, _), size in carried.items()),
+        default=0.0,
+    )
 
 
 def _sharing_a_bus(ranks: Sequence[int], k: int, topology: Topology) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from partopt.cost.links import (
     allreduce_s,
     paired_sides_s,
+    ring_latency_s,
+    ring_loads,
     run_sides_s,
     tied_s,
     wait_s,
@@ -57,11 +59,11 @@ def compute_s(stage: Assignment, problem: Problem) -> float:
 def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     """The loads of stage s for each microbatch, none of which the simulator can go below.
 
-    They are those of its devices, its all-reduce, the ports of its two sides and of both together,
-    and what it holds. The all-reduce includes the exchange of the gradients of tied parameters with
-    other stages; both take place once for r microbatches, one on each replica. With serial
-    transfers the devices also wait for every activation and gradient, with blocking all-reduces for
-    these.
+    They are those of its devices, its all-reduce, the ports of its two sides, of both together and
+    of all of these, and what it holds. The all-reduce includes the exchange of the gradients of
+    tied parameters with other stages; both take place once for r microbatches, one on each replica.
+    With serial transfers the devices also wait for every activation and gradient, with blocking
+    all-reduces for these.
     """
     r = len(partition.stages[s].ranks)
     busy = Load(
@@ -88,6 +90,9 @@ def stage_loads(partition: Partition, s: int, problem: Problem) -> list[Load]:
     loads += [Load("cut", c, _sides_s(partition, s, [c], problem)) for c in cuts]
     if len(cuts) > 1:
         loads.append(Load("both cuts", s, _sides_s(partition, s, cuts, problem)))
+    if problem.microbatches is None and cuts and r > 1 and _trained_bytes(partition, s, problem):
+        shared = _sides_s(partition, s, cuts, problem, ring=True)
+        loads.append(Load("cuts and all-reduce", s, shared))
     return loads + list(_held(partition, s, problem))
 
 
@@ -96,25 +101,40 @@ def _cut_bytes(partition: Partition, c: int, problem: Problem) -> float:
     return float(problem.chain.a[partition.stages[c].start])
 
 
-def _sides_s(partition: Partition, s: int, cuts: Sequence[int], problem: Problem) -> float:
+def _trained_bytes(partition: Partition, s: int, problem: Problem) -> float:
+    """Bytes of parameters of stage s that have a gradient."""
+    stage = partition.stages[s]
+    return float(problem.chain.trained_bytes(stage.start, stage.stop))
+
+
+def _sides_s(
+    partition: Partition, s: int, cuts: Sequence[int], problem: Problem, ring: bool = False
+) -> float:
     """Seconds per microbatch for which some `cuts` of stage s keep the busiest of its ports busy.
 
-    Of M microbatches some replicas get one less than others.
+    With its all-reduce, if `ring`. Of M microbatches some replicas get one less than others.
     """
     stages, ranks, topology = partition.stages, partition.stages[s].ranks, problem.topology
     M, r = problem.microbatches, len(ranks)
     even = 1.0 if M is None else M // r * r / M
+    gradients, pause_s = 0.0, 0.0
+    if ring:
+        gradients = _trained_bytes(partition, s, problem)
+        pause_s = ring_latency_s(ranks, topology) + tied_exchange_s(partition, s, problem)
     if partition.family == CONTIGUOUS:
         size = [_cut_bytes(partition, c, problem) if c in cuts else 0.0 for c in (s, s + 1)]
         gaps = [
             cut_level(partition, c, problem) if c in cuts else len(topology.levels) + 1
             for c in (s, s + 1)
         ]
-        return float(even * run_sides_s(problem.network, *size, ranks[0], ranks[-1], *gaps))
+        run = *size, ranks[0], ranks[-1], *gaps
+        return float(even * run_sides_s(problem.network, *run, gradients, pause_s))
     around = [
         (_cut_bytes(partition, c, problem), stages[c - 1 if c == s else c].ranks) for c in cuts
     ]
-    return even * paired_sides_s(ranks, around, topology)
+    loads = ring_loads(gradients, ranks, topology) if ring else {}
+    rings = {k: (seconds + pause_s) / r for k, seconds in loads.items()}
+    return even * paired_sides_s(ranks, around, topology, rings)
 
 
 def _held(partition: Partition, s: int, problem: Problem) -> Iterator[Load]:
@@ -174,11 +194,8 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
 
 def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds for stage s to exchange gradients among its replicas, and tied ones with others."""
-    stage = partition.stages[s]
-    trained = problem.chain.trained_bytes(stage.start, stage.stop)
-    return allreduce_s(trained, stage.ranks, problem.topology) + tied_exchange_s(
-        partition, s, problem
-    )
+    trained, ranks = _trained_bytes(partition, s, problem), partition.stages[s].ranks
+    return allreduce_s(trained, ranks, problem.topology) + tied_exchange_s(partition, s, problem)
 
 
 def all_loads(partition: Partition, problem: Problem) -> list[list[Load]]:

@@ -1,6 +1,7 @@
 """Cases worked by hand: bytes over bytes per second, the arithmetic in the assertion."""
 
 import math
+from collections import Counter
 from itertools import accumulate
 
 import pytest
@@ -12,6 +13,7 @@ from partopt.cost.links import (
     levels_crossed,
     network_of,
     paired_sides_s,
+    ring_loads,
     run_sides_s,
     tied_s,
     transfer_s,
@@ -19,6 +21,7 @@ from partopt.cost.links import (
 )
 from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.topology import Device, Level, Topology
+from partopt.simulator.ports import ports_of
 from tests.examples import examples
 
 
@@ -40,13 +43,15 @@ def level(
 
 
 def sides_s(
-    topology: Topology, ranks: range, before: tuple[float, int] = (0, 0), after=(0, 0)
+    topology: Topology, ranks: range, before: tuple[float, int] = (0, 0), after=(0, 0), ring=()
 ) -> float:
-    """`run_sides_s` of the bytes and the gap of each cut; gap 0 for no cut."""
+    """`run_sides_s` of the bytes and the gap of each cut; gap 0 for no cut. Of a `ring` the bytes,
+    and the seconds that it pauses.
+    """
     (size_before, gap_before), (size_after, gap_after) = before, after
     none, ends = len(topology.levels) + 1, (ranks[0], ranks[-1])
     gaps = (gap_before or none, gap_after or none)
-    return run_sides_s(network_of(topology), size_before, size_after, *ends, *gaps)
+    return run_sides_s(network_of(topology), size_before, size_after, *ends, *gaps, *ring)
 
 
 SERVERS = cluster(level(4, 100.0, latency_s=0.5), level(4, 10.0, links=2, latency_s=3.0))
@@ -172,7 +177,7 @@ def test_those_on_one_bus_share_it():
 
 def test_copies_of_a_nested_pipeline_have_a_bus_each():
     servers = cluster(level(2, 10.0, bus=True), level(2, 10.0))
-    assert paired_sides_s([0, 2], [(60, [1, 3])], servers) == 2 * 60 / (10 * 2)
+    assert paired_sides_s([0, 2], [(60, [1, 3])], servers, {}) == 2 * 60 / (10 * 2)
 
 
 def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
@@ -181,8 +186,8 @@ def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
     """
     servers = cluster(level(3, 10.0), level(2, 1.0))
     around = [(60, [0, 3]), (30, [2, 5])]
-    assert paired_sides_s([1, 4], around, servers) == (60 + 30) / (10 * 2)
-    assert paired_sides_s([1, 4], [(60, [1, 4])], servers) == 0
+    assert paired_sides_s([1, 4], around, servers, {}) == (60 + 30) / (10 * 2)
+    assert paired_sides_s([1, 4], [(60, [1, 4])], servers, {}) == 0
 
 
 @examples(300)
@@ -210,4 +215,41 @@ def test_no_neighbours_keep_the_ports_of_a_run_less_busy(data):
     for x, y in ((6, 0), (0, 4), (6, 4)):
         least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1] if y else 0))
         around = [(x, of_before), (y, of_after)]
-        assert least <= paired_sides_s(of_own, around, topology) * (1 + 1e-12)
+        assert least <= paired_sides_s(of_own, around, topology, {}) * (1 + 1e-12)
+        least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1]), (5.0, 2.0))
+        most = busiest_s(topology, own, of_own, [(x, of_before), (y, of_after)], (5.0, 2.0))
+        assert least <= most * (1 + 1e-12)
+        if not inner:
+            assert least == pytest.approx(most)
+
+
+def busiest_s(topology, own, of_own, around, ring) -> float:
+    """Seconds per microbatch of the busiest port of a stage on the ranks `own`: its messages, from
+    and to each rank of `of_own` in turn, and its all-reduce, as the simulator numbers ports.
+    """
+    ports, busy = ports_of(topology), Counter()
+    for size, others in around:
+        for rank, other in zip(of_own, others, strict=True):
+            k = topology.common_level(rank, other)
+            for port in ports.of(rank, k):
+                seconds = size / (ports.bandwidth[k - 1] * ports.lanes[k - 1])
+                busy[port] += seconds / len(of_own)
+    if len(own) > 1:
+        loads = ring_loads(ring[0], own, topology)
+        for port, k in ports.of_ring(own):
+            busy[port] += (loads[k] + ring[1]) / len(own)
+    return max(busy.values())
+
+
+def test_a_ring_holds_the_ports_of_the_levels_that_it_crosses():
+    """Ranks 0-3 reduce 80 bytes in one server: each port of 100 bytes/s sends 120 bytes, and the
+    ring waits for 0.5 s; once for four messages of 400 bytes, which may leave by the server's port
+    of 20 bytes/s instead. Ranks 0-7 reduce them over that port too.
+    """
+    ring = (80, 0.5)
+    own = (120 + 0.5 * 100) / 4
+    assert sides_s(SERVERS, range(4), after=(400, 1), ring=ring) == (own + 400 / 4) / (100 + 20)
+    assert sides_s(SERVERS, range(4), after=(400, 2), ring=ring) == 400 / 20
+    ring_s = 2 * 7 / 8 * 80 / 20 + 0.5
+    half = 400 / 2 / 20
+    assert sides_s(SERVERS, range(8), after=(400, 2), ring=ring) == ring_s / 8 + half

@@ -166,6 +166,7 @@ def test_the_fullest_of_each_kind_is_kept():
     given = problem(layers(3, cut=4, weight=10), topology((3, 2.0)))
     partition = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
     found = [("compute", 0, 3.0), ("all-reduce", 0, 5.0), ("cut", 1, 2.0)]
+    found.append(("cuts and all-reduce", 0, 2 / 2 + 5.0))
     assert [(load.what, load.place, load.seconds) for load in fullest(partition, given)] == found
     once = replace(given, schedule="1f1b", microbatches=8)
     assert [(load.what, load.seconds) for load in fullest(partition, once)] == [

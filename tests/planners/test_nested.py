@@ -100,7 +100,7 @@ def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
             ) * (1 - 1e-12)
         for before, after in pairwise(partition.stages):
             for stage, other in ((before, after), (after, before)):
-                side_s = paired_sides_s(stage.ranks, [(7.0, other.ranks)], cluster)
+                side_s = paired_sides_s(stage.ranks, [(7.0, other.ranks)], cluster, {})
                 assert side_s >= 7.0 / shapes.sides[0, 0, 0, len(stage.ranks)] * (1 - 1e-12)
 
 

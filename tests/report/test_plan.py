@@ -44,8 +44,8 @@ def test_a_plan_is_read_at_a_glance():
         "",
         "period   4.50 s a microbatch",
         "binds    compute of stage 0",
-        "slack    cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%,",
-        "         memory of stage 0 56% (112 kB)",
+        "slack    cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0",
+        "         100%, all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
         "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
@@ -91,13 +91,14 @@ def test_what_binds_is_named_and_of_the_rest_the_slack():
     assert loads(two_one_plan(), 100_000) == [
         "compute of stage 0",
         (
-            "cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%, memory "
-            "of stage 0 12% (12 kB)"
+            "cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0 100%, "
+            "all-reduce of stage 0 100%, memory of stage 0 12% (12 kB)"
         ),
     ]
     assert (
         loads(two_one_plan())[1]
-        == "cut before stage 1 (after layer 1) 100%, all-reduce of stage 0 100%"
+        == "cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0 100%, "
+        "all-reduce of stage 0 100%"
     )
     assert loads(two_one_plan(), 50_000)[1].endswith("of stage 0 100%")
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from partopt.cost.iteration import objective_s
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.cost.together import together_s
+from partopt.cost.turns import holds_in_turns
 from partopt.documents.topology import Device, Topology
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
@@ -111,7 +112,9 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
     settled = run.steady is None or run.steady.settled
     slack = NEAR if settled else 2e-2
     assert objective_s(partition, given) <= seconds * (1 + slack)
-    if given.microbatches is not None and SCHEDULES[given.schedule].shape == STRAIGHT:
+    if given.microbatches is None:
+        assert holds_in_turns(partition, seconds * (1 + slack), given)
+    elif SCHEDULES[given.schedule].shape == STRAIGHT:
         assert together_s(partition, given) <= seconds * (1 + slack)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes, trees_of
-from partopt.cost.kernels import Layers
+from partopt.cost.kernels import Layers, between
 from partopt.cost.links import Network
 from partopt.cost.tolerances import SUM
 from partopt.planners.optimal.probes import Counts
@@ -61,18 +61,31 @@ def update_slope(layers: Layers, shapes: Shapes) -> NDArray[np.float64]:
 def free_cuts(layers: Layers, shapes: Shapes, T: float) -> NDArray[np.bool_]:
     """Cuts that any stage bears at any gap, shape (N+1,); the two ends of the chain among them.
 
-    Together with any other cut, that is.
+    Together with any other cut, that is and, asynchronous, with the all-reduce of all gradients.
     """
     # bytes/s that every stage has for a side, wherever it stands
     narrowest = float(shapes.sides[:, :, :, 1:].min())
-    left = T
     if layers.M:
         left = (T - float(layers.forward[-1] + layers.tail[-1])) / layers.M
+    else:
+        left = T - _longest_ring_s(layers, shapes)
     free: NDArray[np.bool_] = layers.cuts + layers.cuts.max() <= narrowest * left * (1 - SUM)
     if layers.serial:
         free[:] = False
     free[[0, -1]] = True
     return free
+
+
+def _longest_ring_s(layers: Layers, shapes: Shapes) -> float:
+    """Seconds per microbatch that the all-reduce of any stage takes, at the most."""
+    most = float(between(layers.trained, 0, len(layers.cuts) - 1))
+    if most == 0.0 or shapes.slope.shape[1] < 3:
+        return 0.0
+    seconds = (
+        shapes.slope * most + shapes.latency + layers.tied.seconds.max(axis=1, initial=0).sum()
+    )
+    replicas = np.arange(seconds.shape[1])
+    return float((seconds[:, 2:] / replicas[2:]).max())
 
 
 def caps_of(

@@ -54,15 +54,31 @@ def _updates(layers, caps, rho, r, stage, F, waiting):  # type: ignore[no-untype
 
 @compiled()
 def _bears_cuts(layers, caps, rho, r, stage, gap_before, gap_after):  # type: ignore[no-untyped-def]
-    """Whether the ports of a stage carry its cuts in time, each alone and both together."""
+    """Whether the ports of a stage carry its cuts in time, each alone and both together.
+
+    Asynchronous: with its all-reduce, once for each microbatch of every replica.
+    """
     last, none, network = rho + r - 1, len(caps.group), caps.network
     before = after = both = 0.0
     if gap_before > 0:
         before = run_sides_s(network, stage.before, 0.0, rho, last, gap_before, none)
     if gap_after > 0:
         after = run_sides_s(network, 0.0, stage.after, rho, last, none, gap_after)
-    if gap_before > 0 and gap_after > 0:
-        both = run_sides_s(network, stage.before, stage.after, rho, last, gap_before, gap_after)
+    gradients = stage.held.trained if layers.M == 0 and r > 1 else 0.0
+    if gradients > 0.0 or (gap_before > 0 and gap_after > 0):
+        gap_before, gap_after = gap_before or none, gap_after or none
+        pause = caps.latency[rho, r] + stage.tied_s
+        both = run_sides_s(
+            network,
+            stage.before,
+            stage.after,
+            rho,
+            last,
+            gap_before,
+            gap_after,
+            gradients,
+            pause,
+        )
     return ports_in_time(layers, stage, caps.T, r, before, after, both)
 
 

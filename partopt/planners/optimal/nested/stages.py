@@ -175,6 +175,10 @@ def _carries(layers, caps, levels, nest, stage, r, F, kind, last_kind):  # type:
     before = _side_s(levels, nest, kind, stage.before, r)
     after = _side_s(levels, nest, last_kind, stage.after, r)
     both = before + after if kind > 0 and kind == last_kind else 0.0
+    if layers.M == 0:
+        before += _ring_s(levels, nest, kind, stage, r) / replicas
+        ring = _ring_s(levels, nest, last_kind, stage, r) / replicas
+        after, both = after + ring, both + ring
     return ports_in_time(layers, stage, caps.T, replicas, before, after, both)
 
 
@@ -187,6 +191,29 @@ def _side_s(levels, nest, kind, cut_bytes, r):  # type: ignore[no-untyped-def]
     return cut_bytes / (levels.side[kind - 1] * spread)
 
 
+@compiled()
+def _ring_s(levels, nest, kind, stage, r):  # type: ignore[no-untyped-def]
+    """Seconds for which an all-reduce keeps the ports of level `kind` of a stage busy."""
+    if kind == 0 or stage.held.trained == 0.0:
+        return 0.0
+    m = r if kind == 1 else nest.frames[kind - 1].tried
+    if m == 1:
+        return 0.0
+    replicas = nest.frames[0].outside * r
+    slope = levels.ring[kind - 1] * (m if levels.bus[kind - 1] else 1)
+    return 2 * (replicas - 1) / replicas * slope * stage.held.trained + _pause_s(
+        levels, nest, stage, r
+    )
+
+
+@compiled()
+def _pause_s(levels, nest, stage, r):  # type: ignore[no-untyped-def]
+    """Seconds by which an all-reduce is longer than it takes the narrowest level."""
+    frame = nest.frames[0]
+    latency = max(frame.latency, levels.latency[0] if r > 1 else 0.0)
+    return 2 * (frame.outside * r - 1) * latency + stage.tied_s
+
+
 @compiled(inline="always")
 def _updates(layers, caps, levels, nest, stage, r, F, waiting):  # type: ignore[no-untyped-def]
     """Whether a stage has time to exchange its gradients, and to update.
@@ -194,11 +221,10 @@ def _updates(layers, caps, levels, nest, stage, r, F, waiting):  # type: ignore[
     It has r replicas inside its component.
     """
     frame, W = nest.frames[0], stage.held.trained
-    replicas, slope, latency = frame.outside * r, frame.ring, frame.latency
+    replicas, slope = frame.outside * r, frame.ring
     if r > 1:
         slope = max(slope, levels.ring[0] * (r if levels.bus[0] else 1))
-        latency = max(latency, levels.latency[0])
-    seconds = 2 * (replicas - 1) * (slope * W / replicas + latency) + stage.tied_s
+    seconds = 2 * (replicas - 1) / replicas * slope * W + _pause_s(levels, nest, stage, r)
     if layers.M > 0:
         seconds += layers.optimizer_rate * W
     return seconds <= time_left_s(layers, stage, caps.T, F, replicas, waiting)
