@@ -1,0 +1,89 @@
+"""Partitions to begin a search in the simulator with, where the planners' plans are slow in it.
+
+The formulas know each stage alone. In the simulator replicas that straddle servers share ports with
+those of other stages, replicas of odd counts take turns with long waits, and the more stages there
+are, the more of them wait for each other. So these starts are the best by the formulas among
+partitions whose stages fill whole groups of devices or share one evenly, of few stages each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from partopt.cost.capacity import Shapes, shapes_of
+from partopt.cost.iteration import objective_s
+from partopt.cost.kernels import replica_counts
+from partopt.cost.problem import Partition, Problem
+from partopt.planners.optimal.bisection import bisect_minimum
+from partopt.planners.optimal.contiguous.probe import ContiguousProbe
+from partopt.search.moves import frozen
+
+CELLS = 64  # of the coarse chain that is planned for, at most
+STAGES = (None, 2, 3, 4, 5, 6, 8, 12)  # of the partitions; None for any number
+_SLACK = 0.005  # of the least objective: nearer, the simulator decides
+
+
+def aligned_starts(problem: Problem) -> Iterator[Partition]:
+    """The best partition of whole groups by the formulas, for several numbers of stages.
+
+    They begin stages with some layers of the chain alone. Of a requested number of stages there is
+    one; none where memory does not hold any.
+    """
+    bounds = problem.boundaries()
+    starts = bounds[: -1 : -(-(len(bounds) - 1) // CELLS)]
+    coarse = dataclasses.replace(problem, cut_at=starts).coarsen()
+    probe = ContiguousProbe(coarse, aligned(shapes_of(problem.topology)))
+    for stages in STAGES if problem.stages is None else (problem.stages,):
+        found = _least(probe, stages) if stages is None or stages <= len(starts) else None
+        if found is not None:
+            yield _on_layers(found, [*starts, bounds[-1]])
+
+
+def aligned(shapes: Shapes) -> Shapes:
+    """The tables in which runs that cut through groups cannot exchange gradients.
+
+    The others are whole groups of a level, in their own group of the next a number that divides it.
+    """
+    rho, r = np.indices(shapes.latency.shape)
+    r[:, 0] = 1  # no run at all
+    fills = np.zeros(r.shape, dtype=np.bool_)
+    for inner, outer in pairwise(shapes.group):
+        whole = (r % inner == 0) & (rho % inner == 0)
+        fills |= whole & ((outer == shapes.group[-1]) | ((outer % r == 0) & (rho % r == 0)))
+    return shapes._replace(latency=np.where(fills, shapes.latency, np.inf))
+
+
+def _least(probe: ContiguousProbe, stages: int | None) -> Partition | None:
+    """The best partition of so many stages, to `_SLACK`; None where nothing fits."""
+    problem = probe.problem
+    best, value = None, math.inf
+    shared_s = problem.chain.compute_s(0, problem.chain.layers) / problem.topology.devices
+    lower_s = shared_s * (problem.microbatches or 1)
+    for counts in replica_counts(problem):
+        found, value, _ = bisect_minimum(
+            lambda T, counts=counts: probe.find(T, counts, stages).plan,
+            lambda partition: objective_s(partition, problem),
+            min(lower_s, value),
+            value,
+            _SLACK * lower_s,
+        )
+        best = found or best
+    return best
+
+
+def _on_layers(partition: Partition, bounds: list[int]) -> Partition:
+    """The partition of a coarse chain, whose stages lie between `bounds`, on the layers."""
+    return frozen(
+        dataclasses.replace(
+            partition,
+            stages=[
+                dataclasses.replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
+                for stage in partition.stages
+            ],
+        )
+    )
