@@ -21,11 +21,31 @@ from partopt.cost.kernels import replica_counts
 from partopt.cost.problem import Partition, Problem
 from partopt.planners.optimal.bisection import bisect_minimum
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
+from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
 
+LIMIT = 2_000_000  # layers times devices: above, planning takes seconds on a coarse chain too
+BUDGET = 10_000  # simulations, as `partopt.search.improve.BUDGET` counts them
 CELLS = 64  # of the coarse chain that is planned for, at most
 STAGES = (None, 2, 3, 4, 5, 6, 8, 12)  # of the partitions; None for any number
 _SLACK = 0.005  # of the least objective: nearer, the simulator decides
+
+
+def simulated_starts(problem: Problem, best: Value) -> list[tuple[Partition, Value]]:
+    """What `aligned_starts` finds that may be better than `best`, with its value.
+
+    None for problems above `LIMIT`; no more are simulated when `BUDGET` is spent.
+    """
+    if problem.chain.layers * problem.topology.devices > LIMIT:
+        return []
+    evaluator, found = Evaluator(problem), []
+    for partition in aligned_starts(problem):
+        beat_s = best.seconds if best.over == 0 else math.inf
+        if evaluator.spent < BUDGET and evaluator.bound_s(partition) < beat_s:
+            value = evaluator.value(partition, beat_s=beat_s)
+            found.append((partition, value))
+            best = min(best, value, key=lambda each: each[:2])
+    return found
 
 
 def aligned_starts(problem: Problem) -> Iterator[Partition]:
