@@ -28,7 +28,7 @@ from partopt.schedules import schedule
 from partopt.search.evaluate import value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
-from partopt.search.starts import simulated_starts
+from partopt.search.starts import CAUTIONS, simulated_starts
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -39,11 +39,10 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "none": "`replication=none`",
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
-_CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # see `_cautious`
 _NEAR_BOUND = 0.02  # above the bound: nearer, nothing more cautious is tried
-# layers times devices: from there on the optimal planner plans once, and what starts on a coarse
-# chain find comes in place of its plans for other conditions
-LARGE = 5_000
+# layers times devices: from `LARGE` on what a coarse chain gives is a start too, and above
+# `HUGE` the chain as it is has one plan alone
+LARGE, HUGE = 5_000, 50_000
 
 
 class Contest(NamedTuple):
@@ -180,7 +179,7 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
-    if not _is_large(problem):
+    if _size(problem) <= HUGE:
         plans |= _uniform(own, problem) | _cautious(own, problem)
     improved = _improve(plans, problem)
     if improved is not None:
@@ -202,9 +201,9 @@ def certify_simulated(plan: Plan, lower_bound_s: float, problem: Problem) -> Pla
     return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
-def _is_large(problem: Problem) -> bool:
-    """Whether the optimal planner takes too long to be asked under several conditions."""
-    return problem.chain.layers * problem.topology.devices >= LARGE
+def _size(problem: Problem) -> int:
+    """Layers times devices."""
+    return problem.chain.layers * problem.topology.devices
 
 
 def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
@@ -226,7 +225,7 @@ def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
     if problem.memory_bytes is None or _is_near_bound(own, _lower_s(own, problem)):
         return {}
     plans: dict[str, Plan] = {}
-    for caution in _CAUTIONS if schedule(problem.schedule).takes_warmup else ():
+    for caution in CAUTIONS if schedule(problem.schedule).takes_warmup else ():
         with suppress(PartoptError):
             label, stated = f"optimal {caution}", dataclasses.replace(problem, caution=caution)
             plans |= _simulate_if_faster(label, "optimal", stated, problem, own)
@@ -256,7 +255,7 @@ def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
     ]
     problem.progress("improving the plan", 0, 1)
     more, best = [], plans[best_of(plans)]
-    if _is_large(problem) and not _is_near_bound(best, lower_s):
+    if _size(problem) >= LARGE and not _is_near_bound(best, lower_s):
         more = simulated_starts(problem, value_of(best))
     found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort])
     if found.partition in [frozen(partition) for partition, _ in starts]:

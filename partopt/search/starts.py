@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -21,47 +22,61 @@ from partopt.cost.kernels import replica_counts
 from partopt.cost.problem import Partition, Problem
 from partopt.planners.optimal.bisection import bisect_minimum
 from partopt.planners.optimal.contiguous.probe import ContiguousProbe
+from partopt.planners.optimal.probes import Counts
+from partopt.schedules import schedule
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
 
 LIMIT = 2_000_000  # layers times devices: above, planning takes seconds on a coarse chain too
 BUDGET = 10_000  # simulations, as `partopt.search.improve.BUDGET` counts them
 CELLS = 64  # of the coarse chain that is planned for, at most
-STAGES = (None, 2, 3, 4, 5, 6, 8, 12)  # of the partitions; None for any number
+STAGES = (2, 3, 4, 5, 6, 7, 8, 12, None)  # of the partitions; None for any number
+CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # times fewer microbatches in flight than fit
 _SLACK = 0.005  # of the least objective: nearer, the simulator decides
 
 
 def simulated_starts(problem: Problem, best: Value) -> list[tuple[Partition, Value]]:
-    """What `aligned_starts` finds that may be better than `best`, with its value.
+    """What `coarse_starts` finds that may be better than `best`, with its value.
 
     None for problems above `LIMIT`; no more are simulated when `BUDGET` is spent.
     """
     if problem.chain.layers * problem.topology.devices > LIMIT:
         return []
     evaluator, found = Evaluator(problem), []
-    for partition in aligned_starts(problem):
+    for partition in coarse_starts(problem):
         beat_s = best.seconds if best.over == 0 else math.inf
         if evaluator.spent < BUDGET and evaluator.bound_s(partition) < beat_s:
-            value = evaluator.value(partition, beat_s=beat_s)
+            value = evaluator.value(partition)  # at its best warm-up: one guess may be far off
             found.append((partition, value))
             best = min(best, value, key=lambda each: each[:2])
     return found
 
 
-def aligned_starts(problem: Problem) -> Iterator[Partition]:
-    """The best partition of whole groups by the formulas, for several numbers of stages.
+def coarse_starts(problem: Problem) -> Iterator[Partition]:
+    """The best partitions by the formulas on a coarse chain, under several conditions.
 
-    They begin stages with some layers of the chain alone. Of a requested number of stages there is
-    one; none where memory does not hold any.
+    Those of whole groups for several numbers of stages, and those of any replicas that do with
+    fewer microbatches in flight than fit. Less than all where memory does not hold some.
     """
     bounds = problem.boundaries()
     starts = bounds[: -1 : -(-(len(bounds) - 1) // CELLS)]
     coarse = dataclasses.replace(problem, cut_at=starts).coarsen()
-    probe = ContiguousProbe(coarse, aligned(shapes_of(problem.topology)))
-    for stages in STAGES if problem.stages is None else (problem.stages,):
+    for probe, stages in _probes(coarse):
         found = _least(probe, stages) if stages is None or stages <= len(starts) else None
         if found is not None:
             yield _on_layers(found, [*starts, bounds[-1]])
+
+
+def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
+    """Probes, and the stages to ask each of them for."""
+    shapes = shapes_of(problem.topology)
+    whole = ContiguousProbe(problem, aligned(shapes))
+    yield from (
+        (whole, stages) for stages in (STAGES if problem.stages is None else (problem.stages,))
+    )
+    limited = problem.memory_bytes is not None and schedule(problem.schedule).takes_warmup
+    for caution in CAUTIONS if limited else ():
+        yield ContiguousProbe(dataclasses.replace(problem, caution=caution), shapes), problem.stages
 
 
 def aligned(shapes: Shapes) -> Shapes:
@@ -69,9 +84,9 @@ def aligned(shapes: Shapes) -> Shapes:
 
     The others are whole groups of a level, in their own group of the next a number that divides it.
     """
-    rho, r = np.indices(shapes.latency.shape)
-    r[:, 0] = 1  # no run at all
-    fills = np.zeros(r.shape, dtype=np.bool_)
+    groups, lengths = shapes.latency.shape
+    rho, r = np.arange(groups)[:, None], np.maximum(np.arange(lengths), 1)
+    fills = np.zeros(shapes.latency.shape, dtype=np.bool_)
     for inner, outer in pairwise(shapes.group):
         whole = (r % inner == 0) & (rho % inner == 0)
         fills |= whole & ((outer == shapes.group[-1]) | ((outer % r == 0) & (rho % r == 0)))
@@ -84,10 +99,14 @@ def _least(probe: ContiguousProbe, stages: int | None) -> Partition | None:
     best, value = None, math.inf
     shared_s = problem.chain.compute_s(0, problem.chain.layers) / problem.topology.devices
     lower_s = shared_s * (problem.microbatches or 1)
+
+    def find(seconds: float, counts: Counts) -> Partition | None:
+        return probe.find(seconds, counts, stages).plan
+
     for counts in replica_counts(problem):
         found, value, _ = bisect_minimum(
-            lambda T, counts=counts: probe.find(T, counts, stages).plan,
-            lambda partition: objective_s(partition, problem),
+            partial(find, counts=counts),
+            partial(objective_s, problem=problem),
             min(lower_s, value),
             value,
             _SLACK * lower_s,
