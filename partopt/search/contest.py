@@ -28,6 +28,7 @@ from partopt.schedules import schedule
 from partopt.search.evaluate import value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
+from partopt.search.starts import CAUTIONS, simulated_starts
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -38,10 +39,10 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "none": "`replication=none`",
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
-_CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # see `_cautious`
-_CAUTION_LIMIT = 2_000_000  # layers times devices: above, each takes seconds
 _NEAR_BOUND = 0.02  # above the bound: nearer, nothing more cautious is tried
-UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
+# layers times devices: from `LARGE` on what a coarse chain gives is a start too, and above
+# `HUGE` the chain as it is has one plan alone
+LARGE, HUGE = 5_000, 50_000
 
 
 class Contest(NamedTuple):
@@ -178,11 +179,8 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
-    if _uniform_may_win(own, problem):
-        with suppress(PartoptError):
-            equal = dataclasses.replace(problem, replication="uniform")
-            plans |= _simulate_if_faster("uniform", "optimal", equal, problem, own)
-    plans |= _cautious(own, problem)
+    if _size(problem) <= HUGE:
+        plans |= _uniform(own, problem) | _cautious(own, problem)
     improved = _improve(plans, problem)
     if improved is not None:
         plans["improved"] = improved
@@ -203,10 +201,19 @@ def certify_simulated(plan: Plan, lower_bound_s: float, problem: Problem) -> Pla
     return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
-def _uniform_may_win(own: Plan, problem: Problem) -> bool:
-    """Whether the best plan with equal replicas is another one, and quick enough to find."""
-    unequal = len({stage.replicas for stage in own.stages}) > 1
-    return unequal and problem.replication == FREE and problem.topology.devices <= UNIFORM_LIMIT
+def _size(problem: Problem) -> int:
+    """Layers times devices."""
+    return problem.chain.layers * problem.topology.devices
+
+
+def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
+    """The best plan with equal replicas; none where `own` has them, or may not have others."""
+    if problem.replication != FREE or len({stage.replicas for stage in own.stages}) == 1:
+        return {}
+    with suppress(PartoptError):
+        equal = dataclasses.replace(problem, replication="uniform")
+        return _simulate_if_faster("uniform", "optimal", equal, problem, own)
+    return {}
 
 
 def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
@@ -215,32 +222,42 @@ def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
     A bound counts on all that fit; where a plan is slower than it, some of them may have to be
     spare, since replicas take turns. None where that does not limit `own`.
     """
-    large = problem.chain.layers * problem.topology.devices > _CAUTION_LIMIT
-    if own.certificate is None or problem.memory_bytes is None or large:
-        return {}
-    certified_s = own.certificate.lower_bound_s / (problem.microbatches or 1)
-    if own.fits and own.predicted.period_s <= certified_s * (1 + _NEAR_BOUND):
+    if problem.memory_bytes is None or _is_near_bound(own, _lower_s(own, problem)):
         return {}
     plans: dict[str, Plan] = {}
-    for caution in _CAUTIONS if schedule(problem.schedule).takes_warmup else ():
+    for caution in CAUTIONS if schedule(problem.schedule).takes_warmup else ():
         with suppress(PartoptError):
             label, stated = f"optimal {caution}", dataclasses.replace(problem, caution=caution)
             plans |= _simulate_if_faster(label, "optimal", stated, problem, own)
     return plans
 
 
+def _lower_s(own: Plan, problem: Problem) -> float:
+    """Seconds per microbatch of the bound that a plan of "optimal" states; 0 without one."""
+    certificate = own.certificate
+    return certificate.lower_bound_s / (problem.microbatches or 1) if certificate else 0.0
+
+
+def _is_near_bound(plan: Plan, lower_s: float) -> bool:
+    """Whether a plan fits and is so near to the bound, or none is known, that it is good enough."""
+    return not lower_s or (plan.fits and plan.predicted.period_s <= lower_s * (1 + _NEAR_BOUND))
+
+
 def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
     """What a search from the `plans` finds, simulated; None where that is one of them.
 
-    The plan of "optimal" states the bound.
+    The plan of "optimal" states the bound. Where a large problem is not near to it, the search
+    begins with what `partopt.search.starts` finds too.
     """
-    certificate = plans["optimal"].certificate
-    lower_s = certificate.lower_bound_s / (problem.microbatches or 1) if certificate else 0.0
+    lower_s = _lower_s(plans["optimal"], problem)
     starts = [
         (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
     ]
     problem.progress("improving the plan", 0, 1)
-    found = improve(starts, problem, lower_s, BUDGET[problem.effort])
+    more, best = [], plans[best_of(plans)]
+    if _size(problem) >= LARGE and not _is_near_bound(best, lower_s):
+        more = simulated_starts(problem, value_of(best))
+    found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort])
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
