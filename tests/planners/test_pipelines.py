@@ -56,7 +56,7 @@ def uncontended(on: Topology) -> Topology:
     return structs.replace(on, levels=[structs.replace(level, links=64) for level in on.levels])
 
 
-@examples(40)
+@examples(10)
 @given(
     stashed(3),
     clusters(levels=2, devices=4, sizes=4),

@@ -28,7 +28,7 @@ from partopt.planners.optimal.paths import (
     work_s,
 )
 from partopt.planners.optimal.places import Places, places_of
-from partopt.schedules import schedule
+from partopt.schedules import gpipe, one_f_one_b, schedule, zb_h1
 
 # [i, j)  a stage on a place with r replicas
 
@@ -36,6 +36,7 @@ STATES = 200_000  # ranges of layers times replicas: more take long
 WORK = 1_000_000  # steps and actions of one answer
 ALL_WORK = 5_000_000  # of all answers for a problem
 _NONE = 1_000_000  # more devices than there are
+_ROWS = (one_f_one_b.row, gpipe.row, zb_h1.row)  # of `partopt.planners.optimal.bench.lay`
 
 
 class Pipelines:
@@ -83,10 +84,12 @@ class Pipelines:
 def refuter(problem: Problem) -> Callable[[float], bool]:
     """Whether no plan takes so many seconds an iteration.
 
-    Never, where the problem is large or the schedule asynchronous.
+    Never, where the problem is large or the schedule none of those that are executed here.
     """
     N, P, M = problem.chain.layers, problem.topology.devices, problem.microbatches
-    if M is None or N * (N + 1) // 2 * P > STATES or M * min(N, P) > STATES:
+    if M is None or schedule(problem.schedule).row not in _ROWS:
+        return lambda T: False
+    if N * (N + 1) // 2 * P > STATES or M * min(N, P) > STATES:
         return lambda T: False
     places = places_of(problem)
     return Pipelines(problem, places).refutes if places is not None else lambda T: False
