@@ -265,6 +265,8 @@ def certify(
     """
     lower = min(lower_bound_s, objective_s)
     unknown = lower <= 0 < objective_s
+    if objective_s <= lower * (1 + OPTIMAL):
+        lower = objective_s
     gap = objective_s / lower - 1 if lower > 0 else 0.0
     near = "optimal" if gap <= MET else f"within {100 * gap:.3g} % of the bound"
     if unknown:
@@ -272,7 +274,7 @@ def certify(
     return Certificate(
         status=status or near,
         objective_s=objective_s,
-        lower_bound_s=objective_s if gap <= OPTIMAL and not unknown else lower,
+        lower_bound_s=lower,
         gap=gap,
         scope=scope,
         proof=proof,

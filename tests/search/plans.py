@@ -65,7 +65,12 @@ def grid(**options: Any) -> Made:
 
 KINDS: dict[str, Callable[[], Made]] = {
     "optimal": lambda: plan_of("optimal"),
-    "optimal, an iteration": lambda: plan_of("optimal", **SYNCHRONOUS),
+    "optimal, an iteration": lambda: plan_of(
+        "optimal",
+        {"output_bytes": [3 * 10**6] * 6},
+        topology=flat(4, 1e9, memory_bytes=10**9),
+        **SYNCHRONOUS,
+    ),
     "optimal, requested": lambda: plan_of(
         "optimal", stages=2, cut_at=[0, 2, 4], replication="uniform", recompute_per_stage=True
     ),

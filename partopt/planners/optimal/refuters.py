@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from partopt.cost.problem import Problem
-from partopt.planners.optimal import bus, prefixes, suffixes
+from partopt.planners.optimal import bus, pipelines, prefixes, suffixes
 
 _NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
 _GROWTH = 4  # of the interval, while its end is refuted too
@@ -19,7 +19,7 @@ _GROWTH = 4  # of the interval, while its end is refuted too
 
 def refuter(problem: Problem) -> Callable[[float], bool]:
     """Whether no plan takes so many seconds."""
-    refuters = [bus.refuter(problem), prefixes.refuter(problem), suffixes.refuter(problem)]
+    refuters = [each.refuter(problem) for each in (bus, prefixes, suffixes, pipelines)]
     return lambda T: any(refutes(T) for refutes in refuters)
 
 

@@ -1,0 +1,118 @@
+"""Whole pipelines, executed without contention at every warm-up that may be the best."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.compiled import compiled
+from partopt.cost.kernels import most_in_flight, stage_cost
+from partopt.cost.uncontended import Pipeline, Times, times_of, uncontended_s
+from partopt.planners.optimal.paths import update_s
+from partopt.planners.optimal.places import level_between
+
+
+class Bench(NamedTuple):
+    """Where a whole pipeline is executed."""
+
+    line: Pipeline
+    times: Times
+    # ranges of warm-ups that are to be looked at yet, shape (.., S)
+    shallow: NDArray[np.int64]
+    deep: NDArray[np.int64]
+
+
+def bench_of(S: int, M: int, P: int) -> Bench:
+    """Room to execute S stages."""
+    counts, seconds = (np.zeros((12, S), dtype=kind) for kind in (np.int64, np.float64))
+    line = Pipeline(
+        replicas=counts[0],
+        forward=seconds[0],
+        again=seconds[1],
+        backward=seconds[2],
+        weights=seconds[3],
+        lag=counts[1],
+        update=seconds[4],
+        shallow=counts[2],
+        deep=counts[3],
+        message=np.zeros((S, M)),
+    )
+    halvings = S * M.bit_length() + 2
+    waiting = [np.zeros((halvings, S), dtype=np.int64) for _ in range(2)]
+    return Bench(line, times_of(S, M, P), *waiting)
+
+
+@compiled()
+def lay(searched, path, bench, S):  # type: ignore[no-untyped-def]
+    """Lay the S stages of a path on the bench, at any warm-up that fits or its schedule's own."""
+    layers, places, line = searched.layers, searched.places, bench.line
+    for s in range(S):
+        place = path.place[s]
+        stage = stage_cost(layers, path.start[s], path.stop[s], path.mode[s])
+        r, rest = places.replicas[place], stage.backward_s - stage.passing_s
+        line.replicas[s], line.forward[s], line.backward[s] = r, stage.forward_s, stage.passing_s
+        line.again[s], line.weights[s] = (0.0, rest) if layers.split else (rest, 0.0)
+        line.lag[s] = s if layers.split else 0
+        line.update[s] = update_s(layers, places, stage, place)
+        last = -(-layers.M // r) - 1
+        deepest = min(S - 1 - s, last) if layers.split else last
+        if layers.any_warmup:
+            # forwards before the first backward of the last stage delay its gradients alone
+            deepest = min(last, most_in_flight(layers, stage) - 1) if s < S - 1 else 0
+        bench.deep[0, s], bench.shallow[0, s] = deepest, 0 if layers.any_warmup else deepest
+        if s > 0:
+            _send(searched, line, path.place[s - 1], place, s, layers.cuts[path.start[s]])
+
+
+@compiled()
+def _send(searched, line, before, place, s, size):  # type: ignore[no-untyped-def]
+    """Seconds of each message over the cut before stage s."""
+    places, network = searched.places, searched.network
+    one, other = places.replicas[before], places.replicas[place]
+    for g in range(searched.layers.M):
+        source, target = places.ranks[before, g % one], places.ranks[place, g % other]
+        k = level_between(network.group, source, target)
+        line.message[s, g] = network.delay[k - 1] + size / network.bandwidth[k - 1]
+
+
+@compiled()
+def least_over_warmups(bench, S, limit, left):  # type: ignore[no-untyped-def]
+    """The least iteration of what is on the bench, infinite where it is above `limit`.
+
+    Ranges of warm-ups are halved as long as the least of them may be below what is found.
+    Also what is `left` of the work.
+    """
+    line, waiting, best, found = bench.line, 1, limit, np.inf
+    while waiting > 0 and left > 0:
+        waiting -= 1
+        for s in range(S):
+            line.shallow[s], line.deep[s] = bench.shallow[waiting, s], bench.deep[waiting, s]
+        left -= 2 * S * line.message.shape[1]
+        seconds = uncontended_s(line, S, bench.times)
+        if seconds > best:
+            continue
+        widest = _widest(line, S)
+        if line.deep[widest] == line.shallow[widest]:
+            best = found = seconds
+            continue
+        for s in range(S):
+            bench.shallow[waiting + 1, s], bench.deep[waiting + 1, s] = (
+                line.shallow[s],
+                line.deep[s],
+            )
+        middle = (line.shallow[widest] + line.deep[widest]) // 2
+        bench.deep[waiting, widest], bench.shallow[waiting + 1, widest] = middle, middle + 1
+        waiting += 2
+    return found, left
+
+
+@compiled()
+def _widest(line, S):  # type: ignore[no-untyped-def]
+    """The stage whose range of warm-ups is the widest."""
+    widest = 0
+    for s in range(S):
+        if line.deep[s] - line.shallow[s] > line.deep[widest] - line.shallow[widest]:
+            widest = s
+    return widest

@@ -1,0 +1,110 @@
+"""All pipelines of a small problem, beside plans that the simulator executes."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+from partopt.cost.ranges import RangeSum
+from partopt.documents.topology import Topology
+from partopt.planners.optimal import pipelines
+from partopt.schedules import schedule
+from partopt.search.warmup import WarmupTrials
+from tests.examples import examples
+from tests.planners import exhaustive
+from tests.planners.exhaustive import nested, priced
+from tests.planners.problems import problem
+from tests.planners.test_optimal import clusters, stashed
+
+SCHEDULES = ["1f1b", "1f1b-eager", "gpipe", "zb-h1"]
+NEAR = 1e-9
+
+
+def partitions(given: Problem) -> Iterator[Partition]:
+    """Every contiguous and every nested partition, in every way to recompute."""
+    modes = (False, True) if given.recompute_per_stage else (None,)
+    for stages in exhaustive.partitions(given):
+        for chosen in product(modes, repeat=len(stages)):
+            own = [Assignment(*stage, mode) for stage, mode in zip(stages, chosen, strict=True)]
+            yield Partition(CONTIGUOUS, own)
+    yield from nested(given)
+
+
+def simulated_s(given: Problem) -> float:
+    """The least iteration that any plan which fits is simulated to, at any warm-up."""
+    least, M = math.inf, given.microbatches
+    for partition in partitions(given):
+        trials = WarmupTrials(priced(given, partition))
+        deepest = [-(-M // r) for r in trials.replicas]
+        warmups = [None]
+        if schedule(given.schedule).takes_warmup:
+            warmups = [*product(*(range(own) for own in deepest[:-1]), (0,))]
+        for warmup in warmups:
+            found = trials.at(warmup)
+            if found is not None and found.fits:
+                least = min(least, found.period_s * M)
+    return least
+
+
+def uncontended(on: Topology) -> Topology:
+    """The topology with so many links that no message waits for another."""
+    return structs.replace(on, levels=[structs.replace(level, links=64) for level in on.levels])
+
+
+@examples(10)
+@given(
+    stashed(3),
+    clusters(levels=2, devices=4, sizes=4),
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 4),
+    st.sampled_from([None, 100, 300]),
+    st.sampled_from(["never", "always", "auto"]),
+    st.sampled_from(["free", "uniform", "none"]),
+    st.booleans(),
+)
+def test_no_plan_is_simulated_to_less_than_what_is_refuted(
+    model, cluster, name, M, memory_bytes, recompute, replication, serial
+):
+    given = problem(
+        replace(model, optimizer_s=3.0),
+        cluster,
+        schedule=name,
+        microbatches=M,
+        memory_bytes=memory_bytes,
+        recompute=recompute == "always",
+        recompute_per_stage=recompute == "auto",
+        replication=replication,
+        serial_transfers=serial,
+    )
+    least = simulated_s(given)
+    assert not pipelines.refuter(given)(least * (1 + NEAR))
+
+
+@examples(40)
+@given(
+    stashed(3),
+    clusters(levels=2, devices=4, sizes=4),
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 4),
+    st.sampled_from([None, 100, 300]),
+    st.booleans(),
+)
+def test_without_contention_all_is_refuted_that_is_below_the_best_plan(
+    model, cluster, name, M, memory_bytes, recompute
+):
+    """No parameters, so that no all-reduce waits for another."""
+    given = problem(
+        replace(model, trained_bytes=RangeSum([0.0] * model.layers)),
+        uncontended(cluster),
+        schedule=name,
+        microbatches=M,
+        memory_bytes=memory_bytes,
+        recompute=recompute,
+    )
+    refutes, least = pipelines.refuter(given), simulated_s(given)
+    assert refutes(least * (1 - NEAR)) and not (least < math.inf and refutes(least * (1 + NEAR)))
