@@ -20,7 +20,7 @@ from partopt.cost.passes import (
     passing_prefix,
 )
 from partopt.cost.problem import FREE, NONE, Problem
-from partopt.cost.ranges import Differences, Maxima
+from partopt.cost.ranges import Differences, Maxima, between, largest
 from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
@@ -172,46 +172,6 @@ def replica_counts(problem: Problem) -> list[tuple[int, int]]:
     if problem.replication == FREE and schedule(problem.schedule).uneven:
         return [(1, P)]
     return [(1, 1)] if problem.replication == NONE else [(d, d) for d in range(1, P + 1)]
-
-
-@compiled()
-def between(sums, i, j):  # type: ignore[no-untyped-def]
-    """The sum over [i, j), from the Differences of a RangeSum."""
-    total = sums.end[j] - sums.begin[i]
-    position = sums.open_at[i]
-    while position < sums.open_at[i + 1] and sums.open_last[position] >= j:
-        total -= sums.open_size[position]
-        position += 1
-    return total
-
-
-@compiled()
-def largest(maxima, i, j):  # type: ignore[no-untyped-def]
-    """The largest over [i, j), i < j, from the Maxima of a RangeMax.
-
-    What is shared with layers before i adds to the sum where a pair ends, not before: so much less
-    are the sums of the layers between i and there.
-    """
-    sums, start, stop = maxima.sums, maxima.at[i], maxima.at[j]
-    most, less, end = -np.inf, 0.0, sums.end[stop]
-    for position in range(sums.open_at[start], sums.open_at[start + 1]):
-        last = sums.open_last[position]
-        if last <= start:
-            break
-        if last >= maxima.at[j]:  # less at j too
-            continue
-        if last < stop:
-            most = max(most, _highest(maxima, last, stop) - less)
-            stop = last
-        less += sums.open_size[position]
-    return max(most, _highest(maxima, start, stop) - less) - end
-
-
-@compiled()
-def _highest(maxima, start, stop):  # type: ignore[no-untyped-def]
-    """The highest of values and sums of the layers [start, stop), start < stop."""
-    k = maxima.exponent[stop - start]
-    return max(maxima.over[k, start], maxima.over[k, stop - 2**k])
 
 
 @compiled()

@@ -149,8 +149,8 @@ def unplaced_stage(
         input_bytes=round(chain.a[start]),
         output_bytes=round(chain.a[stop]),
         stash_bytes=round(chain.stash_bytes(start, stop)),
-        transient_bytes=round(chain.transient(False)(start, stop)),
-        split_transient_bytes=round(chain.transient(True)(start, stop)),
+        transient_bytes=round(chain.transient(split=False)(start, stop)),
+        split_transient_bytes=round(chain.transient(split=True)(start, stop)),
         memory=_memory(stage, held, kept, problem),
     )
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.compiled import compiled
+
 # N        layers
 # [i, j)   a range of layers, 0 <= i <= j <= N
 
@@ -28,7 +30,7 @@ class Group(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """The parts of a RangeSum, for compiled code: `partopt.cost.kernels.between` adds them up."""
+    """The parts of a RangeSum, for compiled code: `between` adds them up."""
 
     end: NDArray[np.float64]  # shape (N+1,)
     begin: NDArray[np.float64]  # shape (N+1,)
@@ -126,7 +128,7 @@ class RangeSum:
 
 
 class Maxima(NamedTuple):
-    """The parts of a RangeMax, for compiled code: `partopt.cost.kernels.largest` reads them."""
+    """The parts of a RangeMax, for compiled code: `largest` reads them."""
 
     # each value and the sum up to its layer's end: the largest of the 2^k from each on, or of
     # fewer at the end, shape (K+1, N)
@@ -187,3 +189,43 @@ class RangeMax:
         sums = self.sums.row(start, stop)
         peaks = np.maximum.accumulate(sums[1:] + self.values[start:stop])
         return np.append(0.0, peaks - sums[1:])
+
+
+@compiled()
+def between(sums, i, j):  # type: ignore[no-untyped-def]
+    """The sum over [i, j), from the Differences of a RangeSum."""
+    total = sums.end[j] - sums.begin[i]
+    position = sums.open_at[i]
+    while position < sums.open_at[i + 1] and sums.open_last[position] >= j:
+        total -= sums.open_size[position]
+        position += 1
+    return total
+
+
+@compiled()
+def largest(maxima, i, j):  # type: ignore[no-untyped-def]
+    """The largest over [i, j), i < j, from the Maxima of a RangeMax.
+
+    What is shared with layers before i adds to the sum where a pair ends, not before: so much less
+    are the sums of the layers between i and there.
+    """
+    sums, start, stop = maxima.sums, maxima.at[i], maxima.at[j]
+    most, less, end = -np.inf, 0.0, sums.end[stop]
+    for position in range(sums.open_at[start], sums.open_at[start + 1]):
+        last = sums.open_last[position]
+        if last <= start:
+            break
+        if last >= maxima.at[j]:  # less at j too
+            continue
+        if last < stop:
+            most = max(most, _highest(maxima, last, stop) - less)
+            stop = last
+        less += sums.open_size[position]
+    return max(most, _highest(maxima, start, stop) - less) - end
+
+
+@compiled()
+def _highest(maxima, start, stop):  # type: ignore[no-untyped-def]
+    """The highest of values and sums of the layers [start, stop), start < stop."""
+    k = maxima.exponent[stop - start]
+    return max(maxima.over[k, start], maxima.over[k, stop - 2**k])

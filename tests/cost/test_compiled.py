@@ -17,7 +17,7 @@ from tests.helpers import ROOT
 SUMS = "from partopt.cost.ranges import RangeSum; sums = RangeSum([1.0, 2.0, 4.0]).differences()"
 CALLER = """
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import between
+from partopt.cost.ranges import between
 {constants}
 
 @compiled()
@@ -80,11 +80,11 @@ def test_a_changed_formula_is_not_answered_from_the_cache(package):
     again = twice(package)
     assert again == (12.0, 1, first[2])
     assert first[2].parent == package / "__pycache__/compiled"
-    edit(package / "cost/kernels.py", "sums.end[j] - sums.begin[i]", "sums.end[j] + sums.begin[i]")
+    edit(package / "cost/ranges.py", "sums.end[j] - sums.begin[i]", "sums.end[j] + sums.begin[i]")
     value, hits, folder = twice(package)
     assert (value, hits) == (16.0, 0)
     assert folder != first[2]
-    edit(package / "cost/kernels.py", "sums.end[j] + sums.begin[i]", "sums.end[j] - sums.begin[i]")
+    edit(package / "cost/ranges.py", "sums.end[j] + sums.begin[i]", "sums.end[j] - sums.begin[i]")
     assert twice(package) == again
 
 

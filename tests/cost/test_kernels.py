@@ -11,7 +11,6 @@ from partopt.cost import passes
 from partopt.cost.deadline import replicas_in_time, time_left_s, waits_in_time
 from partopt.cost.flight import weight_versions
 from partopt.cost.kernels import (
-    between,
     exchanged_s,
     exchanged_table,
     layers_of,
@@ -23,7 +22,7 @@ from partopt.cost.links import network_of, wait_s
 from partopt.cost.memory import MOMENTS, stage_memory
 from partopt.cost.period import gradients_s, tied_exchange_s, update_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition
-from partopt.cost.ranges import Group, RangeSum
+from partopt.cost.ranges import Group, RangeSum, between
 from tests.examples import examples
 from tests.planners.exhaustive import fits, held_at_least, stage_s
 from tests.planners.problems import chains, problem, topologies, topology, with_memory

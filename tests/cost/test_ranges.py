@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.kernels import largest
-from partopt.cost.ranges import Group, RangeMax, RangeSum
+from partopt.cost.ranges import Group, RangeMax, RangeSum, largest
 
 
 def test_a_group_counts_once_for_a_range_that_touches_it():

@@ -18,9 +18,10 @@ import numpy as np
 
 from partopt.cost.compiled import compiled
 from partopt.cost.deadline import replicas_in_time
-from partopt.cost.kernels import between, layers_of, most_in_flight, stage_cost
+from partopt.cost.kernels import layers_of, most_in_flight, stage_cost
 from partopt.cost.passes import NEVER
 from partopt.cost.problem import Problem
+from partopt.cost.ranges import between
 from partopt.documents.topology import Topology
 
 # a    bytes over a cut; W  bytes of parameters of a stage
