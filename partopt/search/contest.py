@@ -8,7 +8,7 @@ the plans of the other planners are improved in the simulator, and the fastest i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
@@ -25,10 +25,10 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
-from partopt.search.evaluate import value_of
+from partopt.search.evaluate import Value, value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
-from partopt.search.starts import CAUTIONS, simulated_starts
+from partopt.search.starts import CAUTIONS, LIMIT, simulated_starts, size
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -40,9 +40,11 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 _NEAR_BOUND = 0.02  # above the bound: nearer, nothing more cautious is tried
-# layers times devices: from `LARGE` on what a coarse chain gives is a start too, and above
-# `HUGE` the chain as it is has one plan alone
+_FAR = 0.25  # above the bound: further, a large problem begins on a coarse chain too
+# layers times devices: problems are large from there on, and above `HUGE` those far from the bound
+# have no other plans of `optimal` for the chain as it is
 LARGE, HUGE = 5_000, 50_000
+UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
 class Contest(NamedTuple):
@@ -179,9 +181,11 @@ def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
-    if _size(problem) <= HUGE:
+    far = _is_far(plans, problem)
+    more = simulated_starts(problem, value_of(plans[best_of(plans)])) if far else []
+    if not far or size(problem) <= HUGE:
         plans |= _uniform(own, problem) | _cautious(own, problem)
-    improved = _improve(plans, problem)
+    improved = _improve(plans, more, problem)
     if improved is not None:
         plans["improved"] = improved
     best = plans[best_of(plans)]
@@ -201,14 +205,10 @@ def certify_simulated(plan: Plan, lower_bound_s: float, problem: Problem) -> Pla
     return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
-def _size(problem: Problem) -> int:
-    """Layers times devices."""
-    return problem.chain.layers * problem.topology.devices
-
-
 def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
-    """The best plan with equal replicas; none where `own` has them, or may not have others."""
-    if problem.replication != FREE or len({stage.replicas for stage in own.stages}) == 1:
+    """The best plan with equal replicas; none where it is `own`, or takes long to find."""
+    alike = problem.replication != FREE or len({stage.replicas for stage in own.stages}) == 1
+    if alike or problem.topology.devices > UNIFORM_LIMIT:
         return {}
     with suppress(PartoptError):
         equal = dataclasses.replace(problem, replication="uniform")
@@ -222,7 +222,8 @@ def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
     A bound counts on all that fit; where a plan is slower than it, some of them may have to be
     spare, since replicas take turns. None where that does not limit `own`.
     """
-    if problem.memory_bytes is None or _is_near_bound(own, _lower_s(own, problem)):
+    near = _is_within(_NEAR_BOUND, own, _lower_s(own, problem))
+    if near or problem.memory_bytes is None or size(problem) > LIMIT:
         return {}
     plans: dict[str, Plan] = {}
     for caution in CAUTIONS if schedule(problem.schedule).takes_warmup else ():
@@ -238,25 +239,29 @@ def _lower_s(own: Plan, problem: Problem) -> float:
     return certificate.lower_bound_s / (problem.microbatches or 1) if certificate else 0.0
 
 
-def _is_near_bound(plan: Plan, lower_s: float) -> bool:
-    """Whether a plan fits and is so near to the bound, or none is known, that it is good enough."""
-    return not lower_s or (plan.fits and plan.predicted.period_s <= lower_s * (1 + _NEAR_BOUND))
+def _is_within(gap: float, plan: Plan, lower_s: float) -> bool:
+    """Whether a plan fits and is no more than a `gap` above the bound, or no bound is known."""
+    return not lower_s or (plan.fits and plan.predicted.period_s <= lower_s * (1 + gap))
 
 
-def _improve(plans: dict[str, Plan], problem: Problem) -> Plan | None:
-    """What a search from the `plans` finds, simulated; None where that is one of them.
+def _is_far(plans: dict[str, Plan], problem: Problem) -> bool:
+    """Whether a problem is large and the best of its plans far above the bound."""
+    lower_s = _lower_s(plans["optimal"], problem)
+    return LARGE <= size(problem) <= LIMIT and not _is_within(_FAR, plans[best_of(plans)], lower_s)
 
-    The plan of "optimal" states the bound. Where a large problem is not near to it, the search
-    begins with what `partopt.search.starts` finds too.
+
+def _improve(
+    plans: dict[str, Plan], more: Sequence[tuple[Partition, Value]], problem: Problem
+) -> Plan | None:
+    """What a search from the `plans` and `more` finds, simulated; None where it is of the plans.
+
+    The plan of "optimal" states the bound.
     """
     lower_s = _lower_s(plans["optimal"], problem)
     starts = [
         (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
     ]
     problem.progress("improving the plan", 0, 1)
-    more, best = [], plans[best_of(plans)]
-    if _size(problem) >= LARGE and not _is_near_bound(best, lower_s):
-        more = simulated_starts(problem, value_of(best))
     found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort])
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None

@@ -27,7 +27,7 @@ from partopt.schedules import schedule
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
 
-LIMIT = 2_000_000  # layers times devices: above, planning takes seconds on a coarse chain too
+LIMIT = 2_000_000  # layers times devices: above, each start takes seconds
 BUDGET = 10_000  # simulations, as `partopt.search.improve.BUDGET` counts them
 CELLS = 64  # of the coarse chain that is planned for, at most
 STAGES = (2, 3, 4, 5, 6, 7, 8, 12, None)  # of the partitions; None for any number
@@ -35,13 +35,16 @@ CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # times fewer microbatches in flight than fit
 _SLACK = 0.005  # of the least objective: nearer, the simulator decides
 
 
+def size(problem: Problem) -> int:
+    """Layers times devices."""
+    return problem.chain.layers * problem.topology.devices
+
+
 def simulated_starts(problem: Problem, best: Value) -> list[tuple[Partition, Value]]:
     """What `coarse_starts` finds that may be better than `best`, with its value.
 
-    None for problems above `LIMIT`; no more are simulated when `BUDGET` is spent.
+    No more are simulated when `BUDGET` is spent.
     """
-    if problem.chain.layers * problem.topology.devices > LIMIT:
-        return []
     evaluator, found = Evaluator(problem), []
     for partition in coarse_starts(problem):
         beat_s = best.seconds if best.over == 0 else math.inf
