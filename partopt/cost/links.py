@@ -140,7 +140,8 @@ class Network(NamedTuple):
 
     group: NDArray[np.int64]  # ranks of a level-k component, shape (L+1,)
     # bytes/s of one cut that the ports of level k and of all levels above it carry, shape (L,): a
-    # message that parts at level k or above takes one of them, of its own side
+    # message that parts at level k or above takes one of them, of its own
+    # side; infinite where ports do not count
     above: NDArray[np.float64]
     bus: NDArray[np.bool_]  # shape (L,)
     bandwidth: NDArray[np.float64]  # bytes/s of one link, shape (L,)
@@ -186,7 +187,7 @@ def run_sides_s(  # type: ignore[no-untyped-def]
         inside = first // outer + 1
         for port in (first // outer, inside, last // outer):
             low, high = max(first, port * outer), min(last, port * outer + outer - 1)
-            if low > high or rate == 0.0:
+            if low > high or rate == 0.0 or rate == np.inf:
                 continue
             carried = _ring_bytes(network, gradients, pause_s, first, last, low, k)
             if gap_before <= k:
