@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.capacity import Shapes, trees_of
-from partopt.cost.kernels import Layers, between
+from partopt.cost.kernels import Layers
 from partopt.cost.links import Network
+from partopt.cost.ranges import between
 from partopt.cost.tolerances import SUM
 from partopt.planners.optimal.probes import Counts
 
