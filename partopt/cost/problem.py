@@ -103,6 +103,7 @@ class Problem:
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
             parameter_bytes=self.profile.parameter_bytes(),
+            estimated=self.profile.estimated and self.profile.estimated.device,
         )
 
     @cached_property
