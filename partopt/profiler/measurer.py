@@ -20,6 +20,7 @@ from partopt.documents.profile import (
     Profile,
 )
 from partopt.errors import PartoptError
+from partopt.profiler.backward_split import STEPS as STEPS_OF_SPLIT
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.device import describe_device
@@ -52,6 +53,8 @@ class Measurer:
 
     The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
     """
+
+    input_gradient_steps = STEPS_OF_SPLIT
 
     def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
@@ -192,7 +195,7 @@ class Measurer:
 
     def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
         """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
-        return time_input_gradients(stepper)
+        return time_input_gradients(stepper, self.input_gradient_steps)
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""

@@ -22,7 +22,8 @@ from partopt.profiler.estimating.work import Work, work_of
 class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the seconds of the operations that run while it is active, most likely on fakes.
 
-    `flops` are by kind of operation, `without_rule` seconds by operation.
+    `flops` are by kind of operation, `without_rule` the operations of which only the bytes are
+    known. Where `only` names one, no other takes time.
     """
 
     def __init__(self, device: Roofline) -> None:
@@ -32,7 +33,8 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.launches = 0
         self.flops: Counter[str] = Counter()
-        self.without_rule: Counter[str] = Counter()
+        self.without_rule: set[str] = set()
+        self.only: str | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -47,13 +49,13 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, name: str, work: Work) -> None:
-        seconds = self.seconds(work)
-        self.now_s += seconds
+        if self.only in (None, name):
+            self.now_s += self.seconds(work)
         self.bytes += work.bytes
         self.launches += 1
         self.flops[work.kind] += work.flops
         if not work.has_rule:
-            self.without_rule[name] += seconds
+            self.without_rule.add(name)
 
     def seconds(self, work: Work) -> float:
         """Seconds that an operation takes. PartoptError where the device lacks its format."""

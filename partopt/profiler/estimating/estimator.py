@@ -45,6 +45,8 @@ _OPTIMIZER_BYTES = 28
 class Estimator(LargeMeasurer):
     """Estimates a subject whose clock is a RooflineClock."""
 
+    input_gradient_steps = 1  # all are equal
+
     def __init__(self, subject: Subject, clock: RooflineClock) -> None:
         super().__init__(subject, ENDLESS)
         self.clock = clock
@@ -75,18 +77,15 @@ class Estimator(LargeMeasurer):
             yield
 
     def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
-        """The structure at full size; once, which layers are alike, and what has no rule."""
-        first = not self.layers
+        """The structure at full size, and once, which layers are alike."""
         try:
-            with self.clock if first else contextlib.nullcontext():
-                tracker, structure = self._observe_fake(inputs)
+            tracker, structure = self._observe_fake(inputs)
         except PartoptError:
             raise
         except Exception as error:
             self._explain(error, inputs)
-        if first:
+        if not self.layers:
             self.measured_as = choose_skipped(tracker, self._calls)
-            self._check_rules()
             self.notes.append(_note(self.clock.device.name))
         return tracker, structure
 
@@ -99,7 +98,8 @@ class Estimator(LargeMeasurer):
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, self.clock)
         with self._faked(), self._skipping(tracker), self.clock:
             times = expand(stepper.instrumented(), self.measured_as)
-            parts = self._input_gradients(stepper)[:1]
+            parts = self._input_gradients(stepper)
+            self._check_rules(times.step_s, stepper)
         summary = summarize(size, structure, [times.step_s], [times], self._optimizer_step(), None)
         bare = msgspec.structs.replace(summary, step_s=None, coverage=None, overhead=None)
         return split_backward(bare, parts, 1.0)
@@ -116,22 +116,28 @@ class Estimator(LargeMeasurer):
         with super()._faked(), kernels_of(self.clock.device.type):
             yield
 
-    def _check_rules(self) -> None:
-        """Note the operations without a rule. PartoptError where they take too much of the time."""
+    def _check_rules(self, step_s: float, stepper: Stepper) -> None:
+        """Note the operations without a rule. PartoptError where they take too much of the time.
+
+        The shares are the largest of all sizes.
+        """
+        shares = {each.operation: each.share for each in self.without_rule}
+        for name in sorted(self.clock.without_rule):
+            self.clock.only = name
+            own_s = expand(stepper.instrumented(), self.measured_as).step_s
+            shares[name] = max(shares.get(name, 0.0), own_s / step_s)
+        self.clock.only = None
         self.without_rule = [
-            OperationShare(operation=name, share=seconds / self.clock.now_s)
-            for name, seconds in sorted(self.clock.without_rule.items())
+            OperationShare(operation=name, share=share) for name, share in shares.items()
         ]
-        share = sum(each.share for each in self.without_rule)
-        if share > MOST_WITHOUT_RULE:
-            names = ", ".join(each.operation for each in self.without_rule)
+        if sum(shares.values()) > MOST_WITHOUT_RULE:
             raise PartoptError(
-                f"nothing is known of what {names} compute but their bytes, and by these they "
-                f"take {share:.0%} of the time",
+                f"nothing is known of what {', '.join(shares)} computes but its bytes, and by these "
+                f"it takes {sum(shares.values()):.0%} of the time",
                 "measure the model: leave out `estimate`",
                 code="no-rule",
-                operations=[each.operation for each in self.without_rule],
-                share=share,
+                operations=list(shares),
+                share=sum(shares.values()),
             )
 
     def _explain(self, error: Exception, inputs: Inputs) -> NoReturn:
