@@ -24,20 +24,20 @@ FORMATS = (*DTYPES, TF32)
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class _Cited(documents.Part, frozen=True, kw_only=True):
+class _Cited(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Where a number comes from: its `source`, or what it is `assumed` for."""
 
     source: str = ""
     assumed: str = ""
 
 
-class Quantity(_Cited, frozen=True, kw_only=True):
+class Quantity(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     """A number with its unit, and where it comes from."""
 
     value: str | int | float
 
 
-class Factor(_Cited, frozen=True, kw_only=True):
+class Factor(_Cited, frozen=True, kw_only=True, omit_defaults=True):
     """What is achieved of a peak, and where that is known from."""
 
     value: Share
@@ -96,7 +96,7 @@ class DeviceFile(documents.Part, frozen=True, kw_only=True):
 
 
 class Roofline(documents.Part, frozen=True, kw_only=True):
-    """A device file in SI units; `sha256` is the digest of its content."""
+    """A device file in SI units; `sha256` is the digest of the numbers."""
 
     name: str
     type: str
@@ -108,7 +108,7 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
     convolution: float
     attention_forward: float
     attention_backward: float
-    sha256: str
+    sha256: str = ""
 
     @classmethod
     def load(cls, path: PathLike) -> Self:
@@ -149,10 +149,10 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
             convolution=shares.convolution.value,
             attention_forward=shares.attention_forward.value,
             attention_backward=shares.attention_backward.value,
-            sha256=hashlib.sha256(msgspec.json.encode(file)).hexdigest(),
         )
         documents.refuse(faults, where)
-        return made
+        digest = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
+        return msgspec.structs.replace(made, sha256=digest)
 
     def check_dtype(self, dtype: str, option: str = "dtype") -> None:
         """Raise PartoptError where the device does not compute in `dtype`."""

@@ -14,7 +14,7 @@ import msgspec
 from partopt import documents
 from partopt.documents import shipped
 from partopt.documents.files import PathLike
-from partopt.documents.profile_checks import DTYPES, find_faults
+from partopt.documents.profile_checks import find_faults
 from partopt.errors import PartoptError
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
@@ -64,9 +64,9 @@ class OperationShare(documents.Part, frozen=True, kw_only=True, omit_defaults=Tr
 class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """What times were computed from that nobody measured.
 
-    `device` and `sha256` are the name and the digest of the device file; `scale` is what all times
-    were multiplied by, so that a step takes the measured `calibrated_s`; `without_rule` are the
-    operations of which only the bytes are known.
+    `device` is the name of the device file and `sha256` the digest of its numbers; `scale` is what
+    all times were multiplied by, so that a step takes the measured `calibrated_s`; `without_rule`
+    are the operations of which only the bytes are known.
     """
 
     device: str

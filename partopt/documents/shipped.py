@@ -40,7 +40,8 @@ def find(given: PathLike, *kinds: str) -> str:
         if given in names(kind):
             return str(folder(kind) / f"{given}{_SUFFIXES[kind]}")
     known = [name for kind in kinds for name in names(kind)]
-    what = " or ".join(_SINGULAR[kind] for kind in kinds)
+    *others, last = (_SINGULAR[kind] for kind in kinds)
+    what = f"{', '.join(others)} or {last}" if others else last
     raise PartoptError(
         f"{given}: no such file, and no shipped {what} of that name",
         did_you_mean(given, known),

@@ -89,9 +89,7 @@ def estimate_source(
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
         model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
-        subject = Subject(
-            model, found.example_inputs, found.loss_fn, settings, clock, ENDLESS
-        )
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, ENDLESS)
         return scale_to(measure_subject(subject, identity), calibrate)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__

@@ -62,9 +62,7 @@ class Estimator(LargeMeasurer):
     def describe_estimate(self) -> Estimated:
         """What the times were computed from."""
         device = self.clock.device
-        return Estimated(
-            device=device.name, sha256=device.sha256, without_rule=self.without_rule
-        )
+        return Estimated(device=device.name, sha256=device.sha256, without_rule=self.without_rule)
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -132,8 +130,8 @@ class Estimator(LargeMeasurer):
         ]
         if sum(shares.values()) > MOST_WITHOUT_RULE:
             raise PartoptError(
-                f"nothing is known of what {', '.join(shares)} computes but its bytes, and by these "
-                f"it takes {sum(shares.values()):.0%} of the time",
+                f"nothing is known of what {', '.join(shares)} computes but its bytes, and by "
+                f"these it takes {sum(shares.values()):.0%} of the time",
                 "measure the model: leave out `estimate`",
                 code="no-rule",
                 operations=list(shares),
@@ -154,7 +152,9 @@ class Estimator(LargeMeasurer):
                 operation=str(error.func),
             ) from error
         with self._faked():
-            check_step(self.subject.model, fake.fake_inputs(inputs, self._mode), self.subject.loss_fn)
+            check_step(
+                self.subject.model, fake.fake_inputs(inputs, self._mode), self.subject.loss_fn
+            )
         raise error
 
 
