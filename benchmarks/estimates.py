@@ -188,19 +188,19 @@ def this_cpu() -> Roofline:
     """What one thread of this machine does in a second, by processor time."""
     with hold_still(torch.device("cpu")):
         a, b = torch.randn(2, 1024, 1024).unbind()
-        matmul = 2 * 1024**3 / best_s(lambda: a @ b)
+        matmul = 2 * 1024**3 / median_s(lambda: a @ b)
         x, w = torch.randn(1, 128, 56, 56), torch.randn(128, 128, 3, 3)
-        convolution = 2 * 56**2 * 128**2 * 9 / best_s(lambda: functional.conv2d(x, w, padding=1))
+        convolution = 2 * 56**2 * 128**2 * 9 / median_s(lambda: functional.conv2d(x, w, padding=1))
         q = torch.randn(1, 8, 512, 64, requires_grad=True)
         mixed = functional.scaled_dot_product_attention(q, q, q)
         gradient = torch.ones_like(mixed)
         product = 2 * 8 * 512**2 * 64
-        forward = 2 * product / best_s(lambda: functional.scaled_dot_product_attention(q, q, q))
-        backward_s = best_s(lambda: torch.autograd.grad(mixed, q, gradient, retain_graph=True))
+        forward = 2 * product / median_s(lambda: functional.scaled_dot_product_attention(q, q, q))
+        backward_s = median_s(lambda: torch.autograd.grad(mixed, q, gradient, retain_graph=True))
         backward = 5 * product / backward_s
         large, other, small = torch.randn(2**23), torch.randn(2**23), torch.randn(4)
-        bandwidth = 3 * large.nbytes / best_s(lambda: large + other)
-        launch_s = best_s(lambda: [small + small for _ in range(100)]) / 100
+        bandwidth = 3 * large.nbytes / median_s(lambda: large + other)
+        launch_s = median_s(lambda: [small + small for _ in range(100)]) / 100
     return Roofline(
         name="this CPU",
         type="cpu",
@@ -215,11 +215,11 @@ def this_cpu() -> Roofline:
     )
 
 
-def best_s(run: Callable[[], object], turns: int = 7) -> float:
-    """Processor seconds of a run at best: the rest is what others do to the machine."""
+def median_s(run: Callable[[], object], turns: int = 15) -> float:
+    """Median processor seconds of a run: others slow it down as they do what is measured."""
     clock = CpuClock()
     run()
-    return min(
+    return statistics.median(
         sum(clock.intervals_s([clock.stamp(), (run(), clock.stamp())[1]])) for _ in range(turns)
     )
 
