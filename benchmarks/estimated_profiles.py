@@ -17,11 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a checkout in which nothing is installed
+# a checkout in which nothing is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from partopt import documents
 from partopt.documents.profile import Environment, Profile
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:

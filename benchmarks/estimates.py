@@ -124,7 +124,9 @@ def print_measured(cases: Sequence[Case], steps: int) -> None:
         f"GB/s, {device.launch_s * 1e6:.1f} us an operation"
     )
     print(f"{machine.describe()}, one thread\n{numbers}\n")
-    print(f"{'MODEL':12}{'LAYERS':>7}{'MEASURED':>11}{'ESTIMATE':>11}{'TOTAL':>8}{'SHARE':>8}", end="")
+    print(
+        f"{'MODEL':12}{'LAYERS':>7}{'MEASURED':>11}{'ESTIMATE':>11}{'TOTAL':>8}{'SHARE':>8}", end=""
+    )
     print("".join(f"{f'REGRET {count}':>10}" for count in STAGES) + f"{'AGAIN':>8}")
     regrets, again = [], []
     for case in cases:
@@ -252,8 +254,7 @@ def forward_s(measurement: Measurement) -> float:
 def share_error(truth: Sequence[float], guess: Sequence[float]) -> float:
     """The largest difference of a layer's share of the step, as a share of the step."""
     return max(
-        abs(one / sum(truth) - other / sum(guess))
-        for one, other in zip(truth, guess, strict=True)
+        abs(one / sum(truth) - other / sum(guess)) for one, other in zip(truth, guess, strict=True)
     )
 
 

@@ -47,7 +47,8 @@ def command(
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
 
     FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling, a verification, a
-    difference or a device. With OTHER both are profiles of one model, shown layer by layer side by side.
+    difference or a device. With OTHER both are profiles of one model, shown layer by layer side by
+    side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;

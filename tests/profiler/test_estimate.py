@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -222,19 +223,24 @@ def test_grouped_heads_have_the_shape_of_the_query() -> None:
             assert mixed.shape == q.shape
 
 
+@functools.cache
+def plain_gpt() -> Profile:
+    return of_gpt()
+
+
 def of_gpt(**options: Any) -> Profile:
     given = {"arguments": TINY, "microbatch_sizes": [1, 2], "dtype": "bfloat16", **options}
     return estimate_source(EXAMPLES / "gpt.py", "h100", **given)
 
 
 def test_the_same_estimate_is_the_same_bytes() -> None:
-    assert documents.encode(of_gpt()) == documents.encode(of_gpt())
+    assert documents.encode(of_gpt()) == documents.encode(plain_gpt())
 
 
 def test_layers_that_are_alike_are_estimated_as_if_each_had_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    short = of_gpt()
+    short = plain_gpt()
     monkeypatch.setattr(estimator, "choose_skipped", lambda *_: {})
     whole = of_gpt()
     for few, all_of_them in zip(short.measurements, whole.measurements, strict=True):
@@ -304,7 +310,7 @@ def test_the_optimizer_moves_every_trained_number() -> None:
 
 
 def test_a_known_step_scales_all_times() -> None:
-    plain, scaled = of_gpt(), of_gpt(calibrate=0.5)
+    plain, scaled = plain_gpt(), of_gpt(calibrate=0.5)
     assert scaled.estimated is not None
     assert scaled.estimated.calibrated_s == 0.5
     first = scaled.measurements[0].layers
@@ -315,7 +321,7 @@ def test_a_known_step_scales_all_times() -> None:
 
 
 def test_an_estimate_says_so() -> None:
-    made = of_gpt()
+    made = plain_gpt()
     assert made.device.name == "H100-80GB (estimated)"
     assert made.estimated is not None
     assert made.estimated.sha256 == Roofline.load("h100").sha256
