@@ -4,8 +4,8 @@ pip install "partopt[examples]"
 partopt profile examples/llama.py --microbatch 1 -o llama-7b.json
 
 The defaults are the shape of the 7B model, 27 GB of weights in float32: where that does not fit
-into memory, a few of its layers are measured. `--set layers=80 --set width=8192 --set heads=64
---set kv_heads=8 --set ffn=28672` is the shape of the 70B model.
+into memory, a few of its layers are measured. `--set size=70b` is the shape of the 70B model, with
+all of its 4,096 tokens; `--estimate h100` needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,33 +14,46 @@ import torch
 from torch import Tensor, nn
 from vision import declare_missing_operators
 
+# the published models of LLaMA 2
+SIZES: dict[str, dict[str, int]] = {
+    "7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008},
+    "13b": {"layers": 40, "width": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824},
+    "70b": {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672},
+}
 # example_inputs follows the model that build made last
 _built = {"context": 128, "vocabulary": 32000}
 
 
 def build(
+    size: str | None = None,
     layers: int = 32,
     width: int = 4096,
     heads: int = 32,
     kv_heads: int | None = None,
     ffn: int = 11008,
     vocabulary: int = 32000,
-    context: int = 128,
+    context: int | None = None,
 ) -> nn.Module:
-    """The model; `kv_heads` below `heads` share keys and values, `ffn` is the width between."""
+    """The model; `kv_heads` below `heads` share keys and values, `ffn` is the width between.
+
+    `size`, one of SIZES, stands for all of these; `context` is 4,096 tokens with it, else 128.
+    """
     declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    _built.update(context=context, vocabulary=vocabulary)
+    shape = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+    if size is not None:
+        shape = SIZES[size]
+    _built.update(context=context or (4096 if size else 128), vocabulary=vocabulary)
     return LlamaForCausalLM(
         LlamaConfig(
-            num_hidden_layers=layers,
-            hidden_size=width,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            intermediate_size=ffn,
+            num_hidden_layers=shape["layers"],
+            hidden_size=shape["width"],
+            num_attention_heads=shape["heads"],
+            num_key_value_heads=shape["kv_heads"],
+            intermediate_size=shape["ffn"],
             vocab_size=vocabulary,
-            max_position_embeddings=context,
+            max_position_embeddings=_built["context"],
             use_cache=False,
         )
     )

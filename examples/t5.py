@@ -20,13 +20,14 @@ def build(
     layers: int = 12,
     width: int = 768,
     heads: int = 12,
+    head_width: int | None = None,
     ffn: int = 3072,
     context: int = 128,
     vocabulary: int = 32128,
 ) -> nn.Module:
     """The model, by default T5 base with 128 tokens; `layers` in the encoder and the decoder each.
 
-    `ffn` is the width between.
+    `ffn` is the width between, `head_width` that of a head where heads are wider than the model.
     """
     declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import T5Config, T5ForConditionalGeneration
@@ -37,7 +38,7 @@ def build(
             num_layers=layers,
             d_model=width,
             num_heads=heads,
-            d_kv=width // heads,
+            d_kv=head_width or width // heads,
             d_ff=ffn,
             vocab_size=vocabulary,
             decoder_start_token_id=0,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
+    from partopt.profiler.estimate import estimate, estimate_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
@@ -54,6 +55,8 @@ _PLACES = {
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
     "compare": "partopt.search.compare",
+    "estimate": "partopt.profiler.estimate",
+    "estimate_source": "partopt.profiler.estimate",
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
@@ -84,6 +87,8 @@ __all__ = [
     "Topology",
     "__version__",
     "compare",
+    "estimate",
+    "estimate_source",
     "find_fitting",
     "import_profile",
     "import_times",

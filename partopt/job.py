@@ -129,8 +129,12 @@ class Job(Options):
     def notes(self) -> list[Note]:
         """What to know of the question itself."""
         found = [*self.profile.notes, *self.topology.notes()]
-        if self.profile.device.type == "cpu":
-            name, device = self.profile.model.name, self.topology.device.name
+        name, device = self.profile.model.name, self.topology.device.name
+        estimated = self.profile.estimated
+        if estimated is not None and estimated.device != device:
+            text = f"{name} was estimated for {estimated.device}, not for {device}"
+            found.append(Note(code="estimated-for-another-device", text=text))
+        elif estimated is None and self.profile.device.type == "cpu":
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
         return found

@@ -19,6 +19,7 @@ _PREFIXES = {
     "M": 10**6,
     "G": 10**9,
     "T": 10**12,
+    "P": 10**15,
     "Ki": 2**10,
     "Mi": 2**20,
     "Gi": 2**30,
@@ -28,6 +29,7 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}
 _QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*"
 )
+_SPEED_UNIT = re.compile(r"(?P<prefix>[MGTP]?)flop/s")
 _DATA_UNIT = re.compile(r"(?P<prefix>(?:[kMGT]|[KMGT]i)?)(?P<base>[bB])(?P<rate>/s|ps)?")
 
 
@@ -59,6 +61,19 @@ def parse_bandwidth(text: object) -> float:
     return _finite(text, number * scale / (8 if is_bits else 1))
 
 
+def parse_flops(text: object) -> float:
+    """Floating-point operations per second of a speed such as `312 Tflop/s`.
+
+    Raises PartoptError otherwise.
+    """
+    hint = 'write "312 Tflop/s"'
+    number, unit = _split(text, hint)
+    match = _SPEED_UNIT.fullmatch(unit)
+    if match is None:
+        raise _fault(text, f": '{unit}' is not a unit of computing speed", hint)
+    return _finite(text, number * _PREFIXES[match["prefix"]])
+
+
 def parse_seconds(text: object) -> float:
     """Seconds of a duration such as `50 us` or `1.5 ms`. Raises PartoptError otherwise."""
     hint = 'write "50 us", "1.5 ms" or "2 s"'
@@ -76,6 +91,11 @@ def format_bytes(size: float) -> str:
 def format_bandwidth(rate: float) -> str:
     """`12.5 GB/s`: bytes per second, decimal prefix, three significant digits."""
     return _scale(rate, "B/s")
+
+
+def format_flops(speed: float) -> str:
+    """`312 Tflop/s`: operations per second, decimal prefix, three significant digits."""
+    return _scale(speed, "flop/s")
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from partopt import documents
 from partopt.cli import progress, stopping, words
@@ -96,6 +97,18 @@ if TYPE_CHECKING:
     help="Build without weights and run a few layers of each kind; the default for a model that "
     "does not fit.",
 )
+@click.option(
+    "--estimate",
+    metavar="FILE|NAME",
+    help="Estimate the times on a device that is not there: a100, h100, h200, v100 or a file.",
+)
+@click.option(
+    "--calibrate",
+    metavar="SECONDS",
+    type=float,
+    help="With --estimate: what a step takes, forward and backward, at the first size; all times "
+    "are scaled to it.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     model: str,
@@ -106,7 +119,7 @@ def command(
     force: bool,
     **options: Any,
 ) -> None:
-    """Measure the time, memory and output of each layer of MODEL.
+    """Measure the time, memory and output of each layer of MODEL, or estimate the time.
 
     Time is that of the forward and the backward, memory what the layer keeps, output what it passes
     on.
@@ -125,6 +138,7 @@ def command(
       partopt profile examples/gpt.py --microbatch 1,2,4 -o gpt.json
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
+      partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
     """
     output, force = _choose_output(output, resume, force)
     sizes = _parse_sizes(microbatch)
@@ -134,6 +148,7 @@ def command(
         "resume": _load_resumed(resume),
         **options,
     }
+    _check_estimate(given)
     with stopping.stopped_by_signals():
         measured = _measure(model, given, output, force)
         _save(measured, output, force)
@@ -174,7 +189,7 @@ def _load_resumed(resume: str | None) -> Profile | None:
 
 def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> Profile:
     """The profile; where measuring is stopped, save what is finished before the command ends."""
-    from partopt import ProfilingStopped, measure_source
+    from partopt import ProfilingStopped
 
     try:
         # what the model's own code prints is not our data
@@ -182,7 +197,7 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
             progress.of_sizes(options["microbatch_sizes"]) as tell,
             contextlib.redirect_stdout(sys.stderr),
         ):
-            return measure_source(model, progress=tell, **options)
+            return _run(model, {**options, "progress": tell})
     except ProfilingStopped as stopped:
         _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
         if stopped.error is None:
@@ -193,6 +208,42 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
         raise SystemExit(stopping.exit_code(interrupt)) from None
     except PartoptError as error:
         raise _with_debug(error) from error.__cause__
+
+
+def _run(model: str, options: dict[str, Any]) -> Profile:
+    """The profile that was asked for: estimated or measured."""
+    from partopt import estimate_source, measure_source
+
+    if options["estimate"] is None:
+        return measure_source(model, **_without(options, "estimate", "calibrate"))
+    return estimate_source(model, options["estimate"], **_without(options, "estimate", *_MEASURING))
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+_MEASURING = ("device", "compile", "steps", "resume", "larger_than_memory")
+
+
+def _check_estimate(options: dict[str, Any]) -> None:
+    """Refuse options that say how to measure beside --estimate, and --calibrate without it."""
+    if options["estimate"] is None:
+        if options["calibrate"] is not None:
+            raise PartoptError(
+                "--calibrate: goes with --estimate",
+                "a measured profile has the times of the device itself",
+                code="unused-option",
+            )
+        return
+    context = click.get_current_context()
+    for name in _MEASURING:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise PartoptError(
+                f"{words.FLAGS[name]}: goes with measuring, and --estimate measures nothing",
+                "leave one of the two out",
+                code="unused-option",
+            )
 
 
 def _with_debug(error: Exception) -> Exception:

@@ -44,10 +44,11 @@ def command(
     microbatch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Print FILE, or the shipped profile or topology of that name, for people to read.
+    """Print FILE, or the shipped profile, topology or device of that name, for people to read.
 
-    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling, a verification or
-    a difference. With OTHER both are profiles of one model, shown layer by layer side by side.
+    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling, a verification, a
+    difference or a device. With OTHER both are profiles of one model, shown layer by layer side by
+    side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
@@ -64,7 +65,7 @@ def command(
     from partopt.documents.kinds import kind_of
     from partopt.documents.plan import Plan
 
-    content = documents.read_bytes(shipped.find(file, "profiles", "topologies"))
+    content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
     kind = kind_of(content, file)
     if other is not None:
         _refuse_verifying(verify, profile)
@@ -134,11 +135,13 @@ _NEXT = {
     "profile": "partopt plan {} --topology dgx-a100",
     "plan": "partopt simulate {}",
     "topology": "partopt plan PROFILE --topology {}",
+    "device": "partopt profile MODEL --estimate {} -o profile.json",
 }
 
 
 def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
-    """The document in `content`; a topology as a file that people write."""
+    """The document in `content`; a topology and a device as files that people write."""
+    from partopt.documents.device import DeviceFile, read_device
     from partopt.documents.kinds import DOCUMENTS
     from partopt.documents.structs import Document
     from partopt.documents.topology import Topology
@@ -146,6 +149,8 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     document = DOCUMENTS[kind]
     if issubclass(document, Document):
         return document.parse(content, file)
+    if document is DeviceFile:
+        return read_device(content, file)
     import msgspec
     import yaml
 
@@ -160,6 +165,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
     from partopt.documents.topology import Topology
     from partopt.report import (
         comparison,
+        device,
         difference,
         plan,
         profile,
@@ -175,6 +181,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         "comparison": comparison.render,
         "scaling": scaling.render,
         "difference": difference.render,
+        "device": device.render,
         "verification": lambda document: verification.render(document, as_flags),
     }
     if kind == "topology":

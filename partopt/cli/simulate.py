@@ -52,6 +52,9 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     _check_output(output, force, as_json)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
+    if loaded.profile.estimated is not None:
+        device = loaded.profile.estimated
+        click.echo(f"warning: times estimated for {device}: nothing was measured", err=True)
 
     def run() -> Simulation:
         return partopt.simulate(loaded, **conditions, save_as=output)

@@ -18,7 +18,7 @@ _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
     "latency links device devices dtype granularity steps autocast compile "
-    "resume larger_than_memory name force scaling weak"
+    "resume larger_than_memory name force scaling weak estimate calibrate"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {
@@ -27,6 +27,7 @@ VERBS = {
     "compare": "partopt compare",
     "verify": "partopt show --verify",
     "measure": "partopt profile",
+    "estimate_source": "partopt profile --estimate",
 }
 _NAMED = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from partopt.documents.comparison import Comparison
+from partopt.documents.device import DeviceFile
 from partopt.documents.difference import Difference
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -25,18 +26,22 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "simulation": SimulationDocument,
     "verification": Verification,
     "difference": Difference,
+    "device": DeviceFile,
 }
+_PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 
 
 def kind_of(content: bytes, where: str) -> str:
     """The kind of document in `content`, by its schema, even if the content is incomplete.
 
-    A topology has no schema. Raises PartoptError for JSON of an unknown kind.
+    A topology and a device have no schema. Raises PartoptError for JSON of an unknown kind.
     """
     for found in _SCHEMA.finditer(content):
         if found[1].decode() in DOCUMENTS:
             return found[1].decode()
+    if _PEAKS.search(content):
+        return "device"
     if content.lstrip().startswith(b"{") and b'"levels"' not in content:
         raise PartoptError(
             f"{where}: no schema that partopt knows",

@@ -98,12 +98,16 @@ class Request(documents.Part, frozen=True, kw_only=True):
     any_schedule: bool = False
 
 
-class ProfileReference(documents.Part, frozen=True, kw_only=True):
-    """The profile of the plan: its model's name and parameters, and the digest of its content."""
+class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """The profile of the plan: its model's name and parameters, and the digest of its content.
+
+    `estimated` is the device that its times were estimated for, where nobody measured them.
+    """
 
     name: str
     sha256: str
     parameter_bytes: Bytes
+    estimated: str | None = None
 
 
 class Plan(documents.Document, frozen=True, kw_only=True):

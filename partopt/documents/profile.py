@@ -6,7 +6,6 @@ The layers are measured at one or more microbatch sizes.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
@@ -15,13 +14,13 @@ import msgspec
 from partopt import documents
 from partopt.documents import shipped
 from partopt.documents.files import PathLike
-from partopt.errors import PartoptError, did_you_mean
+from partopt.documents.profile_checks import find_faults
+from partopt.errors import PartoptError
 
 # Shapes below: N layers; B measurements, one a microbatch size, ascending.
 
 SCHEMA = "partopt.profile/1"
 _SCHEMA = msgspec.Meta(extra_json_schema={"default": SCHEMA})
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 LayerSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # thirty years
@@ -39,7 +38,7 @@ class Model(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """The device that was measured."""
+    """The device that was measured, or that the times were estimated for."""
 
     name: str
     type: str = ""
@@ -53,6 +52,28 @@ class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True)
     cuda: str | None = None
     python: str | None = None
     partopt: str | None = None
+
+
+class OperationShare(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """An operation, and its share of the time."""
+
+    operation: str
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Estimated(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What times were computed from that nobody measured.
+
+    `device` is the name of the device file and `sha256` the digest of its numbers; `scale` is what
+    all times were multiplied by, so that a step takes the measured `calibrated_s`; `without_rule`
+    are the operations of which only the bytes are known.
+    """
+
+    device: str
+    sha256: str
+    scale: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    calibrated_s: LayerSeconds | None = None
+    without_rule: list[OperationShare] = []
 
 
 class SharedParameter(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,9 +165,9 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     """A profile: N layers, and for each microbatch size N measurements of them.
 
     `dtype` is that of the parameters; `autocast` that of the operations which `torch.autocast`
-    runs in fewer bits, `compiled` whether the layers were compiled. `notes` say what to know about
-    the measurements. `schema` and `environment` are always written: a default that a function makes
-    is not omitted.
+    runs in fewer bits, `compiled` whether the layers were compiled. `estimated` is there where the
+    times were computed, not measured. `notes` say what to know about the measurements. `schema` and
+    `environment` are always written: a default that a function makes is not omitted.
     """
 
     schema: Annotated[str, _SCHEMA] = msgspec.field(default_factory=lambda: SCHEMA)
@@ -156,6 +177,7 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     dtype: str
     autocast: str | None = None
     compiled: bool = False
+    estimated: Estimated | None = None
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
     notes: list[documents.Note] = []
@@ -170,29 +192,7 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults beyond types: indices out of range, sizes not ascending, no time to plan with."""
-        for field, dtype in (("dtype", self.dtype), ("autocast", self.autocast)):
-            if dtype not in DTYPES and (dtype is not None or field == "dtype"):
-                yield _fault(
-                    field,
-                    f'"{dtype}" is not a number format that partopt knows',
-                    did_you_mean(str(dtype), DTYPES),
-                )
-        yield from _layer_faults(self.layers)
-        sizes = [measurement.microbatch_size for measurement in self.measurements]
-        if sizes != sorted(set(sizes)):
-            yield _fault(
-                "measurements",
-                f"microbatch sizes {sizes} are not ascending",
-                "list each size once, the smallest first",
-            )
-        if not self.measured():
-            yield _fault(
-                "measurements", "every microbatch size ran out of memory", "measure a smaller size"
-            )
-        for position, measurement in enumerate(self.measurements):
-            yield from _measurement_faults(
-                measurement, len(self.layers), f"measurements[{position}]"
-            )
+        yield from find_faults(self)
 
     def measured(self) -> list[Measurement]:
         """The measurements that did not run out of memory, by ascending microbatch size."""
@@ -217,107 +217,3 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         Fields left at their defaults do not count.
         """
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
-
-
-def _fault(path: str, what: str, hint: str) -> PartoptError:
-    return PartoptError(f"{path}: {what}", hint, code="inconsistent-document", path=path)
-
-
-def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
-    seen: set[tuple[str, int]] = set()
-    sizes: dict[str, int] = {}
-    frozen: dict[str, bool] = {}
-    for index, layer in enumerate(layers):
-        place = f"layers[{index}]"
-        if (layer.name, layer.call) in seen:
-            what = f'"{layer.name}" call {layer.call} is listed twice'
-            yield _fault(place, what, "number the calls of a module 0, 1, 2")
-        seen.add((layer.name, layer.call))
-        for shared in layer.shared_parameters:
-            if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
-                yield _fault(
-                    f"{place}.shared_parameters",
-                    f'"{shared.name}" has {shared.bytes} bytes here and {sizes[shared.name]} '
-                    "before",
-                    "one parameter has one size",
-                )
-            if frozen.setdefault(shared.name, shared.frozen) != shared.frozen:
-                yield _fault(
-                    f"{place}.shared_parameters",
-                    f'"{shared.name}" is frozen in one layer and not in another',
-                    "a parameter has a gradient or has none",
-                )
-        if sum(shared.bytes for shared in layer.shared_parameters) > layer.parameter_bytes:
-            yield _fault(
-                f"{place}.shared_parameters",
-                "more bytes than parameter_bytes",
-                "parameter_bytes includes the shared ones",
-            )
-        held = sum(shared.bytes for shared in layer.shared_parameters if shared.frozen)
-        trained = sum(shared.bytes for shared in layer.shared_parameters if not shared.frozen)
-        if not held <= layer.frozen_bytes <= layer.parameter_bytes - trained:
-            yield _fault(
-                f"{place}.frozen_bytes",
-                f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
-                f"of which {held} are shared and frozen, {trained} shared and not",
-                "frozen_bytes are those of parameter_bytes that have no gradient",
-            )
-        if layer.measured_as is not None and layer.measured_as >= len(layers):
-            yield _fault(
-                f"{place}.measured_as",
-                f"there is no layer {layer.measured_as}",
-                f"layers are numbered 0 to {len(layers) - 1}",
-            )
-
-
-def _measurement_faults(
-    measurement: Measurement, layers: int, place: str
-) -> Iterator[PartoptError]:
-    if measurement.out_of_memory:
-        if measurement.layers:
-            yield _fault(
-                f"{place}.layers",
-                "given although the size ran out of memory",
-                "drop the layers or out_of_memory",
-            )
-        return
-    if len(measurement.layers) != layers:
-        yield _fault(
-            f"{place}.layers",
-            f"{len(measurement.layers)} measurements for {layers} layers",
-            "give one for each layer, in order",
-        )
-        return
-    for index, layer in enumerate(measurement.layers):
-        if layer.backward_input_s is not None and layer.backward_input_s > layer.backward_s:
-            yield _fault(
-                f"{place}.layers[{index}].backward_input_s",
-                "longer than backward_s, of which it is a part",
-                "measure it again",
-            )
-    if not any(layer.forward_s + layer.backward_s for layer in measurement.layers):
-        yield _fault(
-            f"{place}.layers",
-            "no layer takes any time",
-            "there is nothing to plan with; measure it again",
-        )
-    yield from _flow_faults(measurement, layers, place)
-
-
-def _flow_faults(measurement: Measurement, layers: int, place: str) -> Iterator[PartoptError]:
-    hint = f"layers are numbered 0 to {layers - 1}"
-    for index, tensor in enumerate(measurement.tensors):
-        path = f"{place}.tensors[{index}]"
-        for layer in itertools.chain([tensor.producer], tensor.consumers):
-            if layer >= layers:
-                yield _fault(path, f"there is no layer {layer}", hint)
-        if min(tensor.consumers) <= tensor.producer:
-            yield _fault(
-                path,
-                f"consumed by layer {min(tensor.consumers)}, before it is made",
-                "layers are in execution order",
-            )
-    for index, group in enumerate(measurement.stash_groups):
-        if max(group.layers) >= layers:
-            path = f"{place}.stash_groups[{index}]"
-            yield _fault(path, f"there is no layer {max(group.layers)}", hint)

@@ -1,4 +1,4 @@
-"""Profiles and topologies that come with partopt, and the names that they go by."""
+"""Profiles, topologies and devices that come with partopt, and the names that they go by."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from partopt.documents.files import PathLike
 from partopt.errors import PartoptError, did_you_mean
 
-_SUFFIXES = {"profiles": ".json", "topologies": ".yaml"}
-_SINGULAR = {"profiles": "profile", "topologies": "topology"}
+_SUFFIXES = {"profiles": ".json", "topologies": ".yaml", "devices": ".yaml"}
+_SINGULAR = {"profiles": "profile", "topologies": "topology", "devices": "device"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`, "profiles" or "topologies".
+    """The folder of `kind`, "profiles", "topologies" or "devices".
 
     It lies in the installed package or, in a checkout, next to the package.
     """
@@ -40,7 +40,8 @@ def find(given: PathLike, *kinds: str) -> str:
         if given in names(kind):
             return str(folder(kind) / f"{given}{_SUFFIXES[kind]}")
     known = [name for kind in kinds for name in names(kind)]
-    what = " or ".join(_SINGULAR[kind] for kind in kinds)
+    *others, last = (_SINGULAR[kind] for kind in kinds)
+    what = f"{', '.join(others)} or {last}" if others else last
     raise PartoptError(
         f"{given}: no such file, and no shipped {what} of that name",
         did_you_mean(given, known),

@@ -121,13 +121,7 @@ def measure_source(
         return measure_subject(subject, identity, resumed)
     except ProfilingStopped as stopped:
         if isinstance(stopped.error, PartoptError):
-            stopped.error = _locate(stopped.error, found)
+            stopped.error = found.locate(stopped.error)
         raise
     except PartoptError as error:
-        raise _locate(error, found) from error.__cause__
-
-
-def _locate(error: PartoptError, source: ModelSource) -> PartoptError:
-    """The error, placed in the model's file unless it is about an option or placed already."""
-    placed = "option" in error.fields or error.message.startswith(source.place)
-    return error if placed else error.at(source.place)
+        raise found.locate(error) from error.__cause__

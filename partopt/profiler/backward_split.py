@@ -20,10 +20,10 @@ from partopt.profiler.timeline import Stepper
 STEPS = 3
 
 
-def time_input_gradients(stepper: Stepper) -> list[list[float]]:
+def time_input_gradients(stepper: Stepper, steps: int = STEPS) -> list[list[float]]:
     """Seconds of each layer in each of a few such steps; no steps where autograd refuses them."""
     try:
-        return [stepper.input_gradients() for _ in range(STEPS)]
+        return [stepper.input_gradients() for _ in range(steps)]
     except Exception as error:  # the model's own code may raise anything
         if is_out_of_memory(error):
             release_memory()

@@ -51,6 +51,11 @@ class ModelSource:
         """The file or dotted module, without the attribute."""
         return self.entry.rpartition(":")[0]
 
+    def locate(self, error: PartoptError) -> PartoptError:
+        """The error, placed in the model's file unless it is about an option or placed already."""
+        placed = "option" in error.fields or error.message.startswith(self.place)
+        return error if placed else error.at(self.place)
+
     def build(self) -> nn.Module:
         """The model, built with the arguments given.
 

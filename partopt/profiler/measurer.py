@@ -12,14 +12,18 @@ import torch
 
 from partopt.documents import Note
 from partopt.documents.profile import (
+    Device,
+    Estimated,
     Layer,
     LayerMeasurement,
     Measurement,
     Profile,
 )
 from partopt.errors import PartoptError
+from partopt.profiler.backward_split import STEPS as STEPS_OF_SPLIT
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
+from partopt.profiler.device import describe_device
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
 from partopt.profiler.precision import no_cast_cache
@@ -50,6 +54,8 @@ class Measurer:
     The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
     """
 
+    input_gradient_steps = STEPS_OF_SPLIT
+
     def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
         self.subject = subject
         self.resumed = resumed
@@ -66,6 +72,14 @@ class Measurer:
     def has_new(self) -> bool:
         """Whether a size was measured here."""
         return len(self.measurements) > (len(self.resumed.measurements) if self.resumed else 0)
+
+    def describe_device(self) -> Device:
+        """The device whose times these are."""
+        return describe_device(self.subject.settings.device)
+
+    def describe_estimate(self) -> Estimated | None:
+        """What the times were computed from; None of measured ones."""
+        return None
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -133,7 +147,7 @@ class Measurer:
             self.notes += note_missing_backwards(tracker, instrumented)
         if not self._optimizer_tried:
             self._optimizer_s, self._optimizer_tried = self._optimizer(inputs), True
-        summary = _summary(
+        summary = summarize(
             size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
         )
         parts = [] if settings.compiled else self._input_gradients(stepper)
@@ -181,7 +195,7 @@ class Measurer:
 
     def _input_gradients(self, stepper: Stepper) -> list[list[float]]:
         """Seconds of each layer in steps whose backward leaves the gradients of weights out."""
-        return time_input_gradients(stepper)
+        return time_input_gradients(stepper, self.input_gradient_steps)
 
     def _optimizer(self, inputs: Inputs) -> float | None:
         """Seconds of an optimizer step, or None and a note where it fails."""
@@ -223,7 +237,7 @@ def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
     return peak
 
 
-def _summary(
+def summarize(
     size: int,
     structure: Structure,
     bare_s: list[float],
@@ -231,6 +245,7 @@ def _summary(
     optimizer_s: float | None,
     peak: int | None,
 ) -> Measurement:
+    """The measurement of a size: medians of its steps, and what the structure shows."""
     step_s = statistics.median(bare_s)
     overhead = statistics.median(times.step_s for times in instrumented) / step_s
     scale = _scale(overhead)

@@ -6,7 +6,9 @@ from partopt.documents import Note
 from partopt.documents.profile import Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.compilation import open_compiled
-from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.device import describe_environment, hold_still
+from partopt.profiler.estimating.clock import RooflineClock
+from partopt.profiler.estimating.estimator import Estimator
 from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import Measurer
 from partopt.profiler.precision import under_autocast
@@ -69,6 +71,8 @@ def _measure_sizes(measurer: Measurer, identity: Model) -> Profile:
 
 
 def _measurer(subject: Subject, resumed: Profile | None) -> Measurer:
+    if isinstance(subject.clock, RooflineClock):
+        return Estimator(subject, subject.clock)
     if subject.within is None:
         return Measurer(subject, resumed)
     if subject.settings.compiled:
@@ -105,7 +109,8 @@ def _collect(measurer: Measurer, model: Model) -> Profile | None:
     measurements = sorted(measurer.measurements, key=lambda each: each.microbatch_size)
     return Profile(
         model=model,
-        device=describe_device(subject.settings.device),
+        device=measurer.describe_device(),
+        estimated=measurer.describe_estimate(),
         environment=describe_environment(subject.settings.device),
         dtype=subject.settings.dtype_name,
         autocast=subject.settings.autocast_name,

@@ -14,6 +14,7 @@ from partopt.profiler.out_of_memory import is_out_of_memory
 
 Inputs = Any  # a tensor, a sequence of arguments, or a mapping of keyword arguments
 Loss = Callable[[Any, Inputs], Tensor]
+_PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
 def run_forward(model: nn.Module, inputs: Inputs) -> Any:
@@ -123,9 +124,11 @@ def tensors_in(value: Any) -> list[Tensor]:
     """Every tensor in a value made of tuples, lists, mappings and plain objects."""
     if isinstance(value, Tensor):
         return [value]
+    if value is None or isinstance(value, _PLAIN):  # most are, and all else is asked for slowly
+        return []
     if isinstance(value, Mapping):
         return [tensor for part in value.values() for tensor in tensors_in(part)]
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence):
         return [tensor for part in value for tensor in tensors_in(part)]
     return (
         [tensor for part in vars(value).values() for tensor in tensors_in(part)]

@@ -121,6 +121,8 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.planner != "optimal":
             yield "objective", _objective(plan.certificate)
         yield "proof", _proof(plan)
+    if plan.profile.estimated is not None:
+        yield "rests on", f"times estimated for {plan.profile.estimated}: nothing was measured"
 
 
 def _formula(predicted: Predicted) -> str:

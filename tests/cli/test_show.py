@@ -165,7 +165,7 @@ def test_a_plan_with_its_keys_sorted_by_another_program_is_still_a_plan(
 
 def test_what_is_not_there_and_what_is_a_folder(partopt, tmp_path):
     assert partopt("show", tmp_path / "x").errors == [
-        f"{tmp_path / 'x'}: no such file, and no shipped profile or topology of that name"
+        f"{tmp_path / 'x'}: no such file, and no shipped profile, topology or device of that name"
     ]
     assert partopt("show", tmp_path).errors == [f"{tmp_path}: is a directory"]
 

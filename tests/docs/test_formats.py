@@ -11,6 +11,7 @@ import yaml
 from partopt import planners, units
 from partopt.cost.problem import problem_of
 from partopt.documents.comparison import Comparison
+from partopt.documents.device import Roofline, read_device
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -25,7 +26,7 @@ from tests.docs.documents import blocks, read, rows, section
 
 TEXT = read("formats.md")
 PROFILE, PLAN, COMPARISON, SIMULATION = (block.encode() for block in blocks(TEXT, "json"))
-TOPOLOGY = blocks(TEXT, "yaml")[0].encode()
+TOPOLOGY, DEVICE = (block.encode() for block in blocks(TEXT, "yaml"))
 PARSERS = {
     "size": units.parse_bytes,
     "bandwidth": units.parse_bandwidth,
@@ -43,7 +44,12 @@ def structs(found: Any) -> set[type[msgspec.Struct]]:
     return set().union(*map(structs, typing.get_args(found)))
 
 
-HEADINGS = {"profile": "profile.json", "topology": "cluster.yaml", "plan": "plan.json"}
+HEADINGS = {
+    "profile": "profile.json",
+    "topology": "cluster.yaml",
+    "plan": "plan.json",
+    "device": "device.yaml",
+}
 # parts that another section describes
 DESCRIBED = {"comparison": {Topology}, "simulation": {Topology}}
 
@@ -85,6 +91,7 @@ def test_the_examples_load():
     assert Topology.parse(TOPOLOGY).devices == 3
     assert Plan.parse(PLAN).shape == "2-1"
     assert Comparison.parse(COMPARISON).rows
+    assert Roofline.of(read_device(DEVICE, "docs")).peaks_flops["float16"] == 120e12
 
 
 def test_planning_the_example_gives_the_example_plan():

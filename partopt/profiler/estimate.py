@@ -1,0 +1,115 @@
+"""Estimates the layers of a PyTorch model on a device that is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from partopt.documents.device import Roofline
+from partopt.documents.profile import Model, Profile
+from partopt.errors import PartoptError
+from partopt.profiler.building import build_within
+from partopt.profiler.estimating.calibration import calibrate as scale_to
+from partopt.profiler.estimating.calibration import check_seconds
+from partopt.profiler.estimating.clock import RooflineClock
+from partopt.profiler.estimating.estimator import ENDLESS
+from partopt.profiler.load import find_model
+from partopt.profiler.session import measure_subject
+from partopt.profiler.settings import (
+    Progress,
+    Settings,
+    check_model,
+    check_name,
+    check_settings,
+)
+from partopt.profiler.step import Inputs, Loss
+from partopt.profiler.subject import Subject
+
+
+def estimate(
+    model: nn.Module,
+    example_inputs: Callable[[int], Inputs],
+    device: str | os.PathLike[str],
+    *,
+    microbatch_sizes: Iterable[int] = (1, 2, 4, 8),
+    loss_fn: Loss | None = None,
+    dtype: str = "float32",
+    granularity: str = "auto",
+    units: Sequence[str] = (),
+    autocast: str | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+    calibrate: float | None = None,
+) -> Profile:
+    """What every layer of `model` would take on `device`, a device file or a shipped name.
+
+    Nothing is measured: one step at each microbatch size runs on fake tensors, and each operation
+    takes what a roofline says. `calibrate` is the seconds of a step, forward and backward, measured
+    at the first size: all times are scaled to it. The model is left where it is. All else, and the
+    errors, are as in `partopt.profiler.measure`; what needs the values of tensors is refused too.
+    """
+    settings, clock = _settings(
+        device, microbatch_sizes, dtype, granularity, units, progress, autocast
+    )
+    check_seconds(calibrate)
+    check_model(model, example_inputs, loss_fn)
+    subject = Subject(model, example_inputs, loss_fn, settings, clock, ENDLESS)
+    identity = Model(name=check_name(name) or type(model).__name__)
+    return scale_to(measure_subject(subject, identity), calibrate)
+
+
+def estimate_source(
+    source: str | os.PathLike[str],
+    device: str | os.PathLike[str],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    microbatch_sizes: Iterable[int] = (1, 2, 4, 8),
+    dtype: str = "float32",
+    granularity: str = "auto",
+    units: Sequence[str] = (),
+    autocast: str | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+    calibrate: float | None = None,
+) -> Profile:
+    """What the model that `source` names would take on `device`; it is built without weights.
+
+    `source`, `arguments` and `name` are as in `partopt.profiler.measure_source`, all else is as in
+    `estimate`.
+    """
+    settings, clock = _settings(
+        device, microbatch_sizes, dtype, granularity, units, progress, autocast
+    )
+    check_seconds(calibrate)
+    title = check_name(name)
+    found = find_model(source, arguments)
+    identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
+    try:
+        model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
+        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, ENDLESS)
+        return scale_to(measure_subject(subject, identity), calibrate)
+    except PartoptError as error:
+        raise found.locate(error) from error.__cause__
+
+
+def _settings(
+    device: str | os.PathLike[str],
+    microbatch_sizes: Iterable[int],
+    dtype: str,
+    granularity: str,
+    units: Sequence[str],
+    progress: Progress | None,
+    autocast: str | None,
+) -> tuple[Settings, RooflineClock]:
+    """The settings of tracing on the CPU, and the clock of the device."""
+    settings = check_settings(
+        microbatch_sizes, "cpu", dtype, granularity, units, 1, progress, autocast
+    )
+    roofline = Roofline.load(device)
+    roofline.check_dtype(settings.dtype_name)
+    if settings.autocast_name is not None:
+        roofline.check_dtype(settings.autocast_name, "autocast")
+    return settings, RooflineClock(roofline)

@@ -1,0 +1,1 @@
+"""How long the operations of a step would take on a device that is not there."""

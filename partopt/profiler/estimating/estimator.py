@@ -1,0 +1,177 @@
+"""Estimating the layers of a model on a device that is not there.
+
+Everything but time is observed on fake tensors at full size, as for a model larger than memory.
+Then one step of a few layers of each kind runs on fakes too, under a clock that goes on by what
+each operation would take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from partopt.documents import Note
+from partopt.documents.profile import Device, Estimated, Measurement, OperationShare
+from partopt.errors import PartoptError
+from partopt.profiler import fake
+from partopt.profiler.backward_split import split_backward
+from partopt.profiler.estimating.clock import RooflineClock
+from partopt.profiler.estimating.kernels import kernels_of
+from partopt.profiler.foreign_errors import describe
+from partopt.profiler.free_memory import Memory
+from partopt.profiler.larger import LargeMeasurer
+from partopt.profiler.measurer import summarize
+from partopt.profiler.shortening import choose_skipped, expand
+from partopt.profiler.step import Inputs, check_step
+from partopt.profiler.structure import Structure
+from partopt.profiler.subject import Subject
+from partopt.profiler.timeline import Stepper
+from partopt.profiler.tracker import Tracker
+
+ENDLESS = Memory(float("inf"), float("inf"), copies=1)
+MOST_WITHOUT_RULE = 0.05  # of the time
+# AdamW in one kernel, with moments and master weights in float32: reads gradient, weight and two
+# moments, writes three of them and the weight in its own format
+_OPTIMIZER_BYTES = 28
+
+
+class Estimator(LargeMeasurer):
+    """Estimates a subject whose clock is a RooflineClock."""
+
+    input_gradient_steps = 1  # all are equal
+
+    def __init__(self, subject: Subject, clock: RooflineClock) -> None:
+        super().__init__(subject, ENDLESS)
+        self.clock = clock
+        self.without_rule: list[OperationShare] = []
+
+    def describe_device(self) -> Device:
+        """The device that is not there, named as what it is."""
+        device = self.clock.device
+        return Device(
+            name=f"{device.name} (estimated)", type=device.type, memory_bytes=device.memory_bytes
+        )
+
+    def describe_estimate(self) -> Estimated:
+        """What the times were computed from."""
+        device = self.clock.device
+        return Estimated(device=device.name, sha256=device.sha256, without_rule=self.without_rule)
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """The context in which the parameters are fake, and have gradients to add to."""
+        with super().placed():
+            with self._mode:
+                for parameter in self.subject.model.parameters():
+                    if parameter.requires_grad:
+                        parameter.grad = torch.empty_like(parameter)
+            yield
+
+    def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
+        """The structure at full size, and once, which layers are alike."""
+        try:
+            tracker, structure = self._observe_fake(inputs)
+        except PartoptError:
+            raise
+        except Exception as error:
+            self._explain(error, inputs)
+        if not self.layers:
+            self.measured_as = choose_skipped(tracker, self._calls)
+            self.notes.append(_note(self.clock.device.name))
+        return tracker, structure
+
+    def _time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        """The estimate of one size, from one step of the layers that differ."""
+        subject = self.subject
+        inputs = fake.fake_inputs(inputs, self._mode)
+        stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, self.clock)
+        with self._faked(), self._skipping(tracker), self.clock:
+            times = expand(stepper.instrumented(), self.measured_as)
+            parts = self._input_gradients(stepper)
+            self._check_rules(times.step_s, stepper)
+        summary = summarize(size, structure, [times.step_s], [times], self._optimizer_step(), None)
+        bare = msgspec.structs.replace(summary, step_s=None, coverage=None, overhead=None)
+        return split_backward(bare, parts, 1.0)
+
+    def _optimizer_step(self) -> float:
+        """Seconds of an AdamW step, by its bytes."""
+        trained = sum(
+            each.numel() for each in self.subject.model.parameters() if each.requires_grad
+        )
+        return _OPTIMIZER_BYTES * trained / self.clock.device.bandwidth_bytes_per_s
+
+    @contextlib.contextmanager
+    def _faked(self) -> Iterator[None]:
+        with super()._faked(), kernels_of(self.clock.device.type):
+            yield
+
+    def _check_rules(self, step_s: float, stepper: Stepper) -> None:
+        """Note the operations without a rule. PartoptError where they take too much of the time.
+
+        The shares are the largest of all sizes.
+        """
+        shares = {each.operation: each.share for each in self.without_rule}
+        for name in sorted(self.clock.without_rule):
+            self.clock.only = name
+            own_s = expand(stepper.instrumented(), self.measured_as).step_s
+            shares[name] = max(shares.get(name, 0.0), own_s / step_s)
+        self.clock.only = None
+        self.without_rule = [
+            OperationShare(operation=name, share=share) for name, share in shares.items()
+        ]
+        if sum(shares.values()) > MOST_WITHOUT_RULE:
+            raise PartoptError(
+                f"nothing is known of what {', '.join(shares)} computes but its bytes, and by "
+                f"these it takes {sum(shares.values()):.0%} of the time",
+                "measure the model: leave out `estimate`",
+                code="no-rule",
+                operations=list(shares),
+                share=sum(shares.values()),
+            )
+
+    def _explain(self, error: Exception, inputs: Inputs) -> NoReturn:
+        """Raise a PartoptError that says why a step on fakes failed, and where."""
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            where = _find_module(error, self.subject.model)
+            raise PartoptError(
+                f"the code of {where} needs the values of a tensor ({error.func}), and an estimate "
+                f"has none: it {describe(error)}",
+                "leave out `.item()`, `.nonzero()` and the like, or measure the model: leave out "
+                "`estimate`",
+                code="reads-values",
+                module=where,
+                operation=str(error.func),
+            ) from error
+        with self._faked():
+            check_step(
+                self.subject.model, fake.fake_inputs(inputs, self._mode), self.subject.loss_fn
+            )
+        raise error
+
+
+def _note(device: str) -> Note:
+    return Note(
+        code="estimated",
+        text=(
+            f"the times are estimated for {device}, from operations, bytes and what its file says "
+            "that it does in a second: nothing was measured"
+        ),
+        fields={"device": device},
+    )
+
+
+def _find_module(error: Exception, model: nn.Module) -> str:
+    """The name of the innermost module of `model` whose code an exception passed."""
+    names = {id(module): name for name, module in model.named_modules()}
+    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [names[id(each)] for each in callers if id(each) in names]
+    return next((f'"{name}"' for name in reversed(found) if name), "the model")

@@ -1,0 +1,451 @@
+"""Estimates against counters and formulas of others, and what an estimate says of itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from partopt import documents
+from partopt.documents.device import Roofline
+from partopt.documents.profile import Profile
+from partopt.errors import PartoptError
+from partopt.profiler.estimate import estimate, estimate_source
+from partopt.profiler.estimating import estimator
+from partopt.profiler.estimating.clock import RooflineClock
+from partopt.profiler.estimating.kernels import kernels_of
+from tests.profiler.helpers import (
+    EXAMPLES,
+    Parts,
+    example,
+    linear,
+    needs_torchvision,
+    needs_transformers,
+    structure,
+)
+
+TINY = {"layers": 5, "width": 32, "heads": 4, "context": 16, "vocabulary": 64}
+
+
+def device(**changes: Any) -> Roofline:
+    """A device of round numbers: 1e9 flop/s, 1e6 bytes/s, launches for nothing."""
+    numbers: dict[str, Any] = {
+        "name": "Round",
+        "type": "cpu",
+        "memory_bytes": 10**9,
+        "peaks_flops": {"float32": 1e9, "bfloat16": 1e9, "float16": 1e9},
+        "bandwidth_bytes_per_s": 1e6,
+        "launch_s": 0.0,
+        "matmul": 1.0,
+        "convolution": 1.0,
+        "attention_forward": 1.0,
+        "attention_backward": 1.0,
+        "sha256": "",
+    }
+    return Roofline(**{**numbers, **changes})
+
+
+def clocked(run: Callable[[], Tensor], **changes: Any) -> RooflineClock:
+    """The clock after a step whose forward is `run`; its gradients are new."""
+    with RooflineClock(device(**changes)) as clock:
+        run().backward()  # type: ignore[no-untyped-call]
+    return clock
+
+
+def patches() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, groups=2),
+        nn.Flatten(),
+        nn.Linear(8 * 3 * 3, 5),
+    )
+
+
+COUNTED: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "perceptron": lambda: (nn.Sequential(linear(4, 8), nn.GELU(), linear(8, 3)), torch.randn(5, 4)),
+    "convolutions": lambda: (patches(), torch.randn(2, 3, 8, 8)),
+    "gpt": lambda: (example("gpt", **TINY).build(), torch.randint(64, (2, 16))),
+    "encoder": lambda: (nn.TransformerEncoderLayer(8, 2, 16, 0.0), torch.randn(5, 3, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COUNTED)
+def test_operations_are_those_that_torch_counts(name: str) -> None:
+    model, inputs = COUNTED[name]()
+    with FlopCounterMode(display=False) as counter:
+        clock = clocked(lambda: model(inputs).sum())
+    products = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
+    counted = counter.get_flop_counts()["Global"]
+    assert clock.flops["matmul"] == sum(
+        flops for operator, flops in counted.items() if str(operator) in products
+    )
+    assert clock.flops["convolution"] == sum(
+        flops for operator, flops in counted.items() if "convolution" in str(operator)
+    )
+    assert clock.flops["matmul"] > 0
+
+
+def test_attention_by_hand() -> None:
+    b, h, t, w = 2, 3, 16, 8
+    q, k, v = (torch.randn(b, h, t, w, requires_grad=True) for _ in range(3))
+    square = 2 * b * h * t * t * w  # one product of the five
+    for causal, part in ((False, 1), (True, 2)):
+        clock = clocked(
+            lambda causal=causal: functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal
+            ).sum()
+        )
+        assert clock.flops["attention_forward"] == 2 * square // part
+        assert clock.flops["attention_backward"] == 5 * square // part
+
+
+def test_products_in_groups_by_hand() -> None:
+    tokens, width, out = 6, 16, 8
+    rows = torch.randn(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    experts = torch.randn(2, width, out, dtype=torch.bfloat16, requires_grad=True)
+    ends = torch.tensor([2, tokens], dtype=torch.int32)
+    clock = clocked(lambda: torch._grouped_mm(rows, experts, offs=ends).square().sum())
+    # whatever expert a row belongs to: one product forward, and two of its size backward
+    assert clock.flops["matmul"] == 3 * 2 * tokens * width * out
+
+
+def test_a_linear_layer_by_hand() -> None:
+    b, i, o = 5, 4, 3
+    layer, x = linear(i, o), torch.randn(b, i)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    clock = clocked(lambda: layer(x).sum())
+    assert clock.flops["matmul"] == 4 * b * i * o  # no gradient of the input
+    product = b * i + i * o + b * o
+    # the sum reads its input; its gradient is one number that is expanded, and never written
+    gradient = 1 + b * i + i * o
+    accumulated = 3 * i * o
+    assert clock.bytes == 4 * (product + (b * o + 1) + 1 + gradient + accumulated)
+
+
+def test_views_and_empty_tensors_take_nothing() -> None:
+    x = torch.randn(4, 6)
+    with RooflineClock(device(launch_s=1.0)) as clock:
+        x.t().reshape(2, 12)[0].detach()
+        torch.empty(1000)
+        torch.empty_like(x)
+    assert clock.launches == 1  # the reshape of a transposed matrix copies it
+    assert clock.bytes == 2 * x.nbytes
+
+
+def test_tables_are_read_where_they_are_asked() -> None:
+    table = torch.randn(1000, 8)
+    ids = torch.arange(3)
+    with RooflineClock(device()) as clock:
+        functional.embedding(ids, table)
+    assert clock.bytes == ids.nbytes + 2 * 3 * 8 * 4
+
+
+def test_in_place_operations_read_what_they_write() -> None:
+    x, y = torch.randn(10), torch.randn(10)
+    for run, numbers in ((lambda: x.add_(y), 30), (lambda: x.copy_(y), 20), (x.zero_, 10)):
+        with RooflineClock(device()) as clock:
+            run()
+        assert clock.bytes == 4 * numbers
+
+
+def test_the_longer_of_work_and_bytes_and_the_launch() -> None:
+    x, y = torch.randn(100, 100), torch.randn(100, 100)
+    flops, moved = 2 * 100**3, 3 * 4 * 100 * 100
+    for peak, bandwidth, expected in (
+        (1e3, 1e12, flops / (1e3 * 0.5)),
+        (1e15, 1e3, moved / 1e3),
+    ):
+        changes = {"matmul": 0.5, "bandwidth_bytes_per_s": bandwidth, "launch_s": 7.0}
+        with RooflineClock(device(peaks_flops={"float32": peak}, **changes)) as clock:
+            x @ y
+        assert clock.now_s == pytest.approx(expected + 7)
+
+
+def test_float32_is_multiplied_as_torch_is_told() -> None:
+    x = torch.randn(8, 8)
+    peaks = {"float32": 1.0, "tfloat32": 2.0}
+    seconds = []
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        with RooflineClock(device(peaks_flops=peaks, bandwidth_bytes_per_s=1e12)) as clock:
+            x @ x
+        seconds.append(clock.now_s)
+    torch.set_float32_matmul_precision(before)
+    assert seconds == [1024.0, 512.0]
+
+
+class Recorded(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "kernel"),
+    [
+        (torch.bfloat16, False, "aten._scaled_dot_product_flash_attention"),
+        (torch.bfloat16, True, "aten._scaled_dot_product_efficient_attention"),
+        (torch.float32, False, "aten._scaled_dot_product_efficient_attention"),
+    ],
+)
+def test_a_gpu_has_its_own_kernels(dtype: torch.dtype, masked: bool, kernel: str) -> None:
+    with FakeTensorMode(), kernels_of("cuda"), Recorded() as recorded:
+        q, k, v = (torch.empty(2, 3, 16, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+        mask = torch.empty(16, 16, dtype=torch.bool) if masked else None
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.1)
+        functional.dropout(mixed, 0.1).sum().backward()  # type: ignore[no-untyped-call]
+    assert mixed.shape == q.shape
+    assert {kernel, f"{kernel}_backward", "aten.native_dropout"} <= set(recorded.names)
+
+
+def test_grouped_heads_have_the_shape_of_the_query() -> None:
+    with FakeTensorMode(), kernels_of("cuda"):
+        for dtype in (torch.bfloat16, torch.float32):
+            q = torch.empty(2, 6, 16, 8, dtype=dtype)
+            k = torch.empty(2, 3, 16, 8, dtype=dtype)
+            mixed = functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+            assert mixed.shape == q.shape
+
+
+@functools.cache
+def plain_gpt() -> Profile:
+    return of_gpt()
+
+
+def of_gpt(**options: Any) -> Profile:
+    given = {"arguments": TINY, "microbatch_sizes": [1, 2], "dtype": "bfloat16", **options}
+    return estimate_source(EXAMPLES / "gpt.py", "h100", **given)
+
+
+def test_the_same_estimate_is_the_same_bytes() -> None:
+    assert documents.encode(of_gpt()) == documents.encode(plain_gpt())
+
+
+def test_layers_that_are_alike_are_estimated_as_if_each_had_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = plain_gpt()
+    monkeypatch.setattr(estimator, "choose_skipped", lambda *_: {})
+    whole = of_gpt()
+    for few, all_of_them in zip(short.measurements, whole.measurements, strict=True):
+        for one, other in zip(few.layers, all_of_them.layers, strict=True):
+            assert one.forward_s == pytest.approx(other.forward_s)
+            assert one.backward_s == pytest.approx(other.backward_s)
+            assert one.backward_input_s == pytest.approx(other.backward_input_s)
+
+
+def test_everything_but_time_is_as_measured() -> None:
+    source = example("gpt", **TINY)
+    real = structure(source.build(), source.example_inputs, source.loss_fn, granularity="auto")
+    made = estimate(
+        source.build(),
+        source.example_inputs,
+        "h100",
+        loss_fn=source.loss_fn,
+        microbatch_sizes=[1],
+    )
+    assert made.layers == real.layers
+    for mine, its in zip(made.measurements, real.measurements, strict=True):
+        assert mine.tensors == its.tensors
+        assert [each.output_bytes for each in mine.layers] == [
+            each.output_bytes for each in its.layers
+        ]
+
+
+def test_the_layers_tile_the_step() -> None:
+    """A step under the clock takes what the layers of its estimate take together."""
+    source = example("gpt", **TINY)
+    model, inputs = source.build(), source.example_inputs(2)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    numbers = Roofline.load("h100")
+    with RooflineClock(replace(numbers, type="cpu")) as clock:
+        source.loss_fn(model(inputs), inputs).backward()
+    [made] = of_gpt(microbatch_sizes=[2], dtype="float32").measurements
+    total_s = sum(layer.forward_s + layer.backward_s for layer in made.layers)
+    # the kernel of attention is another one, with as much work
+    assert total_s == pytest.approx(clock.now_s, rel=0.02)
+
+
+def test_the_input_part_of_a_chain_of_linear_layers() -> None:
+    model = nn.Sequential(*(linear(64, 64) for _ in range(3)))
+    made = estimate(
+        model,
+        lambda size: torch.randn(size * 64, 64),
+        "a100",
+        microbatch_sizes=[1],
+        granularity="leaf",
+    )
+    first, second, third = made.measurements[0].layers
+    assert first.backward_input_s == 0.0  # nobody asks for the gradient of the model's inputs
+    assert second.backward_input_s is not None
+    # a product for the input's gradient; one for the weight's, and its accumulation
+    assert second.backward_input_s < second.backward_s / 2
+    assert third.backward_input_s is not None
+
+
+def test_the_optimizer_moves_every_trained_number() -> None:
+    model = nn.Sequential(linear(64, 64), linear(64, 64))
+    model[0].requires_grad_(False)
+    [made] = estimate(
+        model, lambda size: torch.randn(size, 64), "a100", microbatch_sizes=[1]
+    ).measurements
+    assert made.optimizer_s == pytest.approx(28 * 64 * 64 / (0.85 * 2039e9))
+
+
+def test_a_known_step_scales_all_times() -> None:
+    plain, scaled = plain_gpt(), of_gpt(calibrate=0.5)
+    assert scaled.estimated is not None
+    assert scaled.estimated.calibrated_s == 0.5
+    first = scaled.measurements[0].layers
+    assert sum(each.forward_s + each.backward_s for each in first) == pytest.approx(0.5)
+    for one, other in zip(plain.measurements, scaled.measurements, strict=True):
+        for mine, its in zip(one.layers, other.layers, strict=True):
+            assert its.backward_s / mine.backward_s == pytest.approx(scaled.estimated.scale)
+
+
+def test_an_estimate_says_so() -> None:
+    made = plain_gpt()
+    assert made.device.name == "H100-80GB (estimated)"
+    assert made.estimated is not None
+    assert made.estimated.sha256 == Roofline.load("h100").sha256
+    assert [note.code for note in made.notes] == ["estimated"]
+    assert structure(linear()).estimated is None
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "more", "kernel"),
+    [
+        ("llama", {"kv_heads": 2, "ffn": 64}, "flash"),
+        ("mixtral", {"kv_heads": 2, "ffn": 64, "experts": 4}, "flash"),
+        ("t5", {"ffn": 64}, "efficient"),  # its bias of positions is a mask
+    ],
+)
+def test_transformers_examples(
+    name: str, more: dict[str, int], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: set[str] = set()
+    add = RooflineClock._add
+    monkeypatch.setattr(
+        RooflineClock, "_add", lambda clock, name, work: (names.add(name), add(clock, name, work))
+    )
+    arguments = {**TINY, "layers": 1, **more}
+    options = {"microbatch_sizes": [1], "dtype": "bfloat16"}
+    made = estimate_source(EXAMPLES / f"{name}.py", "h100", arguments=arguments, **options)
+    assert made.estimated is not None
+    assert made.estimated.without_rule == []
+    assert {each for each in names if "attention" in each} == {
+        f"aten._scaled_dot_product_{kernel}_attention{way}" for way in ("", "_backward")
+    }
+
+
+@needs_torchvision
+def test_the_vision_transformer_example() -> None:
+    arguments = {"layers": 4, "width": 32, "heads": 4, "ffn": 64, "size": 32, "classes": 5}
+    made = estimate_source(
+        EXAMPLES / "vit.py", "a100", arguments=arguments, microbatch_sizes=[1], dtype="bfloat16"
+    )
+    assert len(made.layers) > 4
+
+
+def reading(module: Parts, x: Tensor) -> Tensor:
+    y: Tensor = module.part(x)
+    return y * (2.0 if y.sum().item() > 0 else 1.0)
+
+
+def routing(module: Parts, x: Tensor) -> Tensor:
+    y: Tensor = module.part(x)
+    return y[(y[:, 0] > 0).nonzero()[:, 0]]
+
+
+@pytest.mark.parametrize("forward", [reading, routing])
+def test_values_are_not_there_to_be_read(forward: Callable[[Any, Tensor], Tensor]) -> None:
+    model = nn.Sequential(linear(), Parts(forward, part=linear()))
+    with pytest.raises(PartoptError) as failed:
+        estimate(model, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1])
+    assert failed.value.code == "reads-values"
+    assert failed.value.fields["module"] == '"1"'
+    assert "test_estimate.py, line" in failed.value.message
+
+
+def test_other_faults_of_the_model_are_explained_as_ever() -> None:
+    with pytest.raises(PartoptError, match="the training step raised RuntimeError"):
+        estimate(linear(), lambda size: torch.randn(size, 5), "h100", microbatch_sizes=[1])
+    frozen = linear().requires_grad_(False)
+    with pytest.raises(PartoptError, match="no parameter of the model requires a gradient"):
+        estimate(frozen, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1])
+
+
+@torch.library.custom_op("partopt_tests::halve", mutates_args=())
+def halve(x: Tensor) -> Tensor:
+    return x / 2
+
+
+halve.register_fake(torch.empty_like)
+halve.register_autograd(lambda _context, gradient: gradient / 2)
+
+
+class Halved(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.part = linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return halve(self.part(x))  # type: ignore[no-any-return]
+
+
+def test_an_operation_without_a_rule_is_listed_or_refused() -> None:
+    def of(width: int, samples: int) -> Profile:
+        model = nn.Sequential(*(Halved(width) for _ in range(6)))
+        inputs = lambda size: torch.randn(size * samples, width)  # noqa: E731
+        return estimate(model, inputs, "a100", microbatch_sizes=[1], dtype="bfloat16")
+
+    made = of(width=8192, samples=8192)
+    assert made.estimated is not None
+    [listed] = made.estimated.without_rule
+    assert listed.operation == "partopt_tests.halve"
+    step_s = sum(each.forward_s + each.backward_s for each in made.measurements[0].layers)
+    once_s = 2 * 2 * 8192**2 / (0.85 * 2039e9) + 4e-6
+    assert listed.share == pytest.approx(6 * once_s / step_s)
+    with pytest.raises(PartoptError, match=r"partopt_tests\.halve computes but its bytes"):
+        of(width=8, samples=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"dtype": "bfloat16"}, "unsupported-dtype"),
+        ({"autocast": "bfloat16"}, "unsupported-dtype"),
+        ({"calibrate": 0.0}, "invalid-option"),
+        ({"calibrate": "1"}, "invalid-option"),
+        ({"microbatch_sizes": []}, "invalid-option"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], code: str) -> None:
+    with pytest.raises(PartoptError) as failed:
+        estimate(linear(), lambda size: torch.randn(size, 4), "v100", **options)
+    assert failed.value.code == code
+
+
+def test_a_format_that_the_device_lacks_inside_the_model() -> None:
+    model = linear().double()
+    with pytest.raises(PartoptError, match="Round has no peak for it"), RooflineClock(device()):
+        model(torch.randn(1, 4, dtype=torch.float64))

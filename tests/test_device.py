@@ -1,0 +1,68 @@
+"""Device files: what is shipped, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from partopt.documents import shipped
+from partopt.documents.device import Roofline, read_device
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+
+FILE = (shipped.folder("devices") / "a100.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", shipped.names("devices"))
+def test_every_shipped_device_loads(name: str) -> None:
+    made = Roofline.load(name)
+    assert made.peaks_flops["float16"] > made.peaks_flops["float32"] > 1e12
+    assert made.memory_bytes >= 16e9
+    assert 1e11 < made.bandwidth_bytes_per_s < 1e13
+
+
+def test_devices_are_named_as_those_of_topologies_are() -> None:
+    names = {Topology.load(name).device.name for name in shipped.names("topologies")}
+    assert {Roofline.load(name).name for name in ("a100", "h100", "v100")} <= names
+
+
+def test_numbers_are_those_of_the_data_sheet() -> None:
+    made = Roofline.load("a100")
+    assert made.peaks_flops["bfloat16"] == 312e12
+    assert made.bandwidth_bytes_per_s == pytest.approx(0.85 * 2039e9)
+    assert made.launch_s == 4e-6
+
+
+def test_the_digest_is_of_the_numbers() -> None:
+    def digest(text: str) -> str:
+        return Roofline.of(read_device(text.encode(), "a100")).sha256
+
+    assert digest(FILE.replace("data sheet", "leaflet")) == digest(FILE)
+    assert digest(FILE.replace("312 T", "0.312 P")) == digest(FILE)
+    assert digest(FILE.replace("312 T", "313 T")) != digest(FILE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ("312 Tflop/s", "312 TB/s", "peaks.bfloat16.value: '312 TB/s': 'TB/s' is not a unit of"),
+        ("2039 GB/s", "2039", "bandwidth.value: '2039' has no unit"),
+        ("4 us", "0 us", "launch.value: '0 us' is zero"),
+        ("value: 0.82", "value: 1.2", "efficiency.matmul.value: expected a number <= 1.0"),
+        ("bfloat16:", "bfloat61:", 'peaks: "bfloat61" is not a number format'),
+        ("assumed: ", "because: ", "unknown key"),
+        ("bandwidth:", "bandwith:", "unknown key"),
+    ],
+)
+def test_faults_are_at_their_place(wrong: str, right: str, message: str) -> None:
+    with pytest.raises(PartoptError) as failed:
+        Roofline.of(read_device(FILE.replace(wrong, right).encode(), "mine.yaml"), "mine.yaml")
+    assert f"mine.yaml: {message}" in failed.value.message or message in failed.value.message
+
+
+@pytest.mark.parametrize("given", [{}, {"source": "a", "assumed": "b"}])
+def test_a_number_has_one_origin(given: dict[str, str]) -> None:
+    raw = yaml.safe_load(FILE)
+    raw["launch"] = {"value": "4 us", **given}
+    with pytest.raises(PartoptError, match="launch: needs a source or an assumption"):
+        read_device(yaml.safe_dump(raw).encode(), "mine.yaml")
