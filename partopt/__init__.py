@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
+    from partopt.search.groups import compare_groups
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
@@ -54,6 +55,7 @@ _PLACES = {
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
     "compare": "partopt.search.compare",
+    "compare_groups": "partopt.search.groups",
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
@@ -84,6 +86,7 @@ __all__ = [
     "Topology",
     "__version__",
     "compare",
+    "compare_groups",
     "find_fitting",
     "import_profile",
     "import_times",

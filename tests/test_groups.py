@@ -205,3 +205,63 @@ def test_a_group_has_two_ranks_or_more():
     text = encode(grouped(2)).replace(b'"ranks": 2', b'"ranks": 1')
     with pytest.raises(PartoptError, match=r"group\.ranks"):
         partopt.Profile.parse(text)
+
+
+def shards(ranks: int, efficiency: float) -> Profile:
+    """The layers of `grouped` cut over `ranks`, at so much of the speed."""
+    whole = grouped(2)
+    times = [
+        replace(layer, forward_s=layer.forward_s / ranks / efficiency)
+        for layer in whole.measurements[0].layers
+    ]
+    return replace(
+        whole,
+        group=Group(ranks=ranks) if ranks > 1 else None,
+        layers=[replace(layer, parameter_bytes=40_000_000 // ranks) for layer in whole.layers],
+        measurements=[replace(whole.measurements[0], layers=times)],
+    )
+
+
+def compare(*profiles: Profile, **options: object) -> tuple[list[tuple[str, int, bool]], list[str]]:
+    jobs = {
+        f"tp{profile.group_ranks}": Job(profile, Topology.load("v100-pcie"), **options)
+        for profile in profiles
+    }
+    found, notes = partopt.compare_groups(jobs)
+    for row in found.rows:
+        plan = solve(jobs[row.profile]).plan
+        assert row.samples_per_s == plan.predicted.samples_per_s
+        assert (row.shape, row.peak_memory_bytes) == (plan.shape, plan.peak_memory_bytes)
+    notes = [note.text for note in notes if note.code == "differently-measured"]
+    return [(row.profile, row.ranks, row.fits) for row in found.rows], notes
+
+
+def test_groups_are_compared_by_their_best_plans_those_that_fit_first():
+    profiles = shards(1, 1.0), shards(2, 0.9), shards(4, 0.8)
+    rows, notes = compare(*profiles)
+    assert rows == [("tp1", 1, True), ("tp2", 2, True), ("tp4", 4, True)]
+    assert notes == []
+    rows, notes = compare(*profiles, memory="400 MB", planner="data_parallel")
+    assert [fits for _, _, fits in rows] == sorted((fits for _, _, fits in rows), reverse=True)
+    assert rows[0][0] == "tp4"
+    assert not rows[-1][2]
+
+
+def test_what_differs_between_profiles_beside_the_group_is_said():
+    other = replace(shards(2, 0.9), dtype="bfloat16")
+    assert compare(shards(1, 1.0), other)[1] == ["dtype: float32 in tp1, bfloat16 in tp2"]
+    sizes = replace(shards(2, 0.9).measurements[0], microbatch_size=4)
+    larger = replace(shards(2, 0.9), measurements=[sizes])
+    _, notes = compare(shards(1, 1.0), larger, schedule="1f1b", microbatches=8)
+    assert notes == [
+        "samples of an iteration: 16 in tp1, 32 in tp2; `global_batch` makes them equal"
+    ]
+
+
+def test_profiles_of_other_models_are_refused():
+    whole = shards(1, 1.0)
+    renamed = replace(
+        shards(2, 0.9), layers=[*whole.layers[:5], replace(whole.layers[5], name="head")]
+    )
+    with pytest.raises(PartoptError, match='tp2: not the model of tp1: layer 5 is "head"'):
+        compare(whole, renamed)

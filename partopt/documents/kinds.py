@@ -8,6 +8,7 @@ import msgspec
 
 from partopt.documents.comparison import Comparison
 from partopt.documents.difference import Difference
+from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.scaling import Scaling
@@ -25,6 +26,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "simulation": SimulationDocument,
     "verification": Verification,
     "difference": Difference,
+    "groups": GroupComparison,
 }
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 

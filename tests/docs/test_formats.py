@@ -45,7 +45,7 @@ def structs(found: Any) -> set[type[msgspec.Struct]]:
 
 HEADINGS = {"profile": "profile.json", "topology": "cluster.yaml", "plan": "plan.json"}
 # parts that another section describes
-DESCRIBED = {"comparison": {Topology}, "simulation": {Topology}}
+DESCRIBED = {"comparison": {Topology}, "simulation": {Topology}, "groups": {Topology}}
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
