@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from partopt.profiler.out_of_memory import is_out_of_memory
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
+SETTLING_S = 0.01
 _FULL = "partopt/out_of_memory"  # set in the store by the rank that has no memory left
 
 # parallelism over data, by the class of a module or by the name of a dimension of its mesh
@@ -63,6 +65,11 @@ class RankGroup:
         """Draw the same random numbers on every rank from here on; alone, those that come."""
         if self.ranks > 1:
             torch.manual_seed(SEED)
+
+    def settle(self) -> None:
+        """Let the threads of the collectives that are done give back what they hold."""
+        if self.ranks > 1:
+            time.sleep(SETTLING_S)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether `error` says that a rank has no memory left.

@@ -147,7 +147,8 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _parts(getattr(tensor, name))]
+    inner = [getattr(tensor, name) for name in names]  # of a DTensor its mesh, too
+    return [part for each in inner if isinstance(each, Tensor) for part in _parts(each)]
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
