@@ -114,8 +114,9 @@ def open_group(device: torch.device) -> Iterator[RankGroup]:
 
 
 def _is_started() -> bool:
-    """Whether this process is one of several that `torchrun` started."""
-    return dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether this process is one of several that `torchrun`, or what does as it does, started."""
+    found = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return found and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def check_group(group: RankGroup, compiled: bool, larger: bool | None) -> None:

@@ -117,7 +117,9 @@ class Measurer:
     def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
-        check_step(subject.model, inputs, subject.loss_fn)
+        # of a group twice: the second adds to gradients, for which DTensors then know their layout
+        for _ in range(min(subject.group.ranks, 2)):
+            check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or track(subject, inputs)
         with no_cast_cache():
             seen = observe(subject, inputs, tracker)
