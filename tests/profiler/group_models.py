@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -164,6 +165,8 @@ def over_the_sequence() -> nn.Module:
 
 def llama() -> nn.Module:
     """A small LLaMA, cut as its own class says."""
+    # one that does not go with this torch would keep transformers from being imported
+    sys.modules["torchvision"] = None  # type: ignore[assignment]
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
