@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.errors import PartoptError
+from partopt.profiler.dataflow import wraps_tensors
 from partopt.profiler.out_of_memory import is_out_of_memory
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -146,6 +148,37 @@ def check_parallel(model: nn.Module, group: RankGroup) -> None:
             if dimension.split("_")[0] in _DATA_DIMENSIONS:
                 what = f'{name}: lies on a mesh with the dimension "{dimension}", ranks with other'
                 raise _not_in_a_group(f"{what} data")
+
+
+class _CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether the ranks exchange anything."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and note a collective."""
+        if wraps_tensors(types):
+            return NotImplemented
+        self.seen = self.seen or "c10d" in func.namespace
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def expect_collectives() -> Iterator[None]:
+    """Raise PartoptError where a step in this context exchanges nothing between the ranks."""
+    mode = _CollectiveMode()
+    with mode:
+        yield
+    if not mode.seen:
+        raise PartoptError(
+            "the ranks of the group exchange nothing in a step: each runs the whole model",
+            "make it parallel in build, or measure it on one device, without torchrun",
+            code="not-parallel",
+        )
 
 
 def _not_in_a_group(what: str) -> PartoptError:

@@ -20,7 +20,7 @@ from partopt.documents.profile import (
 from partopt.errors import PartoptError
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
-from partopt.profiler.group import RankGroup
+from partopt.profiler.group import RankGroup, expect_collectives
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import release_memory
 from partopt.profiler.precision import no_cast_cache
@@ -117,9 +117,11 @@ class Measurer:
     def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
-        # of a group twice: the second adds to gradients, for which DTensors then know their layout
-        for _ in range(min(subject.group.ranks, 2)):
-            check_step(subject.model, inputs, subject.loss_fn)
+        check_step(subject.model, inputs, subject.loss_fn)
+        if subject.group.ranks > 1:
+            # it adds to gradients, for which DTensors then know their layout
+            with expect_collectives():
+                check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or track(subject, inputs)
         with no_cast_cache():
             seen = observe(subject, inputs, tracker)

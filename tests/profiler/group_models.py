@@ -209,6 +209,11 @@ def of_experts() -> nn.Module:
     return by_dtensor("ep")
 
 
+def whole() -> nn.Module:
+    """On every rank the whole model."""
+    return Transformer()
+
+
 class Full(Transformer):
     """Runs out of memory on rank 1 from microbatches of 4 samples on."""
 

@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 HERE = Path(__file__).parent
 LLAMA = ["llama"] if importlib.util.find_spec("transformers") else []
 MEASURED = ["by_hand", "by_dtensor", "over_the_vocabulary", "over_the_sequence", *LLAMA]
-REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts"]
+REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "whole"]
 # bytes: samples of 2, sequences of 16, width 32 and 4 bytes a number; 64 words
 HIDDEN, LOGITS = 2 * 16 * 32 * 4, 2 * 16 * 64 * 4
 TABLE, NORMS = 64 * 32 * 4, 4 * 32 * 4
@@ -148,6 +148,7 @@ def test_a_llama_cut_by_its_own_plan(written: Path) -> None:
         ),
         ("data_parallel", "DDP exchanges gradients in each backward, a pipeline once a batch"),
         ("sharded", "FSDP gathers parameters for each microbatch, which a pipeline does not"),
+        ("whole", "the ranks of the group exchange nothing in a step: each runs the whole model"),
         ("of_experts", 'lies on a mesh with the dimension "ep", ranks with other data'),
     ],
 )
