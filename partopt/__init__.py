@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
+    from partopt.search.groups import compare_groups
     from partopt.search.scaling import scale
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
@@ -57,6 +58,7 @@ _PLACES = {
     "compare": "partopt.search.compare",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
+    "compare_groups": "partopt.search.groups",
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
@@ -87,6 +89,7 @@ __all__ = [
     "Topology",
     "__version__",
     "compare",
+    "compare_groups",
     "estimate",
     "estimate_source",
     "find_fitting",

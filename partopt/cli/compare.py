@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from partopt.cli import options, progress
 from partopt.cli.words import print_notes
+from partopt.errors import PartoptError
 
 
-@click.command(short_help="every planner side by side")
-@click.argument("profile")
+@click.command(short_help="every planner, or groups of several sizes, side by side")
+@click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
 @click.option(
     "--planner",
     "chosen",
@@ -30,7 +32,7 @@ from partopt.cli.words import print_notes
 @options.job_options
 @options.json_option
 def command(
-    profile: str,
+    profiles: tuple[str, ...],
     chosen: tuple[str, ...],
     files: tuple[str, ...],
     as_json: bool,
@@ -38,11 +40,30 @@ def command(
 ) -> None:
     """Compare the planners on PROFILE, fastest first, all judged by one simulator.
 
+    Several PROFILEs are of one model, measured in groups of several sizes: the best plan of each is
+    shown, the fastest that fits first.
+
     \b
     Example:
       partopt compare gpt.cpu.float32 --topology v100-pcie
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
+      partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
+    if len(profiles) == 1:
+        _compare_planners(profiles[0], chosen, files, as_json, given)
+    else:
+        _refuse_choice(chosen, files)
+        _compare_groups(profiles, as_json, given)
+
+
+def _compare_planners(
+    profile: str,
+    chosen: Sequence[str],
+    files: Sequence[str],
+    as_json: bool,
+    given: dict[str, Any],
+) -> None:
+    """Every planner on one profile."""
     import partopt
     from partopt.report import comparison
 
@@ -62,3 +83,36 @@ def command(
     )
     following = f"show {shlex.quote(best)}" if best in files else again
     click.echo(f"\nnext:    partopt {following}", err=True)
+
+
+def _refuse_choice(chosen: Sequence[str], files: Sequence[str]) -> None:
+    for option, values in (("--planner", chosen), ("--plan", files)):
+        if values:
+            raise PartoptError(
+                f"{option}: goes with one profile",
+                f"drop {option}: of several profiles the best plan of each is compared",
+                code="unused-option",
+            )
+
+
+def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> None:
+    """The best plan of each of several profiles of one model."""
+    import partopt
+    from partopt.report import groups
+
+    jobs = {}
+    for name in names:
+        if name in jobs:
+            raise PartoptError(f"{name}: given twice", "give each profile once", code="usage")
+        jobs[name] = options.job(name, given)
+    with progress.shown() as tell:
+        result, notes = partopt.compare_groups(jobs, tell)
+    print_notes(notes)
+    if as_json:
+        options.write_json(result)
+        return
+    click.echo(groups.render(result))
+    best = shlex.quote(result.rows[0].profile)
+    click.echo(
+        f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True
+    )

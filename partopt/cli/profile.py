@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import os
 import re
 import shlex
 import sys
@@ -133,12 +134,16 @@ def command(
     (leaf). Ctrl-C, SIGTERM or an error keeps the microbatch sizes that are finished; --resume goes
     on with them.
 
+    Under torchrun build makes the model parallel over the ranks (tensor, sequence or context
+    parallelism), which are measured as one device; rank 0 writes.
+
     \b
     Example:
       partopt profile examples/gpt.py --microbatch 1,2,4 -o gpt.json
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
       partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
+      torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
     """
     output, force = _choose_output(output, resume, force)
     sizes = _parse_sizes(microbatch)
@@ -152,7 +157,7 @@ def command(
     with stopping.stopped_by_signals():
         measured = _measure(model, given, output, force)
         _save(measured, output, force)
-    if output != "-":
+    if output != "-" and _writes():
         from partopt.report.profile import render_sizes
 
         click.echo(render_sizes(measured))
@@ -162,7 +167,14 @@ def command(
         )
 
 
+def _writes() -> bool:
+    """Whether this process writes the profile: of a group that torchrun started, rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _save(measured: Profile, output: str, force: bool) -> None:
+    if not _writes():
+        return
     with stopping.not_stopped():
         measured.save(output, force)
     words.print_notes(measured.notes)
@@ -194,9 +206,10 @@ def _measure(model: str, options: dict[str, Any], output: str, force: bool) -> P
     try:
         # what the model's own code prints is not our data
         with (
-            progress.of_sizes(options["microbatch_sizes"]) as tell,
+            progress.of_sizes(options["microbatch_sizes"]) as shown,
             contextlib.redirect_stdout(sys.stderr),
         ):
+            tell = shown if _writes() else None
             return _run(model, {**options, "progress": tell})
     except ProfilingStopped as stopped:
         _keep(stopped.profile, stopping.describe(stopped.__cause__), output, force)
@@ -256,6 +269,8 @@ def _with_debug(error: Exception) -> Exception:
 
 def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     """Save what is finished, and print so."""
+    if not _writes():
+        return
     if finished is None:
         click.echo(
             f"{why} before the first microbatch size was finished: nothing is written", err=True

@@ -46,9 +46,9 @@ def command(
 ) -> None:
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
 
-    FILE is a profile, a plan, a topology, a simulation, a comparison, a scaling, a verification, a
-    difference or a device. With OTHER both are profiles of one model, shown layer by layer side by
-    side.
+    FILE is a profile, a plan, a topology, a simulation, a comparison (of planners or of groups), a
+    scaling, a verification, a difference or a device. With OTHER both are profiles of one model,
+    shown layer by layer side by side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
@@ -167,6 +167,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         comparison,
         device,
         difference,
+        groups,
         plan,
         profile,
         scaling,
@@ -182,6 +183,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         "scaling": scaling.render,
         "difference": difference.render,
         "device": device.render,
+        "groups": groups.render,
         "verification": lambda document: verification.render(document, as_flags),
     }
     if kind == "topology":

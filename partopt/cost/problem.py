@@ -185,11 +185,13 @@ def problem_of(
 ) -> Problem:
     """The problem of planning `profile` on `topology`; `options` are fields of Problem.
 
-    The memory limit defaults to the device's.
+    The memory limit defaults to the device's. Where a group of ranks was measured, the devices of
+    the problem are groups; PartoptError where they do not divide the topology.
     """
     options.setdefault("memory_bytes", topology.device.memory_bytes)
+    grouped = topology.in_groups(profile.group_ranks)
     chain = chain_of(profile, microbatch_size)
-    return Problem(profile=profile, topology=topology, chain=chain, **options)  # type: ignore[arg-type]
+    return Problem(profile=profile, topology=grouped, chain=chain, **options)  # type: ignore[arg-type]
 
 
 def problem_from_plan(plan: Plan, profile: Profile) -> Problem:

@@ -137,6 +137,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express."""
+        yield from (fault.at("topology") for fault in self.topology.inconsistencies())
         yield from find_faults(self)
 
     @property

@@ -45,6 +45,12 @@ class Device(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: Bytes | None = None
 
 
+class Group(documents.Part, frozen=True, kw_only=True):
+    """The ranks that ran the model together, by tensor, sequence or context parallelism."""
+
+    ranks: Annotated[int, msgspec.Meta(ge=2)]
+
+
 class Environment(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """Versions at the time of measuring; `None` where it is not known or does not apply."""
 
@@ -166,7 +172,8 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
 
     `dtype` is that of the parameters; `autocast` that of the operations which `torch.autocast`
     runs in fewer bits, `compiled` whether the layers were compiled. `estimated` is there where the
-    times were computed, not measured. `notes` say what to know about the measurements. `schema` and
+    times were computed, not measured. Where a `group` of ranks ran the model together, times and
+    bytes are those of one rank. `notes` say what to know about the measurements. `schema` and
     `environment` are always written: a default that a function makes is not omitted.
     """
 
@@ -178,6 +185,7 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
     autocast: str | None = None
     compiled: bool = False
     estimated: Estimated | None = None
+    group: Group | None = None
     layers: Annotated[list[Layer], msgspec.Meta(min_length=1)]
     measurements: Annotated[list[Measurement], msgspec.Meta(min_length=1)]
     notes: list[documents.Note] = []
@@ -210,6 +218,11 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
             for layer in self.layers
         )
         return held + sum(shared.values())
+
+    @property
+    def group_ranks(self) -> int:
+        """Ranks that ran the model together; 1 without a group."""
+        return 1 if self.group is None else self.group.ranks
 
     def sha256(self) -> str:
         """Hexadecimal digest of the profile's content, whatever the layout of its file.

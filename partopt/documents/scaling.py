@@ -13,7 +13,8 @@ from partopt.documents.profile import Count, Seconds
 class ScalingRow(documents.Part, frozen=True, kw_only=True):
     """The best plan on a number of devices.
 
-    `efficiency` is the speed-up over one device, divided by the devices.
+    `efficiency` is the speed-up over one device, divided by the devices; of groups of ranks the
+    speed-up over one group, divided by the groups.
     """
 
     devices: Count

@@ -16,6 +16,7 @@ import yaml
 from partopt import documents, units
 from partopt.documents import shipped
 from partopt.documents.files import PathLike
+from partopt.documents.groups import group_levels
 from partopt.documents.yaml_text import malformed, read_yaml
 from partopt.errors import PartoptError
 
@@ -54,16 +55,25 @@ class Level(documents.Part, frozen=True, kw_only=True):
     bus: bool = False
 
 
-class Topology(documents.Part, frozen=True, kw_only=True):
+class Grouping(documents.Part, frozen=True, kw_only=True):
+    """What lies behind a topology of groups: N `ranks` in each, and the cluster's own levels."""
+
+    ranks: Annotated[int, msgspec.Meta(ge=2)]
+    levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
+
+
+class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """P identical devices under L levels, innermost first.
 
-    `devices` is P; left out, it is computed.
+    `devices` is P; left out, it is computed. Where `group` is given, each of them is a group of N
+    ranks, and the levels are those between groups: rank p is the real ranks p N .. p N + N - 1.
     """
 
     name: str
     device: Device
     devices: int = 0
     levels: Annotated[list[Level], msgspec.Meta(min_length=1)]
+    group: Grouping | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -155,8 +165,46 @@ class Topology(documents.Part, frozen=True, kw_only=True):
             left //= levels[-1].size
         return msgspec.structs.replace(self, devices=0, levels=levels)
 
+    def in_groups(self, ranks: int) -> Self:
+        """The topology whose devices are groups of `ranks` ranks; itself where they are that.
+
+        Raises PartoptError for groups that do not divide it.
+        """
+        if ranks == self.group_ranks:
+            return self
+        cluster = self.cluster
+        try:
+            levels = group_levels(cluster.levels, ranks)
+        except PartoptError as error:
+            raise error.at(self.name) from None
+        group = Grouping(ranks=ranks, levels=cluster.levels)
+        return msgspec.structs.replace(cluster, devices=0, levels=levels, group=group)
+
+    @property
+    def cluster(self) -> Self:
+        """The topology whose devices are single ranks."""
+        if self.group is None:
+            return self
+        return msgspec.structs.replace(self, devices=0, levels=self.group.levels, group=None)
+
+    @property
+    def group_ranks(self) -> int:
+        """Real ranks of each device: N of a topology of groups, else 1."""
+        return 1 if self.group is None else self.group.ranks
+
+    @property
+    def own_levels(self) -> list[Level]:
+        """Of each level, the level of the cluster: what one link of one member achieves there."""
+        names = {level.name for level in self.levels}
+        return [level for level in self.cluster.levels if level.name in names]
+
+    def real_ranks(self, rank: int) -> range:
+        """The ranks of the cluster that `rank` stands for."""
+        return range(rank * self.group_ranks, (rank + 1) * self.group_ranks)
+
     def inconsistencies(self) -> Iterator[PartoptError]:
-        """Faults that the types do not express: levels of one name."""
+        """Faults that the types do not express: levels of one name, or of other groups."""
+        yield from self._group_faults()
         seen: set[str] = set()
         for index, level in enumerate(self.levels):
             if level.name in seen:
@@ -167,6 +215,22 @@ class Topology(documents.Part, frozen=True, kw_only=True):
                     path=f"levels[{index}].name",
                 )
             seen.add(level.name)
+
+    def _group_faults(self) -> Iterator[PartoptError]:
+        if self.group is None:
+            return
+        try:
+            levels = group_levels(self.group.levels, self.group.ranks)
+        except PartoptError as error:
+            yield error.at("group")
+            return
+        if levels != self.levels:
+            yield PartoptError(
+                f"levels: not those between groups of {self.group.ranks} ranks",
+                "plan again: a topology of groups follows from group.levels",
+                code="inconsistent-document",
+                path="levels",
+            )
 
     def notes(self) -> list[documents.Note]:
         """A note for each level that is faster than the one inside it: likely a wrong order."""

@@ -17,6 +17,7 @@ from partopt.profiler.building import build_within
 from partopt.profiler.compilation import opened
 from partopt.profiler.device import clock_of
 from partopt.profiler.free_memory import Memory
+from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.load import ModelSource, find_model
 from partopt.profiler.resume import check_resume
 from partopt.profiler.session import ProfilingStopped, measure_subject
@@ -74,11 +75,16 @@ def measure(
         microbatch_sizes, device, dtype, granularity, units, steps, progress, autocast, compile
     )
     check_model(model, example_inputs, loss_fn)
-    within = Memory.free(settings.device) if check_larger(larger_than_memory, model) else None
-    subject = Subject(model, example_inputs, loss_fn, settings, clock_of(settings.device), within)
+    large = check_larger(larger_than_memory, model)
     resumed = check_resume(resume)
     own = resumed.model.name if resumed else type(opened(model)).__name__
-    return measure_subject(subject, Model(name=check_name(name) or own), resumed)
+    identity = Model(name=check_name(name) or own)
+    with open_group(settings.device) as group:
+        check_group(group, settings.compiled, large)
+        check_parallel(model, group)
+        within, clock = Memory.free(settings.device) if large else None, clock_of(settings.device)
+        subject = Subject(model, example_inputs, loss_fn, settings, clock, within, group)
+        return measure_subject(subject, identity, resumed)
 
 
 def measure_source(
@@ -114,11 +120,16 @@ def measure_source(
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
-        memory, clock = Memory.free(settings.device), clock_of(settings.device)
-        model, large = build_within(found.build, memory, settings.dtype, larger_than_memory)
-        within = memory if large else None
-        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, within)
-        return measure_subject(subject, identity, resumed)
+        with open_group(settings.device) as group:
+            check_group(group, settings.compiled, larger_than_memory)
+            larger = False if group.ranks > 1 else larger_than_memory
+            memory, clock = Memory.free(settings.device), clock_of(settings.device)
+            model, large = build_within(found.build, memory, settings.dtype, larger)
+            check_parallel(model, group)
+            within = memory if large else None
+            inputs_of, loss_fn = found.example_inputs, found.loss_fn
+            subject = Subject(model, inputs_of, loss_fn, settings, clock, within, group)
+            return measure_subject(subject, identity, resumed)
     except ProfilingStopped as stopped:
         if isinstance(stopped.error, PartoptError):
             stopped.error = found.locate(stopped.error)

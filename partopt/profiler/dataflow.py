@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+)
 
 from partopt.documents import profile
 from partopt.profiler.flops import count_flops
-from partopt.profiler.step import tensors_in
+from partopt.profiler.step import local_tensors, tensors_in
 from partopt.profiler.tracker import Tracker
 
 
@@ -92,13 +95,16 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tags = StorageMap()
         self._constants = StorageMap()
         for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
-            self._constants.set(tensor, name)
+            for part in local_tensors(tensor):
+                self._constants.set(part, name)
         self._parameters = {name for name, _ in model.named_parameters()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operation, and note what it read and wrote."""
+        if wraps_tensors(types):
+            return NotImplemented
         options = kwargs or {}
         result = func(*args, **options)
         if func.namespace == "prim":  # a question to a fake tensor: where does it lie?
@@ -155,9 +161,18 @@ class DataflowMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
 
 
+def wraps_tensors(types: Any) -> bool:
+    """Whether an operation is on tensors that wrap others, such as DTensors.
+
+    A mode that returns NotImplemented for it is asked again for each of the operations on what they
+    wrap, which are those that this rank does.
+    """
+    return any(is_traceable_wrapper_subclass_type(each) for each in types)
+
+
 def storages_in(value: Any) -> Iterator[Tensor]:
     """The tensors in `value` with memory of their own or of another; of a sparse one, its parts."""
-    for tensor in tensors_in(value):
+    for tensor in local_tensors(value):
         if tensor.layout is torch.sparse_coo:
             yield from (part for part in (tensor._indices(), tensor._values()) if _has_bytes(part))
         elif tensor.layout is torch.strided and _has_bytes(tensor):
@@ -191,7 +206,7 @@ def output_recorder(outputs: dict[int, int]) -> Callable[[int, Any], None]:
 
     def left(layer: int, output: Any) -> None:
         outputs[layer] = sum(
-            tensor.numel() * tensor.element_size() for tensor in tensors_in(output)
+            tensor.numel() * tensor.element_size() for tensor in local_tensors(output)
         )
 
     return left

@@ -24,8 +24,9 @@ from partopt.profiler.backward_split import STEPS as STEPS_OF_SPLIT
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.device import describe_device
+from partopt.profiler.group import RankGroup, expect_collectives
 from partopt.profiler.optimizer import time_optimizer
-from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.out_of_memory import release_memory
 from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import (
     OVERHEAD_BOUND,
@@ -34,6 +35,7 @@ from partopt.profiler.quality_checks import (
     note_optimizer,
     note_unscaled_inputs,
 )
+from partopt.profiler.ranks import combine_ranks
 from partopt.profiler.resume import check_same_layers
 from partopt.profiler.step import Inputs, check_step, place, tensors_in
 from partopt.profiler.structure import Structure, observe, track
@@ -103,7 +105,7 @@ class Measurer:
         try:
             measurement = self._measure(size)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not self.subject.group.is_out_of_memory(error):
                 raise
             measurement = Measurement(microbatch_size=size, out_of_memory=True)
         if measurement.out_of_memory:
@@ -113,6 +115,7 @@ class Measurer:
 
     def _measure(self, size: int) -> Measurement:
         subject, settings = self.subject, self.subject.settings
+        subject.group.seed()
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         tracker, structure = self._see(inputs)
         self._note_inputs(size, inputs)
@@ -129,16 +132,21 @@ class Measurer:
         """The layers at one microbatch size, once a step has shown that it runs."""
         subject = self.subject
         check_step(subject.model, inputs, subject.loss_fn)
+        if subject.group.ranks > 1:
+            # it adds to gradients, for which DTensors then know their layout
+            with expect_collectives():
+                check_step(subject.model, inputs, subject.loss_fn)
         tracker = self._tracker or track(subject, inputs)
         with no_cast_cache():
-            return tracker, observe(subject, inputs, tracker)
+            seen = observe(subject, inputs, tracker)
+        return tracker, combine_ranks(seen, subject.group)
 
     def _time(
         self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
     ) -> Measurement:
         subject, settings = self.subject, self.subject.settings
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
-        peak_memory_bytes = _warm_up(stepper, settings.device)
+        peak_memory_bytes = _warm_up(stepper, settings.device, subject.group)
         bare_s, instrumented = self._alternate(stepper, size)
         if tracker.varied:
             raise calls_vary(sorted({key.name for key in tracker.varied}))
@@ -177,7 +185,8 @@ class Measurer:
     def _alternate(self, stepper: Stepper, size: int) -> tuple[list[float], list[LayerTimes]]:
         """Bare and instrumented steps in turn, so that a drift of the device affects both."""
         bare_s, instrumented = [], []
-        steps = self.subject.settings.steps or _choose_steps(stepper.last_bare_s)
+        chosen = self.subject.group.agree(_choose_steps(stepper.last_bare_s))
+        steps = self.subject.settings.steps or chosen
         progress = self.subject.settings.progress
         for step in range(steps):
             progress(size, step, steps)
@@ -218,21 +227,23 @@ def _choose_steps(step_s: float) -> int:
     return STEPS if step_s <= LONG_STEP_S else STEPS_IF_LONG
 
 
-def _warm_up(stepper: Stepper, device: torch.device) -> int | None:
+def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> int | None:
     """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
 
-    The peak is None where the device does not report it.
+    The peak, the largest of the ranks, is None where the device does not report it.
     """
     if device.type == "cuda":
         release_memory()
         torch.cuda.reset_peak_memory_stats(device)
     began, steps = time.perf_counter(), 0
     while steps < WARM_UP_STEPS or (
-        device.type == "cuda" and time.perf_counter() - began < CUDA_WARM_UP_S
+        device.type == "cuda" and group.agree(time.perf_counter() - began < CUDA_WARM_UP_S)
     ):
         stepper.bare()  # returns when the device has done it
         steps += 1
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    peak = None
+    if device.type == "cuda":
+        peak = max(group.gather(torch.cuda.max_memory_allocated(device)))
     stepper.instrumented()
     return peak
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from partopt.documents.profile import Layer, SharedParameter
+from partopt.profiler.step import local_tensors
 from partopt.profiler.tracker import Tracker
 
 
@@ -26,7 +27,7 @@ def describe_layers(
     """
     holders = _holders(model, tracker, used_by)
     sizes = {
-        name: parameter.numel() * parameter.element_size()
+        name: sum(part.numel() * part.element_size() for part in local_tensors(parameter))
         for name, parameter in model.named_parameters()
     }
     frozen = {name for name, each in model.named_parameters() if not each.requires_grad}

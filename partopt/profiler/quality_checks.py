@@ -8,9 +8,9 @@ from torch import nn
 
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
-from partopt.profiler.clock import Clock
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import name_some
@@ -24,9 +24,12 @@ OVERHEAD_BOUND = 1.20
 UNEVEN_BELOW = 0.95
 
 
-def note_busy_machine(clock: Clock) -> Iterator[Note]:
-    """A note where something else used the processor during the measurement, or nothing did."""
-    share = clock.idle_share()
+def note_busy_machine(subject: Subject) -> Iterator[Note]:
+    """A note where something else used the processor during the measurement, or nothing did.
+
+    A rank of a group waits for the others.
+    """
+    share = subject.clock.idle_share() if subject.group.ranks == 1 else None
     if share is not None and share > IDLE_ABOVE:
         yield Note(
             code="busy-machine",

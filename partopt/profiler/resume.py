@@ -8,7 +8,8 @@ from pathlib import Path
 from partopt.documents.profile import Layer, Model, Profile
 from partopt.errors import PartoptError
 from partopt.profiler.device import describe_device, describe_environment
-from partopt.profiler.settings import Settings, invalid_option
+from partopt.profiler.settings import invalid_option
+from partopt.profiler.subject import Subject
 
 _HINT = "measure as it was measured, or leave out `resume`"
 
@@ -21,12 +22,13 @@ def check_resume(resume: object) -> Profile | None:
     return resume
 
 
-def check_same_subject(resumed: Profile, model: Model, settings: Settings) -> None:
+def check_same_subject(resumed: Profile, model: Model, subject: Subject) -> None:
     """Raise PartoptError, naming each field, unless `resumed` was measured of this and like this.
 
     Where a model was loaded from is compared without its folder, and not at all where it is not
     known.
     """
+    settings = subject.settings
     device, environment = describe_device(settings.device), describe_environment(settings.device)
     pairs = {
         "model.entry": (_file_of(resumed.model.entry), _file_of(model.entry)),
@@ -35,6 +37,7 @@ def check_same_subject(resumed: Profile, model: Model, settings: Settings) -> No
         "dtype": (resumed.dtype, settings.dtype_name),
         "autocast": (resumed.autocast, settings.autocast_name),
         "compiled": (resumed.compiled, settings.compiled),
+        "group.ranks": (resumed.group_ranks, subject.group.ranks),
         "environment.torch": (resumed.environment.torch, environment.torch),
         "environment.cuda": (resumed.environment.cuda, environment.cuda),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partopt.documents import Note
-from partopt.documents.profile import Model, Profile
+from partopt.documents.profile import Group, Model, Profile
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.compilation import open_compiled
 from partopt.profiler.device import describe_environment, hold_still
@@ -45,7 +45,7 @@ def measure_subject(subject: Subject, identity: Model, resumed: Profile | None =
         under_autocast(plain) as ready,
     ):
         if resumed is not None:
-            check_same_subject(resumed, identity, ready.settings)
+            check_same_subject(resumed, identity, ready)
         return _measure_sizes(_measurer(ready, resumed), identity)
 
 
@@ -115,10 +115,11 @@ def _collect(measurer: Measurer, model: Model) -> Profile | None:
         dtype=subject.settings.dtype_name,
         autocast=subject.settings.autocast_name,
         compiled=subject.settings.compiled,
+        group=Group(ranks=subject.group.ranks) if subject.group.ranks > 1 else None,
         layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
         notes=_distinct(
-            [*measurer.notes, *note_overhead(measurements), *note_busy_machine(subject.clock)]
+            [*measurer.notes, *note_overhead(measurements), *note_busy_machine(subject)]
         ),
     )
 

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partopt.documents import profile
 from partopt.profiler.dataflow import StorageMap
+from partopt.profiler.step import local_tensors
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.transient import MemoryMode
 
@@ -40,7 +41,7 @@ class StashRecorder:
     def __init__(self, model: nn.Module, tracker: Tracker, memory: MemoryMode) -> None:
         self.tracker, self.memory = tracker, memory
         self._own = StorageMap()
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in local_tensors([*model.parameters(), *model.buffers()]):
             self._own.set(tensor, True)
         self._saved = StorageMap()
 
@@ -50,14 +51,18 @@ class StashRecorder:
         return saved_tensors_hooks(pack, lambda kept: kept)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is torch.strided and self._own.get(tensor) is None:
-            saved = self._saved.get(tensor)
-            if saved is None:
-                size_bytes = tensor.untyped_storage().nbytes()
-                saved = Kept(set(), size_bytes, self.memory.block_of(tensor))
-                self._saved.set(tensor, saved)
-            saved.layers.add(self.tracker.current)
+        for part in local_tensors(tensor):
+            if part.layout is torch.strided and self._own.get(part) is None:
+                self._note_saved(part)
         return tensor
+
+    def _note_saved(self, tensor: Tensor) -> None:
+        saved = self._saved.get(tensor)
+        if saved is None:
+            size_bytes = tensor.untyped_storage().nbytes()
+            saved = Kept(set(), size_bytes, self.memory.block_of(tensor))
+            self._saved.set(tensor, saved)
+        saved.layers.add(self.tracker.current)
 
     def kept(self, loss: Tensor) -> list[Kept]:
         """The storages that are still kept now that the forward has ended, apart from the loss."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from partopt.errors import PartoptError
 from partopt.profiler.foreign_errors import describe
@@ -135,6 +136,22 @@ def tensors_in(value: Any) -> list[Tensor]:
         if hasattr(value, "__dataclass_fields__")
         else []
     )
+
+
+def local_tensors(value: Any) -> list[Tensor]:
+    """Every tensor in a value as this rank holds it.
+
+    Of a DTensor its shard, of a collective that nobody waited for yet what it will be.
+    """
+    return [part for tensor in tensors_in(value) for part in _parts(tensor)]
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    inner = [getattr(tensor, name) for name in names]  # of a DTensor its mesh, too
+    return [part for each in inner if isinstance(each, Tensor) for part in _parts(each)]
 
 
 def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:

@@ -60,16 +60,22 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
 
     def entered(layer: int) -> None:
         began.append((next_node_number(), layer))
+        subject.group.settle()
         memory.enter(layer)
+
+    def entered_backward(layer: int) -> None:
+        subject.group.settle()
+        memory.enter_backward(layer)
 
     had_gradients = any(parameter.grad is not None for parameter in subject.model.parameters())
     with memory, new_garbage_only():
         with tracker.discover(entered, output_recorder(output_bytes)), flow, stash.hooks():
             loss = run_loss(subject.model, inputs, subject.loss_fn)
+        subject.group.settle()
         gc.collect()  # what only a cycle of references keeps is not kept
         kept = stash.kept(loss)
         memory.enter_backward(tracker.current)
-        hook_layer_changes(loss, began, memory.enter_backward)
+        hook_layer_changes(loss, began, entered_backward)
         with memory.settled_gradients(subject.model):
             loss.backward()  # type: ignore[no-untyped-call]
     if had_gradients:

@@ -71,7 +71,9 @@ class Tracker:
         self.current, self._depth, self._discovering = 0, 0, discovering
         handles = []
         for name, module in self.modules.items():
-            handles.append(module.register_forward_pre_hook(self._before(name, entered)))
+            # before the module's own hooks, which may gather its input
+            before = self._before(name, entered)
+            handles.append(module.register_forward_pre_hook(before, prepend=True))
             handles.append(module.register_forward_hook(self._after(left)))
         try:
             yield

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt.profiler.dataflow import StorageMap, storages_in
+from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
+from partopt.profiler.step import local_tensors
 
 
 class Event(NamedTuple):
@@ -71,7 +72,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def block_of(self, tensor: Tensor) -> int | None:
         """The number of the block in which `tensor` lies; None for one that was there before."""
-        block = self._blocks.get(tensor)
+        block = self._blocks.get(local_tensors(tensor)[0])
         return block if block in self.made else None
 
     @contextlib.contextmanager
@@ -92,6 +93,8 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operation, and note the storages that it makes."""
+        if wraps_tensors(types):
+            return NotImplemented
         options = kwargs or {}
         self._note_held([args, options])
         allocator = _Allocator(storages_in([args, options]))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
 from partopt.report.table import label_lines, shorten, table
-from partopt.report.topology import describe
+from partopt.report.topology import cluster_lines, speedup_text
 from partopt.units import format_bytes, format_seconds
 
 _LEGEND = "x ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2."
@@ -21,7 +21,7 @@ def render(comparison: Comparison) -> str:
             f"{comparison.model}: {comparison.layers} layers, microbatch "
             f"{comparison.microbatch_size}, schedule {comparison.schedule}",
         ),
-        ("cluster", describe(comparison.topology)),
+        *cluster_lines(comparison.topology),
     ]
     return "\n\n".join([label_lines(head), _table(comparison), _LEGEND])
 
@@ -78,7 +78,7 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
             other.planner,
             shorten(other.shape, 12),
             format_seconds(other.predicted.period_s),
-            f"{other.predicted.speedup_over_one_device:.2f} times one device",
+            speedup_text(other.predicted.speedup_over_one_device, other.topology),
             format_bytes(other.peak_memory_bytes),
             _verdict(plan, other),
         ]

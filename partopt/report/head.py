@@ -8,7 +8,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology import Topology
 from partopt.report.table import label_lines, shorten
-from partopt.report.topology import describe
+from partopt.report.topology import cluster_lines
 from partopt.units import format_bytes
 
 _SHAPE_WIDTH = 40
@@ -28,19 +28,18 @@ class Head(NamedTuple):
     schedule: str
 
     def __str__(self) -> str:
-        """The model, the cluster, and the plan in a line each."""
-        weights, stages = (
-            format_bytes(self.parameter_bytes),
-            "stage" if self.stages == 1 else "stages",
-        )
+        """The model, the cluster, its groups if any, and the plan in a line each."""
+        weights = format_bytes(self.parameter_bytes)
+        each = "" if self.topology.group is None else " a rank"
+        stages = "stage" if self.stages == 1 else "stages"
         return label_lines(
             [
                 (
                     "model",
-                    f"{self.model}: {self.layers} layers, {weights} of parameters, "
+                    f"{self.model}: {self.layers} layers, {weights} of parameters{each}, "
                     f"microbatch {self.microbatch_size}",
                 ),
-                ("cluster", describe(self.topology)),
+                *cluster_lines(self.topology),
                 (
                     "plan",
                     f"{self.planner}: {self.stages} {stages}, "

@@ -12,6 +12,7 @@ from partopt.report.head import head_of_plan
 from partopt.report.limit import against_limit
 from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, shorten, table
+from partopt.report.topology import speedup_text
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _LAYERS_WIDTH = 20
@@ -106,7 +107,7 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"{iteration} an iteration of {plan.microbatches} microbatches"
     yield from _loads(plan)
     speed = format_rate(predicted.samples_per_s, "samples")
-    speedup = f"{predicted.speedup_over_one_device:.2f} times one device"
+    speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
     yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
     if plan.microbatches is None:
         yield "flight", _flight(plan)
@@ -116,7 +117,9 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
     if plan.idle_ranks:
         ranks = shorten(format_ranks(plan.idle_ranks), 40)
-        yield "idle", f"{len(plan.idle_ranks)} of {plan.topology.devices} devices: ranks {ranks}"
+        each = plan.topology.group_ranks
+        idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
+        yield "idle", f"{idle} of {devices} devices: ranks {ranks}"
     if plan.certificate is not None:
         if plan.planner != "optimal":
             yield "objective", _objective(plan.certificate)

@@ -49,6 +49,7 @@ def render_sizes(profile: Profile) -> str:
             ),
         ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
+        *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
     ]
     sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
     return f"{label_lines(head)}\n\n{sizes}"

@@ -9,12 +9,31 @@ from partopt.report.table import WIDTH, table
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 
-def describe(topology: Topology) -> str:
-    """`v100-pcie, 16 x V100-16GB: server (4, pcie 12 GB/s), cluster (4, ethernet 10 Gb/s)`."""
-    levels = ", ".join(
+def cluster_lines(topology: Topology) -> list[tuple[str, str]]:
+    """The cluster, and the groups that its ranks are in, each with its label."""
+    cluster, N = topology.cluster, topology.group_ranks
+    head = f"{topology.name}, {cluster.devices} x {topology.device.name}"
+    lines = [("cluster", f"{head}: {_describe_levels(cluster)}")]
+    if N > 1:
+        text = (
+            f"ranks are groups of {N}: rank p is the real ranks {N}p to {N}p+{N - 1}; between "
+            f"groups {_describe_levels(topology)}"
+        )
+        lines.append(("group", text))
+    return lines
+
+
+def _describe_levels(topology: Topology) -> str:
+    """`server (4, pcie 12 GB/s), cluster (4, ethernet 10 Gb/s)`."""
+    return ", ".join(
         f"{level.name} ({level.size}, {link_text(level)})" for level in topology.levels
     )
-    return f"{topology.name}, {topology.devices} x {topology.device.name}: {levels}"
+
+
+def speedup_text(ratio: float, topology: Topology) -> str:
+    """`14.75 times one device`, or times one group."""
+    N = topology.group_ranks
+    return f"{ratio:.2f} times one {'device' if N == 1 else f'group of {N}'}"
 
 
 def summary(name: str, topology: Topology) -> list[str]:

@@ -101,12 +101,18 @@ def _actions(timeline: Timeline, plan: Plan, rank: int) -> Iterator[str]:
         else f"{s} (replica {plan.stages[s].ranks.index(rank)})"
         for s in stages
     ]
-    yield _name(rank, _COMPUTE, "process_name", f"rank {rank}, stage {' and '.join(held)}")
+    yield _name(rank, _COMPUTE, "process_name", f"{_rank(rank, plan)}, stage {' and '.join(held)}")
     yield _metadata(rank, _COMPUTE, "process_sort_index", f'{{"sort_index":{rank}}}')
     yield from _track(rank, _COMPUTE, "compute")
     if own.pair.any():
         yield from _track(rank, _JOINED, "compute, at the same time")
     yield from _action_slices(own, plan, rank, stages)
+
+
+def _rank(rank: int, plan: Plan) -> str:
+    """The rank; where it is a group, with the real ranks that it stands for."""
+    real = plan.topology.real_ranks(rank)
+    return f"rank {rank}" if len(real) == 1 else f"rank {rank} ({real.start}-{real.stop - 1})"
 
 
 def _action_slices(own: Slots, plan: Plan, rank: int, stages: list[int]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def scaling_of(plans: Sequence[Plan]) -> Scaling:
 def _scaling_row(plan: Plan) -> ScalingRow:
     devices, predicted = plan.topology.devices, plan.predicted
     return ScalingRow(
-        devices=devices,
+        devices=devices * plan.topology.group_ranks,
         planner=plan.planner,
         shape=plan.shape,
         microbatch_size=plan.microbatch_size,

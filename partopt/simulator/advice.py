@@ -178,7 +178,8 @@ def _other_schedules(case: Case) -> Iterator[Point]:
 def _idle_ranks(case: Case) -> Iterator[Point]:
     plan, idle = case.plan, len(case.plan.idle_ranks)
     if idle:
-        text = f"{idle} of {plan.topology.devices} devices have no work"
+        each = plan.topology.group_ranks
+        text = f"{idle * each} of {plan.topology.devices * each} devices have no work"
         yield Point("idle-ranks", "loss", idle, "ranks", text)
 
 

@@ -59,18 +59,18 @@ class Case:
 
     @cached_property
     def overloaded(self) -> list[tuple[Level, float]]:
-        """The levels with a port that is busy nearly all of the time, and the share."""
-        levels = self.execution.work.topology.levels
+        """The cluster's levels with a port that is busy nearly all of the time, and the share."""
+        levels = self.execution.work.topology.own_levels
         shares = [use.transfer_share + use.allreduce_share for use in self.execution.level_use]
         return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
 
     @cached_property
     def slowest_level(self) -> Level:
-        """The level on which messages spend most of the time."""
+        """The cluster's level on which messages spend most of the time."""
         sent, topology = self.execution.timeline.transfers, self.execution.work.topology
         crossed = ports_of(topology).levels_between(sent.source, sent.destination)
         seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(topology.levels))
-        return topology.levels[int(seconds.argmax())]
+        return topology.own_levels[int(seconds.argmax())]
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,10 @@ def _restate(
 
 
 def change_network(topology: Topology, conditions: Conditions) -> Topology:
-    """The topology with the levels and the device memory that the conditions give."""
+    """The topology with the levels and the device memory that the conditions give.
+
+    They speak of the cluster's own levels, also where its devices are groups.
+    """
     names = [level.name for level in topology.levels]
     fields: dict[str, dict[str, Any]] = {name: {} for name in names}
     parsers: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -144,8 +147,10 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
                 raise error.at(f"`{option}={level}`") from None
     memory = conditions.memory
     limit = topology.device.memory_bytes if memory is None else parse_memory(memory)
-    levels: list[Level] = [replace(level, **fields[level.name]) for level in topology.levels]
-    return replace(topology, device=replace(topology.device, memory_bytes=limit), levels=levels)
+    cluster = topology.cluster
+    levels: list[Level] = [replace(level, **fields.get(level.name, {})) for level in cluster.levels]
+    device = replace(topology.device, memory_bytes=limit)
+    return replace(cluster, device=device, levels=levels).in_groups(topology.group_ranks)
 
 
 def _bandwidth(given: str | float) -> float:

@@ -128,7 +128,9 @@ def _pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _level_pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
-    for old_level, new_level in zip(before.topology.levels, after.topology.levels, strict=True):
+    for old_level, new_level in zip(
+        before.topology.own_levels, after.topology.own_levels, strict=True
+    ):
         old_rate, new_rate = old_level.bandwidth_bytes_per_s, new_level.bandwidth_bytes_per_s
         yield (
             f"bandwidth of {new_level.name}",

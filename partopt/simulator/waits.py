@@ -123,7 +123,7 @@ def _exchange_less(case: Case) -> Iterator[Change]:
         yield Change({"microbatches": M}, batch)
     uses = case.execution.level_use
     busiest = max(range(len(uses)), key=lambda k: uses[k].allreduce_share)
-    yield _widen(plan.topology.levels[busiest], 2.0)
+    yield _widen(plan.topology.own_levels[busiest], 2.0)
 
 
 def few_in_flight(case: Case) -> Iterator[Point]:

@@ -51,7 +51,7 @@ HEADINGS = {
     "device": "device.yaml",
 }
 # parts that another section describes
-DESCRIBED = {"comparison": {Topology}, "simulation": {Topology}}
+DESCRIBED = {"comparison": {Topology}, "simulation": {Topology}, "groups": {Topology}}
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)

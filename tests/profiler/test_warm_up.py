@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from partopt.profiler.group import RankGroup
 from partopt.profiler.measurer import _choose_steps, _warm_up
 
 
@@ -36,7 +37,7 @@ def test_cuda_is_warmed_up_for_half_a_second(
     monkeypatch.setattr("partopt.profiler.measurer.time.perf_counter", lambda: steps.now_s)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    assert _warm_up(steps, torch.device(device)) == (7 if device == "cuda" else None)
+    assert _warm_up(steps, torch.device(device), RankGroup()) == (7 if device == "cuda" else None)
     assert steps.kinds == ["bare"] * bare_steps + ["instrumented"]
 
 

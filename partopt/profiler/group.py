@@ -1,0 +1,190 @@
+"""A group of ranks that runs one model together, as `torchrun` starts it: one planning device.
+
+The model's own build makes it parallel over the group: tensor, sequence or context parallelism, by
+hand or by DTensor. Every rank takes the same steps on the same inputs; the times are rank 0's, the
+memory the largest of the ranks, the bytes at cuts those of one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partopt.errors import PartoptError
+from partopt.profiler.dataflow import wraps_tensors
+from partopt.profiler.out_of_memory import is_out_of_memory
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+SEED = 0
+SETTLING_S = 0.01
+_FULL = "partopt/out_of_memory"  # set in the store by the rank that has no memory left
+
+# parallelism over data, by the class of a module or by the name of a dimension of its mesh
+_DATA_MODULES = {
+    "FSDPModule": "FSDP gathers parameters for each microbatch, which a pipeline does not",
+    "FullyShardedDataParallel": "FSDP gathers parameters for each microbatch, which a pipeline "
+    "does not",
+    "DistributedDataParallel": "DDP exchanges gradients in each backward, a pipeline once a batch",
+}
+_DATA_DIMENSIONS = ("dp", "ddp", "data", "fsdp", "hsdp", "replicate", "shard", "ep", "expert")
+
+
+@dataclass
+class RankGroup:
+    """The ranks that measure together; of one rank, nothing is exchanged.
+
+    `ended` says that a rank ran out of memory: what the ranks exchange from then on is undefined.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    ended: bool = False
+
+    def agree(self, value: Any) -> Any:
+        """The value of rank 0."""
+        held = [value]
+        if self.ranks > 1:
+            dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order."""
+        held = [value] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(held, value)
+        return held
+
+    def seed(self) -> None:
+        """Draw the same random numbers on every rank from here on; alone, those that come."""
+        if self.ranks > 1:
+            torch.manual_seed(SEED)
+
+    def settle(self) -> None:
+        """Let the threads of the collectives that are done give back what they hold."""
+        if self.ranks > 1:
+            time.sleep(SETTLING_S)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether `error` says that a rank has no memory left.
+
+        The rank that ran out tells the others, which wait for it in a collective: it ends, and they
+        get the error of a broken connection.
+        """
+        full = is_out_of_memory(error)
+        if self.ranks > 1:
+            store = dist.distributed_c10d._get_default_store()
+            if full:
+                store.set(_FULL, "1")
+            full = full or bool(store.check([_FULL]))
+            self.ended = self.ended or full
+        return full
+
+
+@contextlib.contextmanager
+def open_group(device: torch.device) -> Iterator[RankGroup]:
+    """The group that `torchrun` started, or that is there already; else one rank.
+
+    The process group is made where there is none, gloo on a CPU and nccl on CUDA, and ended with
+    the context.
+    """
+    there = dist.is_available() and dist.is_initialized()
+    if not there and not _is_started():
+        yield RankGroup()
+        return
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if not there:
+        dist.init_process_group(BACKENDS[device.type])
+    group = RankGroup(dist.get_rank(), dist.get_world_size())
+    try:
+        group.seed()
+        yield group
+        if not (there or group.ended):
+            dist.barrier()  # a rank that ends early closes what the others still read
+    finally:
+        if not there and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _is_started() -> bool:
+    """Whether this process is one of several that `torchrun`, or what does as it does, started."""
+    found = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    return found and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def check_group(group: RankGroup, compiled: bool, larger: bool | None) -> None:
+    """Raise PartoptError for options of measuring that do not go with a group."""
+    for option, given in (("compile", compiled), ("larger_than_memory", larger)):
+        if group.ranks > 1 and given:
+            raise PartoptError(
+                f"`{option}`: does not go with a group of {group.ranks} ranks",
+                f"leave `{option}` out: the layers of a group are measured as they are",
+                code="conflicting-options",
+                option=option,
+            )
+
+
+def check_parallel(model: nn.Module, group: RankGroup) -> None:
+    """Raise PartoptError where the ranks of a group have data of their own.
+
+    Plans give stages replicas; within a group every rank works on the same samples.
+    """
+    for name, module in model.named_modules() if group.ranks > 1 else ():
+        for cls in type(module).__mro__:
+            if cls.__name__ in _DATA_MODULES:
+                raise _not_in_a_group(f"{name or 'the model'}: {_DATA_MODULES[cls.__name__]}")
+    for name, parameter in model.named_parameters() if group.ranks > 1 else ():
+        mesh = getattr(parameter, "device_mesh", None)
+        for dimension in getattr(mesh, "mesh_dim_names", None) or ():
+            if dimension.split("_")[0] in _DATA_DIMENSIONS:
+                what = f'{name}: lies on a mesh with the dimension "{dimension}", ranks with other'
+                raise _not_in_a_group(f"{what} data")
+
+
+class _CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees whether the ranks exchange anything."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and note a collective."""
+        if wraps_tensors(types):
+            return NotImplemented
+        self.seen = self.seen or "c10d" in func.namespace
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def expect_collectives() -> Iterator[None]:
+    """Raise PartoptError where a step in this context exchanges nothing between the ranks."""
+    mode = _CollectiveMode()
+    with mode:
+        yield
+    if not mode.seen:
+        raise PartoptError(
+            "the ranks of the group exchange nothing in a step: each runs the whole model",
+            "make it parallel in build, or measure it on one device, without torchrun",
+            code="not-parallel",
+        )
+
+
+def _not_in_a_group(what: str) -> PartoptError:
+    return PartoptError(
+        what,
+        "measure a group of tensor, sequence or context parallelism alone: plans replicate its "
+        "stages",
+        code="data-parallel-group",
+    )

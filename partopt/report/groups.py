@@ -1,0 +1,46 @@
+"""Profiles of groups side by side, as people read them."""
+
+from __future__ import annotations
+
+from partopt.documents.group_comparison import GroupComparison, GroupRow
+from partopt.report.table import label_lines, table
+from partopt.report.topology import cluster_lines
+from partopt.units import format_bytes
+
+
+def render(comparison: GroupComparison) -> str:
+    """The model and the cluster, and the best plan of each profile as a table.
+
+    BATCH: samples of a microbatch x M, where an iteration has a number of microbatches.
+    """
+    head = [
+        ("model", f"{comparison.model}: {comparison.layers} layers"),
+        *cluster_lines(comparison.topology),
+    ]
+    headings = [
+        "PROFILE",
+        "GROUP",
+        "BATCH",
+        "SHAPE",
+        "SAMPLES/S",
+        "MEMORY",
+        "FITS",
+        "PLANNER",
+        "SCHEDULE",
+    ]
+    rows = [_cells(row) for row in comparison.rows]
+    return "\n\n".join([label_lines(head), table(headings, rows, left=(0, 2, 3, 6, 7, 8))])
+
+
+def _cells(row: GroupRow) -> list[str]:
+    return [
+        row.profile,
+        str(row.ranks),
+        f"{row.microbatch_size}" + (f"x{row.microbatches}" if row.microbatches else ""),
+        row.shape,
+        f"{row.samples_per_s:,.4g}",
+        format_bytes(row.peak_memory_bytes),
+        "yes" if row.fits else "no",
+        row.planner,
+        row.schedule,
+    ]

@@ -1,0 +1,170 @@
+"""Models that two ranks run together, over gloo: what is one rank's, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from partopt.documents.profile import Profile
+from tests.helpers import ROOT
+
+HERE = Path(__file__).parent
+LLAMA = ["llama"] if importlib.util.find_spec("transformers") else []
+MEASURED = ["by_hand", "by_dtensor", "over_the_vocabulary", "over_the_sequence", *LLAMA]
+REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "whole"]
+# bytes: samples of 2, sequences of 16, width 32 and 4 bytes a number; 64 words
+HIDDEN, LOGITS = 2 * 16 * 32 * 4, 2 * 16 * 64 * 4
+TABLE, NORMS = 64 * 32 * 4, 4 * 32 * 4
+CUT = (4 * 32 * 32 + 8 * 32 * 32) * 4 // 2  # the matrices of a block, half of them
+
+
+def run_ranks(command: Sequence[str | Path]) -> list[subprocess.CompletedProcess[str]]:
+    """Two processes that run `command` as ranks 0 and 1."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    shared = os.environ | {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [each.communicate(timeout=300) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    return [
+        subprocess.CompletedProcess(each.args, each.returncode, *output)
+        for each, output in zip(ranks, outputs, strict=True)
+    ]
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what each rank wrote of each model."""
+    folder = tmp_path_factory.mktemp("group")
+    ranks = run_ranks([HERE / "group_rank.py", folder, *MEASURED, *REFUSED])
+    for number, rank in enumerate(ranks):
+        assert rank.returncode == 0, rank.stderr
+        (folder / f"printed.{number}").write_text(rank.stdout)
+    return folder
+
+
+def measured(folder: Path, name: str) -> Profile:
+    return Profile.parse((folder / f"{name}.0").read_bytes(), name)
+
+
+def cuts(profile: Profile) -> list[tuple[int, list[int], int]]:
+    return [(each.producer, each.consumers, each.bytes) for each in profile.measurements[0].tensors]
+
+
+def outputs(profile: Profile) -> list[int]:
+    return [layer.output_bytes for layer in profile.measurements[0].layers]
+
+
+def weights(profile: Profile) -> list[int]:
+    return [layer.parameter_bytes for layer in profile.layers]
+
+
+def flops(profile: Profile) -> list[int | None]:
+    return [layer.forward_flops for layer in profile.measurements[0].layers]
+
+
+def test_dtensors_are_measured_as_layers_cut_by_hand_to_the_byte(written: Path) -> None:
+    by_hand, by_dtensor = (measured(written, name) for name in ("by_hand", "by_dtensor"))
+    assert by_dtensor.layers == by_hand.layers
+    own, other = by_hand.measurements[0], by_dtensor.measurements[0]
+    assert other.tensors == own.tensors
+    assert other.stash_groups == own.stash_groups
+    assert outputs(by_dtensor) == outputs(by_hand)
+    assert flops(by_dtensor) == flops(by_hand)
+
+
+def test_a_rank_of_tensor_parallelism_holds_its_part_and_sends_all(written: Path) -> None:
+    profile = measured(written, "by_dtensor")
+    assert profile.group_ranks == 2
+    assert [layer.name for layer in profile.layers] == ["embed", "blocks.0", "blocks.1", "head"]
+    assert weights(profile) == [TABLE, CUT + NORMS, CUT + NORMS, TABLE]
+    assert cuts(profile) == [(0, [1], HIDDEN), (1, [2], HIDDEN), (2, [3], HIDDEN)]
+    assert outputs(profile) == [HIDDEN, HIDDEN, HIDDEN, LOGITS]
+
+
+def test_a_vocabulary_cut_over_the_ranks(written: Path) -> None:
+    profile = measured(written, "over_the_vocabulary")
+    assert weights(profile) == [TABLE // 2, CUT + NORMS, CUT + NORMS, TABLE // 2]
+    assert cuts(profile) == [(0, [1], HIDDEN), (1, [2], HIDDEN), (2, [3], HIDDEN)]
+    assert outputs(profile) == [HIDDEN, HIDDEN, HIDDEN, LOGITS]
+
+
+def test_a_sequence_cut_over_the_ranks_sends_a_part(written: Path) -> None:
+    profile, whole = measured(written, "over_the_sequence"), measured(written, "by_dtensor")
+    half = HIDDEN // 2
+    assert weights(profile) == [TABLE // 2, CUT + NORMS, CUT + NORMS, TABLE // 2]
+    assert cuts(profile) == [(0, [1], half), (1, [2], half), (2, [3], half)]
+    assert outputs(profile) == [half, half, half, LOGITS]
+    # the gather of a block's input is its own: it computes as much as without
+    assert flops(profile)[1:3] == flops(whole)[1:3]
+
+
+@pytest.mark.skipif(not LLAMA, reason="transformers is not installed")
+def test_a_llama_cut_by_its_own_plan(written: Path) -> None:
+    profile = measured(written, "llama")
+    matrices = (4 * 32 * 32 + 3 * 4 * 32 * 32) * 4 // 2
+    blocks = [layer for layer in profile.layers if layer.type == "LlamaDecoderLayer"]
+    assert [layer.parameter_bytes for layer in blocks] == [matrices + 2 * 32 * 4] * 2
+    assert sum(weights(profile)) == 2 * (matrices + 2 * 32 * 4) + 2 * TABLE + 32 * 4
+    # the angles of the positions, layer 1, go to both blocks
+    assert {(2, (3,), HIDDEN), (3, (4,), HIDDEN), (4, (5,), HIDDEN)} <= {
+        (producer, tuple(consumers), size) for producer, consumers, size in cuts(profile)
+    }
+
+
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        (
+            "other_layers",
+            "the ranks of the group have other layers: layer 3 is head call 0 on rank 0, end call "
+            "0 on rank 1",
+        ),
+        ("data_parallel", "DDP exchanges gradients in each backward, a pipeline once a batch"),
+        ("sharded", "FSDP gathers parameters for each microbatch, which a pipeline does not"),
+        ("whole", "the ranks of the group exchange nothing in a step: each runs the whole model"),
+        ("of_experts", 'lies on a mesh with the dimension "ep", ranks with other data'),
+    ],
+)
+def test_what_no_group_is_is_refused_on_every_rank(written: Path, name: str, what: str) -> None:
+    for rank in range(2):
+        assert what in (written / f"{name}.{rank}").read_text()
+
+
+def test_a_rank_without_memory_ends_the_run_with_what_is_finished(written: Path) -> None:
+    profile = Profile.load(written / "full.json")
+    assert profile.group_ranks == 2
+    found = {each.microbatch_size: each.out_of_memory for each in profile.measurements}
+    assert found == {2: False, 4: True, 8: True}
+
+
+def test_only_rank_0_writes_and_prints(written: Path) -> None:
+    first, second = ((written / f"printed.{rank}").read_text() for rank in range(2))
+    assert "MICROBATCH" in first
+    assert second == ""
