@@ -128,7 +128,9 @@ class Roofline(documents.Part, frozen=True, kw_only=True):
             try:
                 if number := parse(value):
                     return number
-                raise PartoptError(f"'{value}' is zero", "write what the device has")
+                raise PartoptError(
+                    f"'{value}' is zero", "write what the device has", code="malformed-quantity"
+                )
             except PartoptError as error:
                 faults.append(error.at(path))
                 return 1.0

@@ -12,7 +12,7 @@ from partopt.documents import profile as documents
 from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
 from partopt.profiler import ProfilingStopped, measure, measure_source
-from partopt.profiler.measurer import _summary
+from partopt.profiler.measurer import summarize
 from partopt.profiler.structure import Structure
 from partopt.profiler.timeline import LayerTimes
 from tests.profiler.helpers import EXAMPLES, Parts, linear, needs_transformers, structure
@@ -385,7 +385,7 @@ def documents_bytes(profile: documents.Profile) -> bytes:
 def summary(bare_s: float, instrumented_s: float) -> Measurement:
     half = instrumented_s / 2
     layers = structure(linear(), vectors).layers
-    return _summary(
+    return summarize(
         1,
         Structure(layers, {}, {}, [], [], {}, {}),
         [bare_s],

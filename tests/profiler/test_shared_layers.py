@@ -126,7 +126,7 @@ def test_one_set_of_weights_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> No
 
     def look(self: larger.LargeMeasurer, *given: Any) -> Any:
         with self._running():
-            seen.append({name: id(each) for name, each in named(self.subject.model)})
+            seen.append({name: each.data_ptr() for name, each in named(self.subject.model)})
         return run(self, *given)
 
     def named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
