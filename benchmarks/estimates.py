@@ -42,7 +42,7 @@ from partopt.profiler.building import build_within
 from partopt.profiler.clock import CpuClock
 from partopt.profiler.device import hold_still
 from partopt.profiler.estimating.clock import RooflineClock
-from partopt.profiler.estimating.estimator import ENDLESS
+from partopt.profiler.free_memory import ENDLESS
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import check_settings
 from partopt.profiler.subject import Subject

@@ -15,7 +15,7 @@ from partopt.profiler.building import build_within
 from partopt.profiler.estimating.calibration import calibrate as scale_to
 from partopt.profiler.estimating.calibration import check_seconds
 from partopt.profiler.estimating.clock import RooflineClock
-from partopt.profiler.estimating.estimator import ENDLESS
+from partopt.profiler.free_memory import ENDLESS
 from partopt.profiler.load import find_model
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import (

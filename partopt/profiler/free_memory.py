@@ -39,6 +39,9 @@ class Memory:
         )
 
 
+ENDLESS = Memory(float("inf"), float("inf"), copies=1)
+
+
 @dataclass
 class Size:
     """Bytes of a model's parameters as they are built, and while they are trained."""

@@ -25,7 +25,7 @@ from partopt.profiler.backward_split import split_backward
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.kernels import kernels_of
 from partopt.profiler.foreign_errors import describe
-from partopt.profiler.free_memory import Memory
+from partopt.profiler.free_memory import ENDLESS
 from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import summarize
 from partopt.profiler.shortening import choose_skipped, expand
@@ -35,7 +35,6 @@ from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import Stepper
 from partopt.profiler.tracker import Tracker
 
-ENDLESS = Memory(float("inf"), float("inf"), copies=1)
 MOST_WITHOUT_RULE = 0.05  # of the time
 # AdamW in one kernel, with moments and master weights in float32: reads gradient, weight and two
 # moments, writes three of them and the weight in its own format
