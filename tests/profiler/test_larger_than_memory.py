@@ -230,15 +230,15 @@ def test_kernels_that_differ_are_taken_from_the_layers_that_run(
     assert shape(shared(build(), inputs, granularity="auto")) != real
 
 
-def test_dropout_of_nothing_is_one_reader_more_on_fakes() -> None:
-    # a known difference: the real one returns its input without an operation
+def test_dropout_of_nothing_reads_nothing_on_fakes_either() -> None:
+    # it returns its input without an operation
     def build() -> nn.Module:
         return nn.Sequential(linear(), nn.Dropout(0.0), linear())
 
     [real] = structure(build()).measurements
     [large] = shared(build()).measurements
-    assert [(each.producer, each.consumers) for each in real.tensors] == [(0, [2])]
-    assert [(each.producer, each.consumers) for each in large.tensors] == [(0, [1, 2])]
+    for found in (real, large):
+        assert [(each.producer, each.consumers) for each in found.tensors] == [(0, [2])]
     assert large.stash_groups == real.stash_groups
 
 
