@@ -45,11 +45,10 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         if name not in self.builtin:
             return self._load(self.installed[name])
         found = self.builtin[name]
-        if not isinstance(found, str):
-            return found
-        module, _, attribute = found.partition(":")
-        entry: Entry = getattr(importlib.import_module(module), attribute)
-        return entry
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            found = self.builtin[name] = getattr(importlib.import_module(module), attribute)
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self.installed

@@ -26,7 +26,7 @@ from typing import Any
 import llvmlite
 import numba
 import numpy
-from numba import njit
+from numba import njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
@@ -49,6 +49,7 @@ def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[.
     def compile_(function: Callable[..., Any]) -> Any:
         settings: dict[str, Any] = {"_nrt": allocates, **options}
         dispatcher: Any = njit(**settings)(function)
+        dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
         is_own = Path(function.__code__.co_filename).resolve() in compiled_sources(PACKAGE)
         folder = cache_folder() if is_own else None
         if folder is not None and hasattr(dispatcher, "_cache"):  # NUMBA_DISABLE_JIT has none
@@ -56,6 +57,17 @@ def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[.
         return dispatcher
 
     return compile_
+
+
+def _without_literals(call_template: Callable[..., Any]) -> Callable[..., Any]:
+    """numba's choice of a signature for a call, for which 0 is an integer like others.
+
+    It would compile a function anew for every constant that some caller gives.
+    """
+    return lambda args, kws: call_template(
+        [types.unliteral(arg) for arg in args],
+        {name: types.unliteral(arg) for name, arg in kws.items()},
+    )
 
 
 @functools.cache

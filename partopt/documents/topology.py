@@ -253,10 +253,11 @@ class Topology(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
 
     def common_level(self, first: int, last: int) -> int:
         """The lowest k whose components hold both ranks; 0 for a rank and itself."""
-        for k in range(len(self.levels) + 1):
-            size = self.group_size(k)
+        size = 1
+        for k, outer in enumerate([*self.levels, None]):
             if first // size == last // size:
                 return k
+            size *= outer.size if outer else 1
         raise ValueError(f"ranks {first} and {last} are not both in 0..{self.devices - 1}")
 
     @property

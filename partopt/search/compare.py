@@ -36,8 +36,8 @@ def compare(
     for name in planners:
         contest.check_planner(name, job.problem)
 
-    def find(each: Job, tell: Progress) -> contest.Contest:
-        return _compete(planners, replace(each.problem, progress=tell))
+    def find(each: Job, tell: Progress, beat_s: float) -> contest.Contest:
+        return _compete(planners, replace(each.problem, progress=tell), beat_s)
 
     by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
     size, (found, own) = next(iter(by_size.items()))
@@ -50,14 +50,14 @@ def compare(
     return comparison_of(found, base), notes
 
 
-def _compete(planners: Sequence[str], problem: Problem) -> contest.Contest:
+def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Contest:
     """The plans of `planners`, by default of all that can plan for `problem`; and notes."""
     if not planners:
-        return contest.compete(contest.contestants(problem), problem)
+        return contest.compete(contest.contestants(problem), problem, beat_s=beat_s)
     found: dict[str, Plan] = {}
     notes: list[Note] = []
     for name in planners:
-        found[name], own = contest.plan_alone(name, problem)
+        found[name], own = contest.plan_alone(name, problem, beat_s)
         notes += own
     return contest.Contest(found, notes)
 

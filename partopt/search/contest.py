@@ -8,6 +8,7 @@ the plans of the other planners are improved in the simulator, and the fastest i
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import product
@@ -68,11 +69,17 @@ def check_planner(name: str, problem: Problem) -> None:
             )
 
 
-def compete(names: Iterable[str], problem: Problem, shown: Iterable[str] | None = None) -> Contest:
+def compete(
+    names: Iterable[str],
+    problem: Problem,
+    shown: Iterable[str] | None = None,
+    beat_s: float = math.inf,
+) -> Contest:
     """The simulated plans of `names`; notes say which planners refuse the problem, and why.
 
     Where only some are `shown`, others that cannot be the fastest are left out, and the shown ones
-    too where their simulation is long. Raises PartoptError where all refuse.
+    too where their simulation is long. Nothing is improved where no plan is proved to go below
+    `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
     """
     plans: dict[str, Plan] = {}
     notes: list[Note] = []
@@ -95,19 +102,21 @@ def compete(names: Iterable[str], problem: Problem, shown: Iterable[str] | None 
     if "optimal" in plans:
         everything = problem.replication == FREE and not problem.recompute_per_stage
         others = {name: plan for name, plan in plans.items() if name != "optimal"}
-        rivals = others if everything else _rivals(plans["optimal"], problem)
-        plans["optimal"] = _take_fastest(plans["optimal"], rivals, problem)
+        plans["optimal"] = _take_fastest(
+            plans["optimal"], others if everything else None, problem, beat_s
+        )
     return Contest({name: _with_certificate(plan, problem) for name, plan in plans.items()}, notes)
 
 
-def plan_alone(name: str, problem: Problem) -> tuple[Plan, list[Note]]:
+def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[Plan, list[Note]]:
     """The simulated plan of one planner, of `optimal` the fastest of its candidates; and notes.
 
-    Raises PartoptError where it refuses the problem, or its schedule cannot run its plan.
+    `beat_s` is as for `compete`. Raises PartoptError where it refuses the problem, or its schedule
+    cannot run its plan.
     """
     own, notes = _simulate(name, planners.decide(name, problem), problem)
     if name == "optimal":
-        own = _take_fastest(own, _rivals(own, problem), problem)
+        own = _take_fastest(own, None, problem, beat_s)
     return _with_certificate(own, problem), notes
 
 
@@ -172,11 +181,17 @@ def _able(features: set[str], schedule: str) -> list[str]:
     ]
 
 
-def _take_fastest(own: Plan, others: dict[str, Plan], problem: Problem) -> Plan:
+def _take_fastest(
+    own: Plan, others: dict[str, Plan] | None, problem: Problem, beat_s: float
+) -> Plan:
     """The fastest plan that fits, as the optimal planner's: it carries the certificate of `own`.
 
-    It is `own`, one of the others, or what a search in the simulator makes of them.
+    It is `own`, one of the others, by default the rivals, or what a search in the simulator makes
+    of them; `own` where its bound says that no plan goes below `beat_s`.
     """
+    if _lower_s(own, problem) >= beat_s:
+        return own
+    others = _rivals(own, problem) if others is None else others
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())

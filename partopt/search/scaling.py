@@ -50,11 +50,11 @@ def scale_plans(
     return plans
 
 
-def _best_at(job: Job, progress: Progress) -> Plan:
-    """The best plan at the one microbatch size of `job`."""
+def _best_at(job: Job, progress: Progress, beat_s: float) -> Plan:
+    """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
     problem = replace(job.problem, progress=progress)
     names = contest.contestants(problem) if job.planner is None else [job.planner]
-    found = contest.compete(names, problem).plans
+    found = contest.compete(names, problem, beat_s=beat_s).plans
     return found[contest.best_of(found)]
 
 

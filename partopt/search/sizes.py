@@ -17,13 +17,14 @@ Found = TypeVar("Found")
 def search_sizes(
     job: Job,
     progress: Progress,
-    find: Callable[[Job, Progress], Found],
+    find: Callable[[Job, Progress, float], Found],
     best: Callable[[Found], Plan],
 ) -> dict[int, Found]:
     """What `find` finds for `job` at each microbatch size, by size; that with the best plan first.
 
-    `best` is the best plan of what was found. A size that cannot be faster than the best so far is
-    left out. Raises PartoptError where every size is refused.
+    `find` is told below how many seconds per microbatch a plan is faster than the best so far, and
+    `best` is the best plan of what was found. A size that cannot be faster is left out. Raises
+    PartoptError where every size is refused.
     """
     jobs = sorted(job.at_each_size(), key=lambda each: -samples_per_s_at_most(each.problem))
     found: dict[int, Found] = {}
@@ -33,8 +34,9 @@ def search_sizes(
         size = each.problem.chain.microbatch_size
         if samples_per_s_at_most(each.problem) <= fastest:
             continue
+        tell = progress if len(jobs) == 1 else _of_size(size, progress)
         try:
-            found[size] = find(each, progress if len(jobs) == 1 else _of_size(size, progress))
+            found[size] = find(each, tell, size / fastest if fastest else math.inf)
         except PartoptError as error:
             refusals[error.message] = error
         else:

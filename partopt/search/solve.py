@@ -61,16 +61,16 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
     return replace(results[0], by_size=tuple(result.plan for result in results))
 
 
-def _solve_at(job: Job, progress: Progress) -> Result:
-    """The best plan at the one microbatch size of `job`."""
+def _solve_at(job: Job, progress: Progress, beat_s: float) -> Result:
+    """The best plan at the one microbatch size of `job`; see `partopt.search.contest.compete`."""
     problem = replace(job.problem, progress=progress)
     name, notes = job.planner_name, job.notes
     if name is None:
-        plans = contest.compete(contest.contestants(problem), problem, _SHOWN).plans
+        plans = contest.compete(contest.contestants(problem), problem, _SHOWN, beat_s).plans
         best = plans[contest.best_of(plans)]
     else:
         contest.check_planner(name, problem)
-        best, own = contest.plan_alone(name, problem)
+        best, own = contest.plan_alone(name, problem, beat_s)
         plans = _beside(name, problem)
         notes = [*notes, *own, *note_data_parallel(best, plans)]
     others = [plan for plan in plans.values() if plan is not best]

@@ -42,7 +42,7 @@ def least_nested_s(given: Problem) -> float:
     return value
 
 
-@examples(300)
+@examples(150)
 @given(
     stashed(5),
     clusters(levels=3, devices=8, sizes=3),

@@ -87,20 +87,20 @@ def check(given: Problem) -> None:
     assert exhaustive.holds(partition, given)
 
 
-@examples(300)
+@examples(150)
 @given(stashed(), clusters(levels=1), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_one_level(model, cluster, recompute, serial):
     check(problem(model, cluster, recompute=recompute, serial_transfers=serial, memory_bytes=None))
 
 
-@examples(300)
+@examples(150)
 @given(stashed(), clusters(), st.booleans(), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_several_levels(model, cluster, recompute, serial, blocking):
     options = {"serial_transfers": serial, "blocking_allreduce": blocking}
     check(problem(model, cluster, recompute=recompute, **options))
 
 
-@examples(300)
+@examples(150)
 @given(
     stashed(),
     clusters(),
@@ -130,19 +130,19 @@ def test_equals_exhaustive_search_on_eight_layers_and_devices(model, cluster, me
     check(problem(model, cluster, memory_bytes=memory_bytes))
 
 
-@examples(200)
+@examples(100)
 @given(stashed(5), clusters(devices=5), st.integers(10, 300))
 def test_equals_exhaustive_search_where_stages_choose_to_recompute(model, cluster, memory_bytes):
     check(problem(model, cluster, recompute_per_stage=True, memory_bytes=memory_bytes))
 
 
-@examples(200)
+@examples(100)
 @given(stashed(), clusters(), st.sampled_from(["uniform", "none"]), st.sampled_from([None, 100]))
 def test_equals_exhaustive_search_with_replication_bound(model, cluster, replication, memory_bytes):
     check(problem(model, cluster, replication=replication, memory_bytes=memory_bytes))
 
 
-@examples(200)
+@examples(100)
 @given(stashed(), clusters(), st.integers(1, 5), st.sampled_from([None, 150]))
 def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes):
     given = problem(

@@ -144,8 +144,10 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {
 }
 
 
-@pytest.mark.parametrize("granularity", ["auto", "leaf"])
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    "name, granularity",
+    [*((name, "auto") for name in PLAIN), ("in place", "leaf"), ("lstm", "leaf")],
+)
 def test_the_structure_is_that_of_the_real_model(name: str, granularity: str) -> None:
     build, inputs = PLAIN[name]
     options = {"granularity": granularity, "microbatch_sizes": [1, 2]}
@@ -176,8 +178,9 @@ def test_the_structure_of_the_gpt(granularity: str) -> None:
 
 @needs_transformers
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize(
+    "name, dtype", [("gpt2", "float32"), ("bert", "float32"), ("llama", "bfloat16")]
+)
 def test_the_structure_of_transformers_examples(name: str, dtype: str) -> None:
     more = {"kv_heads": 2, "ffn": 64} if name == "llama" else {}
     source = example(name, **TINY, **more)

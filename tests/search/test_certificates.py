@@ -89,7 +89,7 @@ def simulated_s(partition: Partition, problem: Problem) -> Iterator[float]:
             yield found.period_s * (problem.microbatches or 1)
 
 
-@examples(25)
+@examples(12)
 @given(problems())
 def test_nothing_that_fits_is_simulated_to_less_than_a_certificates_bound(problem):
     try:

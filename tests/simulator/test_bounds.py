@@ -119,7 +119,7 @@ def check(partition: Partition, given: Problem, warmups: list[int] | None) -> No
 
 
 @pytest.mark.parametrize("name", FLAT)
-@examples(300, suppress_health_check=FILTERED)
+@examples(120, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_contiguous_plan_is_simulated_to_less_than_its_bound(name, data):
     given = data.draw(problems([name]))
@@ -129,7 +129,7 @@ def test_no_contiguous_plan_is_simulated_to_less_than_its_bound(name, data):
 
 
 @pytest.mark.parametrize("name", [name for name in FLAT if SCHEDULES[name].uneven])
-@examples(150, suppress_health_check=FILTERED)
+@examples(60, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_nested_plan_is_simulated_to_less_than_its_bound(name, data):
     given = data.draw(problems([name]))
@@ -138,7 +138,7 @@ def test_no_nested_plan_is_simulated_to_less_than_its_bound(name, data):
 
 
 @pytest.mark.parametrize("name", FOLDED)
-@examples(150, suppress_health_check=FILTERED)
+@examples(40, suppress_health_check=FILTERED)
 @given(st.data())
 def test_no_plan_with_several_stages_on_a_device_is_simulated_to_less_than_its_bound(name, data):
     given = data.draw(problems([name]))
