@@ -49,10 +49,12 @@ def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[.
     def compile_(function: Callable[..., Any]) -> Any:
         settings: dict[str, Any] = {"_nrt": allocates, **options}
         dispatcher: Any = njit(**settings)(function)
+        if not hasattr(dispatcher, "_cache"):  # with NUMBA_DISABLE_JIT it is the function
+            return dispatcher
         dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
         is_own = Path(function.__code__.co_filename).resolve() in compiled_sources(PACKAGE)
         folder = cache_folder() if is_own else None
-        if folder is not None and hasattr(dispatcher, "_cache"):  # NUMBA_DISABLE_JIT has none
+        if folder is not None:
             dispatcher._cache = _Cache(function, folder)
         return dispatcher
 

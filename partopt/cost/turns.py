@@ -24,16 +24,25 @@ from partopt.cost.tolerances import SUM, TINY
 
 
 @compiled()
+def least_in_flight(T, r, least_s):  # type: ignore[no-untyped-def]
+    """The least k of a stage that holds a microbatch for `least_s` seconds or longer.
+
+    By Little's law k rounds are no shorter.
+    """
+    return max(1.0, np.ceil(least_s / max(r * T, TINY) * (1 - SUM)))
+
+
+@compiled()
 def held_s(T, r, F, busy, away):  # type: ignore[no-untyped-def]
     """Mean seconds for which a stage holds a microbatch, at the least.
 
     Infinite where it would be more than F at once. A replica works on one for `busy` seconds, and
-    the gradient comes `away` seconds after the forward, at the least. By Little's law k rounds are
-    no shorter; and from a microbatch's own forward to the last before its backward there are k - 1.
+    the gradient comes `away` seconds after the forward, at the least. From a microbatch's own
+    forward to the last before its backward there are k - 1 rounds.
     """
-    least = busy + away
-    k = max(1.0, np.ceil(least / max(r * T, TINY) * (1 - SUM)))
-    return max(least, (k - 1) * r * T + busy) if k <= F else np.inf
+    least_s = busy + away
+    k = least_in_flight(T, r, least_s)
+    return max(least_s, (k - 1) * r * T + busy) if k <= F else np.inf
 
 
 def holds_in_turns(partition: Partition, T: float, problem: Problem) -> bool:

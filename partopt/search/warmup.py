@@ -19,6 +19,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.search.turns import warmups_in_turns
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.prediction import (
     check_actions,
@@ -237,7 +238,9 @@ def _deepen(
     """
     best = first or trials.at(blocking_warmups(trials.replicas))
     start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
-    for depths in _depths(start, most, trials.replicas):
+    limited = any(w < stage.warmup for w, stage in zip(start, trials.plan.stages, strict=True))
+    in_turns = [tuple(warmups_in_turns(trials.plan, most))] if limited else []
+    for depths in (in_turns, *_depths(start, most, trials.replicas)):
         in_vain = 0  # depths tried since the last gain
         for depth in depths:
             if in_vain == _PATIENCE or (best is not None and best.period_s <= allowed_s):

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 VOCABULARY, LENGTH = 97, 16
 _DECODER = {
@@ -41,6 +45,9 @@ _PICTURES = {
 
 def transformers_model(kind: str, config: str, **options: Any) -> nn.Module:
     """The model class `kind` of transformers for the configuration class `config`."""
+    from vision import declare_missing_operators  # the examples' own
+
+    declare_missing_operators()  # transformers imports torchvision where it is installed
     import transformers
 
     return getattr(transformers, kind)(getattr(transformers, config)(**options))

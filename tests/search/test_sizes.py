@@ -42,8 +42,8 @@ def test_sizes_are_tried_the_most_promising_first_and_no_longer_than_they_may_wi
     monkeypatch.setattr(
         solving,
         "_solve_at",
-        lambda job, progress, solve_at=solving._solve_at: (
-            planned.append(job.microbatch_size) or solve_at(job, progress)
+        lambda job, progress, beat_s, solve_at=solving._solve_at: (
+            planned.append(job.microbatch_size) or solve_at(job, progress, beat_s)
         ),
     )
     result = solve(Job(SIZES, flat(4)))

@@ -6,13 +6,13 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
-from partopt.search.warmup import WORTHWHILE, simulate_with_best_warmup, warmups
+from partopt.search.warmup import WORTHWHILE, WarmupTrials, simulate_with_best_warmup, warmups
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
@@ -100,6 +100,34 @@ def test_a_deeper_warmup_that_does_not_fit_is_not_taken(schedule):
     between = simulate_with_best_warmup(limited(plan, free.peak_memory_bytes - 1))
     assert least.peak_memory_bytes <= between.peak_memory_bytes < free.peak_memory_bytes
     assert free.predicted.period_s < between.predicted.period_s <= least.predicted.period_s
+
+
+def test_a_stage_with_room_leaves_it_where_those_in_front_would_wait():
+    """Four stages of 3 s with room for two microbatches. A third stage that takes in two holds each
+    for 9 s, and those in front hold theirs for longer: 9 s a microbatch. With one it is 6 s.
+    """
+    plan = limited(plan_of([1] * 4), 28)
+    full = [1, 1, 1, 0]
+    assert WarmupTrials(plan).most == [1] * 4
+    assert period_at(plan, full) == pytest.approx(9.0)
+    best = simulate_with_best_warmup(plan)
+    assert (depths_of(best), best.predicted.period_s) == ([1, 1, 0, 0], pytest.approx(6.0))
+
+
+@examples(40, derandomize=True)
+@given(st.data())
+def test_within_a_limit_no_warmup_there_is_is_better(data):
+    """Stages with room for one to three microbatches each."""
+    S = data.draw(st.integers(2, 4))
+    seconds = st.lists(st.integers(1, 4).map(float), min_size=S, max_size=S)
+    plan = plan_of([1] * S, data.draw(seconds), data.draw(seconds))
+    plan = limited(plan, data.draw(st.integers(14, 40)))
+    most = WarmupTrials(plan).most
+    assume(most is not None)
+    least = min(
+        period_at(plan, depth) for depth in itertools.product(*(range(min(m, 4) + 1) for m in most))
+    )
+    assert simulate_with_best_warmup(plan).predicted.period_s == pytest.approx(least)
 
 
 def test_what_does_not_fit_is_not_made_larger():

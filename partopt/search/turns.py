@@ -1,0 +1,64 @@
+"""Warm-ups with which no stage holds a microbatch for longer than those behind it make it.
+
+Where memory is limited, a stage that takes in all that it has room for makes those in front hold
+theirs for longer, who then have no room for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from partopt.cost.links import transfer_s
+from partopt.cost.turns import held_s, least_in_flight
+from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
+from partopt.documents.topology import Topology
+
+# T   seconds per microbatch, the period
+# w_s warm-up of stage s: all that it has in flight but one
+
+_HALVINGS = 20  # of the interval in which the period lies
+
+
+def warmups_in_turns(plan: Plan, most: Sequence[int]) -> list[int]:
+    """w_s with which each stage holds its microbatches for no longer than those behind it need.
+
+    They are those of the shortest period at which no stage needs more than `most`, by what stages
+    hold in turns (`partopt.cost.turns`).
+    """
+    stages = plan.stages
+    most_s = sum(stage.compute_s for stage in stages) + sum(_waits_s(plan))
+    short, enough = 0.0, most_s  # where each stage does with one microbatch
+    for _ in range(_HALVINGS):
+        T = (short + enough) / 2
+        short, enough = (T, enough) if _at(T, plan, most) is None else (short, T)
+    return _at(enough, plan, most) or [0] * len(stages)
+
+
+def _at(T: float, plan: Plan, most: Sequence[int]) -> list[int] | None:
+    """The warm-ups at a period of T seconds; None where a stage needs more than `most`."""
+    found, away_s = [], 0.0
+    for stage, own, wait_s in zip(
+        reversed(plan.stages), reversed(most), reversed(_waits_s(plan)), strict=True
+    ):
+        r, busy_s = stage.replicas, stage.compute_s
+        found.append(int(least_in_flight(T, r, busy_s + away_s)) - 1)
+        if found[-1] > own:
+            return None
+        away_s = held_s(T, r, own + 1, busy_s, away_s) + wait_s
+    return found[::-1]
+
+
+def _waits_s(plan: Plan) -> list[float]:
+    """Seconds for a microbatch and its gradient to cross the cut before each stage."""
+    topology = plan.topology
+    return [0.0] + [
+        2 * transfer_s(stage.input_bytes, _level(before, stage, topology), topology)
+        for before, stage in pairwise(plan.stages)
+    ]
+
+
+def _level(before: Stage, stage: Stage, topology: Topology) -> int:
+    """The level at which the nearest ranks of two stages part."""
+    return topology.common_level(before.ranks[-1], stage.ranks[0])
