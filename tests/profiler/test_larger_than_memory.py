@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from tests.profiler.helpers import (
     shared,
     structure,
 )
+from tests.profiler.zoo_vision import torchvision_model
 
 TINY = {"layers": 6, "width": 32, "heads": 4, "context": 16, "vocabulary": 64}
 Inputs = Callable[[int], Any]
@@ -215,9 +217,7 @@ def test_the_structure_of_an_encoder_and_decoder() -> None:
 @needs_torchvision
 def test_the_structure_of_a_resnet() -> None:
     source = example("resnet50", size=32, classes=10)
-    from torchvision.models import resnet18
-
-    build = lambda: resnet18(num_classes=10)  # noqa: E731
+    build = partial(torchvision_model, "resnet18")
     real = structure(build(), source.example_inputs, source.loss_fn, microbatch_sizes=[2])
     profile = shared(build(), source.example_inputs, source.loss_fn, microbatch_sizes=[2])
     assert shape(profile) == shape(real)

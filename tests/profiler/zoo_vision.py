@@ -57,9 +57,10 @@ def swin() -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    from torchvision.models.convnext import CNBlockConfig
+    from vision import torchvision_models
 
-    blocks = [CNBlockConfig(16, 32, 2), CNBlockConfig(32, 48, 2), CNBlockConfig(48, None, 2)]
+    block = torchvision_models(32).convnext.CNBlockConfig
+    blocks = [block(16, 32, 2), block(32, 48, 2), block(48, None, 2)]
     return torchvision_model_of("ConvNeXt", block_setting=blocks, stochastic_depth_prob=0.0)
 
 
