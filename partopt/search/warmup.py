@@ -240,7 +240,7 @@ def _deepen(
     start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
     limited = any(w < stage.warmup for w, stage in zip(start, trials.plan.stages, strict=True))
     in_turns = [tuple(warmups_in_turns(trials.plan, most))] if limited else []
-    for depths in (in_turns, *_depths(start, most, trials.replicas)):
+    for depths in (*_depths(start, most, trials.replicas), in_turns):
         in_vain = 0  # depths tried since the last gain
         for depth in depths:
             if in_vain == _PATIENCE or (best is not None and best.period_s <= allowed_s):
