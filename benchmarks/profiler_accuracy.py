@@ -6,8 +6,8 @@ A profile measures layers inside whole steps. Here a range of layers, as a stage
 hold it, runs by itself: its modules in a row on inputs recorded once, without hooks, timed as a
 whole. The two agree where the times of layers add up to those of stages. Profiling and running
 alone take turns, and a range's error is the median of the turns. What runs between two modules of a
-range is not executed. On a CPU both are in processor time, so that what else the machine does
-counts less; `partopt profile` takes wall time.
+range is not executed. Both are in the time of the profiler's own clock, on a CPU processor time, so
+that what else the machine does counts less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import machine
 from benchmarks.gate import spread
-from benchmarks.processor_clock import ProcessorClock
 from partopt.documents.profile import Model, Profile
 from partopt.profiler import find_model
 from partopt.profiler.clock import Clock
@@ -82,15 +81,16 @@ def main() -> None:
     print(_ROW.format(*heading, "COVERAGE", "OVERHEAD"))
     for case in ON_CPU if arguments.device == "cpu" else ON_CUDA:
         if not arguments.only or case.name in arguments.only:
-            print(_row(case, settings, arguments.rounds), flush=True)
+            print(row(case, settings, arguments.rounds), flush=True)
     print(_LEGEND)
 
 
-def _row(case: Case, settings: Settings, rounds: int) -> str:
+def row(case: Case, settings: Settings, rounds: int) -> str:
+    """The line of a model, which is profiled and executed in ranges `rounds` times."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.settings)
     torch.manual_seed(0)
     settings = replace(settings, microbatch_sizes=(case.microbatch,))
-    clock = ProcessorClock() if settings.device.type == "cpu" else clock_of(settings.device)
+    clock = clock_of(settings.device)
 
     def inputs_of(size: int) -> Any:
         return _without_labels(found.example_inputs(size))
