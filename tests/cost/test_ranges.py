@@ -24,6 +24,15 @@ def shared(draw):
     ]
 
 
+@st.composite
+def sums_and_values(draw):
+    """The sums of some layers, and values of the same layers."""
+    numbers, groups = draw(shared())
+    N = len(numbers)
+    values = draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
+    return RangeSum(numbers, groups), values
+
+
 @given(shared())
 def test_every_range_equals_the_definition_and_the_table(case):
     values, groups = case
@@ -38,13 +47,11 @@ def test_every_range_equals_the_definition_and_the_table(case):
     assert np.all(np.tril(table, -1) == 0)
 
 
-@given(shared(), st.data())
-def test_the_largest_of_every_range_is_that_of_its_layers(case, data):
+@given(sums_and_values())
+def test_the_largest_of_every_range_is_that_of_its_layers(case):
     """Each value counts less what the layers behind it add to the sum: alone it counts whole."""
-    numbers, groups = case
-    N = len(numbers)
-    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
-    sums = RangeSum(numbers, groups)
+    sums, values = case
+    N = len(values)
     most, alone = RangeMax(values, sums), RangeMax(values)
     tables, maxima = (most.table(), alone.table()), (most.maxima(), alone.maxima())
     for table in tables:
@@ -59,25 +66,21 @@ def test_the_largest_of_every_range_is_that_of_its_layers(case, data):
             assert most.alone()(i, j) == whole
 
 
-@given(shared(), st.data())
-def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case, data):
+@given(sums_and_values())
+def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case):
     """At either end; what is beside the sum alone may fall."""
-    numbers, groups = case
-    N = len(numbers)
-    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
-    sums = RangeSum(numbers, groups)
+    sums, values = case
+    N = len(values)
     peaks = sums.table() + RangeMax(values, sums).table()
     within = np.triu(np.ones((N + 1, N + 1), dtype=bool))
     assert (np.diff(peaks, axis=1)[within[:, :-1]] >= 0).all()
     assert (np.diff(peaks, axis=0)[within[1:]] <= 0).all()
 
 
-@given(shared(), st.data())
+@given(sums_and_values(), st.data())
 def test_between_boundaries_the_largest_is_that_of_the_layers_between(case, data):
-    numbers, groups = case
-    N = len(numbers)
-    values = data.draw(st.lists(st.integers(0, 30), min_size=N, max_size=N))
-    most = RangeMax(values, RangeSum(numbers, groups))
+    sums, values = case
+    N, most = len(values), RangeMax(values, sums)
     inner = st.sets(st.integers(1, N - 1)) if N > 1 else st.just(set())
     bounds = [0, *sorted(data.draw(inner)), N]
     for fine, coarse in ((most, most.over(bounds)), (most.alone(), most.over(bounds).alone())):

@@ -23,6 +23,13 @@ from tests.planners.test_optimal import clusters, stashed
 
 SCHEDULES = ["1f1b", "1f1b-eager", "gpipe", "zb-h1"]
 NEAR = 1e-9
+SMALL = (  # what every problem here has: a model, a cluster, a schedule, M and a limit of memory
+    stashed(3),
+    clusters(levels=2, devices=4, sizes=4),
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 4),
+    st.sampled_from([None, 100, 300]),
+)
 
 
 def partitions(given: Problem) -> Iterator[Partition]:
@@ -58,11 +65,7 @@ def uncontended(on: Topology) -> Topology:
 
 @examples(10)
 @given(
-    stashed(3),
-    clusters(levels=2, devices=4, sizes=4),
-    st.sampled_from(SCHEDULES),
-    st.integers(1, 4),
-    st.sampled_from([None, 100, 300]),
+    *SMALL,
     st.sampled_from(["never", "always", "auto"]),
     st.sampled_from(["free", "uniform", "none"]),
     st.booleans(),
@@ -87,11 +90,7 @@ def test_no_plan_is_simulated_to_less_than_what_is_refuted(
 
 @examples(40)
 @given(
-    stashed(3),
-    clusters(levels=2, devices=4, sizes=4),
-    st.sampled_from(SCHEDULES),
-    st.integers(1, 4),
-    st.sampled_from([None, 100, 300]),
+    *SMALL,
     st.booleans(),
 )
 def test_without_contention_all_is_refuted_that_is_below_the_best_plan(
