@@ -64,7 +64,7 @@ def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[.
 def _without_literals(call_template: Callable[..., Any]) -> Callable[..., Any]:
     """numba's choice of a signature for a call, for which 0 is an integer like others.
 
-    It would compile a function anew for every constant that some caller gives.
+    It would compile a function once for each constant that a call passes.
     """
     return lambda args, kws: call_template(
         [types.unliteral(arg) for arg in args],

@@ -250,6 +250,14 @@ class Partition:
     family: str
     stages: Sequence[Assignment]
 
+    def on_layers(self, bounds: Sequence[int]) -> Partition:
+        """The partition of a coarse chain, whose ranges lie between `bounds`, on the layers."""
+        stages = [
+            replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
+            for stage in self.stages
+        ]
+        return replace(self, stages=stages)
+
 
 @dataclass(frozen=True)
 class Decision:

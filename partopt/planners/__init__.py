@@ -126,12 +126,7 @@ def decide(name: str, problem: Problem) -> Decision:
     decision: Decision = importlib.import_module(planner.module).plan(coarse)
     partition = decision.partition
     if coarse is not problem:
-        bounds = problem.boundaries()
-        stages = [
-            replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
-            for stage in partition.stages
-        ]
-        partition = replace(partition, stages=stages)
+        partition = partition.on_layers(problem.boundaries())
     partition = place(partition, problem, name)
     if partition.family == NESTED and are_consecutive([s.ranks for s in partition.stages]):
         partition = replace(partition, family=CONTIGUOUS)

@@ -67,13 +67,13 @@ def coarse_starts(problem: Problem) -> Iterator[Partition]:
     for probe, stages in _probes(coarse):
         found = _least(probe, stages) if stages is None or stages <= len(starts) else None
         if found is not None:
-            yield _on_layers(found, [*starts, bounds[-1]])
+            yield frozen(found.on_layers([*starts, bounds[-1]]))
 
 
 def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
     """Probes, and the stages to ask each of them for."""
     shapes = shapes_of(problem.topology)
-    whole = ContiguousProbe(problem, aligned(shapes))
+    whole = ContiguousProbe(problem, keep_whole_groups(shapes))
     yield from (
         (whole, stages) for stages in (STAGES if problem.stages is None else (problem.stages,))
     )
@@ -82,7 +82,7 @@ def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
         yield ContiguousProbe(dataclasses.replace(problem, caution=caution), shapes), problem.stages
 
 
-def aligned(shapes: Shapes) -> Shapes:
+def keep_whole_groups(shapes: Shapes) -> Shapes:
     """The tables in which runs that cut through groups cannot exchange gradients.
 
     The others are whole groups of a level, in their own group of the next a number that divides it.
@@ -116,16 +116,3 @@ def _least(probe: ContiguousProbe, stages: int | None) -> Partition | None:
         )
         best = found or best
     return best
-
-
-def _on_layers(partition: Partition, bounds: list[int]) -> Partition:
-    """The partition of a coarse chain, whose stages lie between `bounds`, on the layers."""
-    return frozen(
-        dataclasses.replace(
-            partition,
-            stages=[
-                dataclasses.replace(stage, start=bounds[stage.start], stop=bounds[stage.stop])
-                for stage in partition.stages
-            ],
-        )
-    )

@@ -27,21 +27,23 @@ def warmups_in_turns(plan: Plan, most: Sequence[int]) -> list[int]:
     They are those of the shortest period at which no stage needs more than `most`, by what stages
     hold in turns (`partopt.cost.turns`).
     """
-    stages = plan.stages
-    most_s = sum(stage.compute_s for stage in stages) + sum(_waits_s(plan))
-    short, enough = 0.0, most_s  # where each stage does with one microbatch
+    stages, waits_s = plan.stages, _waits_s(plan)
+    # where each stage does with one microbatch
+    short, enough = 0.0, sum(stage.compute_s for stage in stages) + sum(waits_s)
+    behind_first = list(zip(stages, most, waits_s, strict=True))[::-1]
     for _ in range(_HALVINGS):
         T = (short + enough) / 2
-        short, enough = (T, enough) if _at(T, plan, most) is None else (short, T)
-    return _at(enough, plan, most) or [0] * len(stages)
+        short, enough = (T, enough) if _at(T, behind_first) is None else (short, T)
+    return _at(enough, behind_first) or [0] * len(stages)
 
 
-def _at(T: float, plan: Plan, most: Sequence[int]) -> list[int] | None:
-    """The warm-ups at a period of T seconds; None where a stage needs more than `most`."""
+def _at(T: float, behind_first: Sequence[tuple[Stage, int, float]]) -> list[int] | None:
+    """The warm-ups at a period of T seconds; None where a stage needs more than its most.
+
+    The last stage comes first, each with the most that it holds and the wait before it.
+    """
     found, away_s = [], 0.0
-    for stage, own, wait_s in zip(
-        reversed(plan.stages), reversed(most), reversed(_waits_s(plan)), strict=True
-    ):
+    for stage, own, wait_s in behind_first:
         r, busy_s = stage.replicas, stage.compute_s
         found.append(int(least_in_flight(T, r, busy_s + away_s)) - 1)
         if found[-1] > own:

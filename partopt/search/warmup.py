@@ -238,12 +238,12 @@ def _deepen(
     """
     best = first or trials.at(blocking_warmups(trials.replicas))
     start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
-    limited = any(w < stage.warmup for w, stage in zip(start, trials.plan.stages, strict=True))
-    in_turns = [tuple(warmups_in_turns(trials.plan, most))] if limited else []
-    for depths in (*_depths(start, most, trials.replicas), in_turns):
+    for depths in _depths(start, most, trials.plan):
         in_vain = 0  # depths tried since the last gain
         for depth in depths:
-            if in_vain == _PATIENCE or (best is not None and best.period_s <= allowed_s):
+            if best is not None and best.period_s <= allowed_s:
+                return best
+            if in_vain == _PATIENCE:
                 break
             found = trials.at(depth)
             in_vain += 1
@@ -257,9 +257,13 @@ def _deepen(
 
 
 def _depths(
-    start: Sequence[int], most: Sequence[int], replicas: Sequence[int]
+    start: Sequence[int], most: Sequence[int], plan: Plan
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Warm-ups that are deeper than `start` in some stage, and those that are nowhere."""
+    """Warm-ups that are deeper than `start` in some stage, and those that are nowhere.
+
+    Where memory makes `start` shallower than the plan's own, at last what stages hold in turns.
+    """
+    replicas = [stage.replicas for stage in plan.stages]
     every = {
         tuple(map(min, warmups(replicas, factor, more), most)): None for factor, more in DEPTHS
     }
@@ -270,6 +274,8 @@ def _depths(
             for depth in every
             if any(new > old for new, old in zip(depth, start, strict=True)) == deeper
         ]
+    if any(w < stage.warmup for w, stage in zip(start, plan.stages, strict=True)):
+        yield [tuple(warmups_in_turns(plan, most))]
 
 
 def _leaner(trials: WarmupTrials, first: Trial | None, best: Trial) -> Trial:

@@ -14,7 +14,7 @@ from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem, pro
 from partopt.documents.topology import Topology
 from partopt.search import contest, starts
 from partopt.search.evaluate import Value
-from partopt.search.starts import CELLS, aligned, coarse_starts, simulated_starts
+from partopt.search.starts import CELLS, coarse_starts, keep_whole_groups, simulated_starts
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
 
@@ -54,7 +54,7 @@ def fills_groups(ranks: range, topology: Topology) -> bool:
 @pytest.mark.parametrize("topology", [flat(6), two_level(4, 3), two_level(6, 2)], ids=str)
 def test_runs_that_exchange_gradients_are_whole_groups_or_an_even_share_of_one(topology):
     shapes = shapes_of(topology)
-    latency, group = aligned(shapes).latency, int(shapes.group[-2])
+    latency, group = keep_whole_groups(shapes).latency, int(shapes.group[-2])
     for first in range(topology.devices):
         for r in range(1, topology.devices - first + 1):
             fills = fills_groups(range(first, first + r), topology)

@@ -110,10 +110,7 @@ def coarse_incumbent(problem: Problem, long: int, grain: int) -> tuple[Partition
     found, _, _ = _search(list(families(coarse)), math.inf)
     if found is None:
         return None, math.inf
-    stages = [
-        replace(stage, start=bounds[stage.start], stop=bounds[stage.stop]) for stage in found.stages
-    ]
-    partition = replace(found, stages=stages)
+    partition = found.on_layers(bounds)
     return partition, objective_s(partition, problem)
 
 
