@@ -45,10 +45,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--dtype",
-    default="float32",
-    show_default=True,
     type=click.Choice(["float32", "bfloat16", "float16"]),
-    help="Number format of the weights.",
+    help="Number format of the weights [default: float32; with --estimate bfloat16, where the "
+    "device computes in it and there is no --autocast].",
 )
 @click.option(
     "--autocast",
@@ -233,7 +232,11 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in names}
+    """The options but these, and --dtype where it is not given."""
+    kept = {name: value for name, value in options.items() if name not in names}
+    if kept["dtype"] is None:
+        del kept["dtype"]
+    return kept
 
 
 _MEASURING = ("device", "compile", "steps", "resume", "larger_than_memory")

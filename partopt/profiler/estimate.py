@@ -28,6 +28,8 @@ from partopt.profiler.settings import (
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.subject import Subject
 
+_USUAL = "bfloat16"  # in which models are trained on what computes in it
+
 
 def estimate(
     model: nn.Module,
@@ -36,7 +38,7 @@ def estimate(
     *,
     microbatch_sizes: Iterable[int] = (1, 2, 4, 8),
     loss_fn: Loss | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     granularity: str = "auto",
     units: Sequence[str] = (),
     autocast: str | None = None,
@@ -47,9 +49,11 @@ def estimate(
     """What every layer of `model` would take on `device`, a device file or a shipped name.
 
     Nothing is measured: one step at each microbatch size runs on fake tensors, and each operation
-    takes what a roofline says. `calibrate` is the seconds of a step, forward and backward, measured
-    at the first size: all times are scaled to it. The model is left where it is. All else, and the
-    errors, are as in `partopt.profiler.measure`; what needs the values of tensors is refused too.
+    takes what a roofline says. `dtype` is by default bfloat16, float32 under `autocast` or where
+    the device does not compute in bfloat16. `calibrate` is the seconds of a step, forward and
+    backward, measured at the first size: all times are scaled to it. The model is left where it is.
+    All else, and the errors, are as in `partopt.profiler.measure`; what needs the values of tensors
+    is refused too.
     """
     settings, clock = _settings(
         device, microbatch_sizes, dtype, granularity, units, progress, autocast
@@ -67,7 +71,7 @@ def estimate_source(
     *,
     arguments: Mapping[str, Any] | None = None,
     microbatch_sizes: Iterable[int] = (1, 2, 4, 8),
-    dtype: str = "float32",
+    dtype: str | None = None,
     granularity: str = "auto",
     units: Sequence[str] = (),
     autocast: str | None = None,
@@ -98,17 +102,20 @@ def estimate_source(
 def _settings(
     device: str | os.PathLike[str],
     microbatch_sizes: Iterable[int],
-    dtype: str,
+    dtype: str | None,
     granularity: str,
     units: Sequence[str],
     progress: Progress | None,
     autocast: str | None,
 ) -> tuple[Settings, RooflineClock]:
     """The settings of tracing on the CPU, and the clock of the device."""
+    roofline = Roofline.load(device)
+    if dtype is None:
+        half = autocast is None and _USUAL in roofline.peaks_flops
+        dtype = _USUAL if half else "float32"
     settings = check_settings(
         microbatch_sizes, "cpu", dtype, granularity, units, 1, progress, autocast
     )
-    roofline = Roofline.load(device)
     roofline.check_dtype(settings.dtype_name)
     if settings.autocast_name is not None:
         roofline.check_dtype(settings.autocast_name, "autocast")

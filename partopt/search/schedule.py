@@ -41,7 +41,7 @@ LIMIT = 12_000_000  # simulated in all
 REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
 FEW = 16  # devices up to which it plans them all
 ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
-_RECOUNT = 16  # simulations after which what is left to do is counted again
+_RECOUNT = 100  # reports after which what is left to do is counted again
 _ROUNDING = 1e-9
 _ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 
@@ -120,6 +120,7 @@ class _Search:
         # by schedule, the first that cannot fit as far as the formulas tell
         self.fallback: dict[str, Candidate] = {}
         self.left = 0  # candidates that may yet be simulated
+        self.told = 0  # reports of progress
 
     def best(self) -> list[Plan]:
         """The best plans of each schedule in their order."""
@@ -191,12 +192,12 @@ class _Search:
     def _tell(self, progress: Progress) -> None:
         """Report how many were simulated, of these and those that may yet be."""
         done = len(self.simulated)
-        if done % _RECOUNT == 0:
+        if self.told % _RECOUNT == 0:
             self.left = sum(
                 not self._is_hopeless(each.problem.schedule, known_s)
                 for known_s, _, each, _ in self.queue
             )
-        self.left = max(0, self.left - 1)
+        self.told, self.left = self.told + 1, max(0, self.left - 1)
         progress("simulating schedules", done, done + 1 + self.left)
 
 

@@ -259,6 +259,7 @@ def test_everything_but_time_is_as_measured() -> None:
         "h100",
         loss_fn=source.loss_fn,
         microbatch_sizes=[1],
+        dtype="float32",
     )
     assert made.layers == real.layers
     for mine, its in zip(made.measurements, real.measurements, strict=True):
@@ -443,6 +444,22 @@ def test_options_are_checked(options: dict[str, Any], code: str) -> None:
     with pytest.raises(PartoptError) as failed:
         estimate(linear(), lambda size: torch.randn(size, 4), "v100", **options)
     assert failed.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "dtype"),
+    [
+        ("h100", {}, "bfloat16"),
+        ("h100", {"dtype": "float32"}, "float32"),
+        ("h100", {"autocast": "bfloat16"}, "float32"),
+        ("v100", {}, "float32"),
+    ],
+)
+def test_the_usual_number_format(device: str, options: dict[str, Any], dtype: str) -> None:
+    made = estimate(
+        linear(), lambda size: torch.randn(size, 4), device, microbatch_sizes=[1], **options
+    )
+    assert made.dtype == dtype
 
 
 def test_a_format_that_the_device_lacks_inside_the_model() -> None:
