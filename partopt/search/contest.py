@@ -200,6 +200,7 @@ def _take_fastest(
     more = simulated_starts(problem, value_of(plans[best_of(plans)])) if far else []
     if not far or size(problem) <= HUGE:
         plans |= _uniform(own, problem) | _cautious(own, problem)
+    plans |= _alike(plans, problem)
     improved = _improve(plans, more, problem)
     if improved is not None:
         plans["improved"] = improved
@@ -229,6 +230,22 @@ def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
         equal = dataclasses.replace(problem, replication="uniform")
         return _simulate_if_faster("uniform", "optimal", equal, problem, own)
     return {}
+
+
+def _alike(plans: dict[str, Plan], problem: Problem) -> dict[str, Plan]:
+    """Where stages choose to recompute, the plans of `optimal` in which all do or none does.
+
+    Those that cannot be faster than the best of `plans` are not improved.
+    """
+    found: dict[str, Plan] = {}
+    for recompute in (False, True) if problem.recompute_per_stage else ():
+        best = plans[best_of(plans)]
+        beat_s = best.predicted.period_s if best.fits else math.inf
+        stated = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
+        with suppress(PartoptError):
+            plan, _ = plan_alone("optimal", stated, beat_s)
+            found[f"recompute {recompute}"] = replace(plan, request=best.request)
+    return found
 
 
 def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:

@@ -14,21 +14,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from partopt.cost.price import price
-from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
 from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.schedules import order, schedule
 from partopt.search import contest
 from partopt.search.candidates import Candidate, candidates
-from partopt.search.climb import climb, problem_of_plan
+from partopt.search.climb import climb
 from partopt.search.sizes import order_of, samples_per_s_at_most
+from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
@@ -38,7 +39,7 @@ from partopt.simulator.restate import layout_of
 # best of all may be found
 BUDGET = 1_000_000
 LIMIT = 12_000_000  # simulated in all
-REPLANNED = 2  # of many schedules and sizes those that the optimal planner is to plan
+REPLANNED = 1  # of many schedules and sizes those that the optimal planner is to plan
 FEW = 16  # devices up to which it plans them all
 ROOMY = 100  # grids that are simulated where nothing fits, those that need least memory
 _RECOUNT = 100  # reports after which what is left to do is counted again
@@ -208,7 +209,7 @@ def replan(
 
     Where it is faster. It has any replicas that the schedule can have, and with
     `recompute_per_stage` chooses the stages that recompute. On few devices it plans under every
-    schedule at every microbatch size; on many for the first few of `plans`.
+    schedule at every microbatch size; on many for the first few of `plans`, at theirs.
     """
     found = {plan.schedule: plan for plan in plans}
     stated = list(_to_replan(plans, problems, recompute_per_stage))
@@ -218,23 +219,48 @@ def replan(
         if best.fits and samples_per_s_at_most(problem) <= best.predicted.samples_per_s:
             continue
         with suppress(PartoptError):
-            own, _ = contest.plan_with("optimal", replace(problem, progress=ignore_progress))
-            if len(own.stages) > 1 or schedule(own.schedule).data_parallel:
-                found[own.schedule] = min(found[own.schedule], own, key=order_of)
+            beat_s = best.predicted.period_s * problem.chain.microbatch_size / best.microbatch_size
+            quiet = replace(problem, progress=ignore_progress)
+            own, _ = contest.plan_alone("optimal", quiet, beat_s if best.fits else math.inf)
+            for each in [own, *_at_any_warmup(own, problem, found)]:
+                if len(each.stages) > 1 or schedule(each.schedule).data_parallel:
+                    found[each.schedule] = min(found[each.schedule], each, key=order_of)
     return sorted(found.values(), key=order_of)
+
+
+def _at_any_warmup(own: Plan, problem: Problem, names: Iterable[str]) -> Iterator[Plan]:
+    """The plan under the others of these schedules that are the same but for their warm-ups."""
+    if own.certificate is None or not schedule(own.schedule).takes_warmup:
+        return
+    for name in names:
+        if name != own.schedule and schedule(name).takes_warmup:
+            stated = replace(problem, schedule=name)
+            partition = partition_of(own, problem.recompute_per_stage)
+            other = simulate_with_best_warmup(price(partition, stated, own.planner))
+            # the bound holds for any warm-up
+            yield contest.certify_simulated(other, own.certificate.lower_bound_s, stated)
 
 
 def _to_replan(
     plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
 ) -> Iterator[Problem]:
-    """The problems that the optimal planner is to plan."""
-    straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
+    """The problems that the optimal planner is to plan.
+
+    Of schedules that are the same but for their warm-ups, which are chosen, the first stands for
+    all.
+    """
+    names = [plan.schedule for plan in plans if schedule(plan.schedule).kernel is not None]
+    alike = [name for name in names if schedule(name).takes_warmup]
+    straight = [plan for plan in plans if plan.schedule in names and plan.schedule not in alike[1:]]
     few = problems[0].topology.devices <= FEW
     for plan in straight if few else straight[:REPLANNED]:
-        for problem in problems if few else [problem_of_plan(plan, problems)]:
+        for problem in problems:
+            if not few and problem.chain.microbatch_size != plan.microbatch_size:
+                continue
             own = replace(problem, schedule=plan.schedule)
-            yield own
-            if recompute_per_stage and not own.recompute and own.memory_bytes is not None:
+            if not recompute_per_stage or own.memory_bytes is None:
+                yield own
+            elif not own.recompute:  # plans that recompute everywhere are among these
                 yield replace(own, recompute_per_stage=True)
 
 

@@ -4,6 +4,7 @@ is known.
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -108,6 +109,24 @@ def test_nothing_there_is_is_better_by_more_than_one_percent(problem):
         return
     assert plan.fits
     assert plan.predicted.period_s <= best_period_s(problem) * 1.01
+
+
+@examples(60)
+@given(problems(layers=6))
+def test_stages_that_choose_to_recompute_are_no_slower_than_stages_that_are_told(problem):
+    limited = replace(problem, memory_bytes=problem.memory_bytes or 4 * 10**6, effort="quick")
+
+    def best(**options: bool) -> Plan | None:
+        with suppress(PartoptError):
+            return contest.plan_alone("optimal", replace(limited, **options))[0]
+        return None
+
+    free = best(recompute_per_stage=True)
+    for told in (best(recompute=False), best(recompute=True)):
+        if told is not None and told.fits:
+            assert free is not None
+            assert free.fits
+            assert free.predicted.period_s <= told.predicted.period_s * (1 + 1e-9)
 
 
 @examples(60, derandomize=True)
