@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "job": PLANNING | {"options"},
     "planners": PLANNING | {"registry"},
     "importers": DOCUMENTS | {"registry"},
-    "profiler": DOCUMENTS,
+    "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator"},
     "report": PLANNING | {"simulator"},

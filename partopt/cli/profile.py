@@ -109,6 +109,18 @@ if TYPE_CHECKING:
     help="With --estimate: what a step takes, forward and backward, at the first size; all times "
     "are scaled to it.",
 )
+@click.option(
+    "--group",
+    metavar="N",
+    type=int,
+    help="With --estimate: N ranks run the model together, as its build or its class cuts it; a "
+    "stage of a plan is on such groups.",
+)
+@click.option(
+    "--topology",
+    metavar="FILE|NAME",
+    help="With --group: the cluster over whose innermost links the ranks exchange.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
     model: str,
@@ -160,10 +172,8 @@ def command(
         from partopt.report.profile import render_sizes
 
         click.echo(render_sizes(measured))
-        click.echo(
-            f"\nWrote {output}\nnext:    partopt plan {shlex.quote(output)} --topology dgx-a100",
-            err=True,
-        )
+        following = [output, "--topology", options["topology"] or "dgx-a100"]
+        click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.join(following)}", err=True)
 
 
 def _writes() -> bool:
@@ -227,7 +237,7 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
     from partopt import estimate_source, measure_source
 
     if options["estimate"] is None:
-        return measure_source(model, **_without(options, "estimate", "calibrate"))
+        return measure_source(model, **_without(options, "estimate", *_ESTIMATING))
     return estimate_source(model, options["estimate"], **_without(options, "estimate", *_MEASURING))
 
 
@@ -239,18 +249,21 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return kept
 
 
+_ESTIMATING = ("calibrate", "group", "topology")
 _MEASURING = ("device", "compile", "steps", "resume", "larger_than_memory")
 
 
 def _check_estimate(options: dict[str, Any]) -> None:
-    """Refuse options that say how to measure beside --estimate, and --calibrate without it."""
+    """Refuse options that say how to measure beside --estimate, and its own without it."""
     if options["estimate"] is None:
-        if options["calibrate"] is not None:
-            raise PartoptError(
-                "--calibrate: goes with --estimate",
-                "a measured profile has the times of the device itself",
-                code="unused-option",
-            )
+        for name in _ESTIMATING:
+            if options[name] is not None:
+                raise PartoptError(
+                    f"--{name}: goes with --estimate",
+                    "a measured profile has the times of the device itself, and torchrun starts "
+                    "the ranks of a group",
+                    code="unused-option",
+                )
         return
     context = click.get_current_context()
     for name in _MEASURING:

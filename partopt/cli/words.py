@@ -18,7 +18,8 @@ _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "memory stages chunks tied cut_at cuts replicas comm allreduce cost servers warmup bandwidth "
     "latency links device devices dtype granularity steps autocast compile "
-    "resume larger_than_memory name force scaling weak estimate calibrate"
+    "resume larger_than_memory name force scaling weak estimate calibrate "
+    "group topology"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {

@@ -15,6 +15,13 @@ from partopt.profiler.building import build_within
 from partopt.profiler.estimating.calibration import calibrate as scale_to
 from partopt.profiler.estimating.calibration import check_seconds
 from partopt.profiler.estimating.clock import RooflineClock
+from partopt.profiler.estimating.collectives import Interconnect
+from partopt.profiler.estimating.pretended_group import (
+    TOPOLOGY,
+    check_interconnect,
+    make_parallel,
+    open_pretended_group,
+)
 from partopt.profiler.free_memory import ENDLESS
 from partopt.profiler.load import find_model
 from partopt.profiler.session import measure_subject
@@ -78,23 +85,31 @@ def estimate_source(
     name: str | None = None,
     progress: Progress | None = None,
     calibrate: float | None = None,
+    group: int | None = None,
+    topology: TOPOLOGY | None = None,
 ) -> Profile:
     """What the model that `source` names would take on `device`; it is built without weights.
 
-    `source`, `arguments` and `name` are as in `partopt.profiler.measure_source`, all else is as in
-    `estimate`.
+    `source`, `arguments` and `name` are as in `partopt.profiler.measure_source`. A `group` of so
+    many ranks runs it together, over the innermost links of a `topology`, a file or a shipped name:
+    its build makes it parallel over the process group that is there, or it is a model of
+    transformers, which is cut as its class says. All else is as in `estimate`.
     """
+    links = check_interconnect(group, topology)
     settings, clock = _settings(
-        device, microbatch_sizes, dtype, granularity, units, progress, autocast
+        device, microbatch_sizes, dtype, granularity, units, progress, autocast, links
     )
     check_seconds(calibrate)
     title = check_name(name)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
-        model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
-        subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, ENDLESS)
-        return scale_to(measure_subject(subject, identity), calibrate)
+        with open_pretended_group(group or 1) as ranks:
+            model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
+            make_parallel(model, ranks)
+            inputs_of, loss_fn = found.example_inputs, found.loss_fn
+            subject = Subject(model, inputs_of, loss_fn, settings, clock, ENDLESS, ranks)
+            return scale_to(measure_subject(subject, identity), calibrate)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
 
@@ -107,6 +122,7 @@ def _settings(
     units: Sequence[str],
     progress: Progress | None,
     autocast: str | None,
+    links: Interconnect | None = None,
 ) -> tuple[Settings, RooflineClock]:
     """The settings of tracing on the CPU, and the clock of the device."""
     roofline = Roofline.load(device)
@@ -119,4 +135,4 @@ def _settings(
     roofline.check_dtype(settings.dtype_name)
     if settings.autocast_name is not None:
         roofline.check_dtype(settings.autocast_name, "autocast")
-    return settings, RooflineClock(roofline)
+    return settings, RooflineClock(roofline, links)

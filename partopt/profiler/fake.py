@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partopt.errors import PartoptError
+from partopt.profiler.step import local_tensors
 
 # Elements from which random numbers are not drawn while a model is built: whoever fills a tensor
 # as large as that with them initialises a weight, whose values do not matter.
@@ -33,8 +34,8 @@ def fake_mode() -> FakeTensorMode:
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Whether the tensor has no memory of its own."""
-    return isinstance(tensor, FakeTensor)
+    """Whether the tensor has no memory of its own, nor has the shard of a DTensor."""
+    return all(isinstance(part, FakeTensor) for part in local_tensors(tensor))
 
 
 @contextlib.contextmanager
@@ -96,13 +97,30 @@ def fake_parameter(
     """
     place = device or torch.device("cpu" if parameter.is_meta else parameter.device)
     form = dtype if dtype and parameter.is_floating_point() else parameter.dtype
+    [local] = local_tensors(parameter)
     with mode:
-        empty = torch.empty(parameter.shape, dtype=form, device=place)
+        empty = torch.empty(local.shape, dtype=form, device=place)
+        if local is not parameter:
+            empty = _as_shard(empty, parameter)
     made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():
         if name not in vars(made):
             setattr(made, name, value)
     return made
+
+
+def _as_shard(local: Tensor, whole: Any) -> Tensor:
+    """The DTensor like `whole`, of which this rank has `local`."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local,
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 @contextlib.contextmanager

@@ -174,11 +174,16 @@ def expect_collectives() -> Iterator[None]:
     with mode:
         yield
     if not mode.seen:
-        raise PartoptError(
-            "the ranks of the group exchange nothing in a step: each runs the whole model",
-            "make it parallel in build, or measure it on one device, without torchrun",
-            code="not-parallel",
-        )
+        raise exchanges_nothing("in build, or measure it on one device, without torchrun")
+
+
+def exchanges_nothing(hint: str) -> PartoptError:
+    """The error that the ranks of a group exchange nothing."""
+    return PartoptError(
+        "the ranks of the group exchange nothing in a step: each runs the whole model",
+        f"make it parallel {hint}",
+        code="not-parallel",
+    )
 
 
 def _not_in_a_group(what: str) -> PartoptError:

@@ -83,6 +83,10 @@ def test_bad_input(model: Path, file: str, words: str, says: list[str]) -> None:
         ("--estimate h100 --resume old.json", "old.json"),
         ("--estimate h100 --calibrate 0", "--calibrate 0.0: expected a number > 0"),
         ("--calibrate 1", "--calibrate: goes with --estimate"),
+        ("--group 2", "--group: goes with --estimate"),
+        ("--topology dgx-h100", "--topology: goes with --estimate"),
+        ("--estimate h100 --group 2", "give --topology too, or leave --group out"),
+        ("--estimate h100 --group 3 --topology dgx-h100", "groups of 3 ranks do not divide"),
     ],
 )
 def test_options_that_do_not_go_together(partopt: Any, model: Path, words: str, says: str) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
+from partopt import PartoptError, estimate_source
 from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
 from tests.helpers import ROOT
 
 HERE = Path(__file__).parent
@@ -168,3 +173,88 @@ def test_only_rank_0_writes_and_prints(written: Path) -> None:
     first, second = ((written / f"printed.{rank}").read_text() for rank in range(2))
     assert "MICROBATCH" in first
     assert second == ""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_an_estimate_of_a_group_has_what_its_ranks_measure_but_the_times(
+    written: Path, name: str
+) -> None:
+    real, made = measured(written, name), estimated(name)
+    assert made.group_ranks == 2
+    assert made.estimated is not None
+    assert made.estimated.topology == "dgx-h100"
+    assert made.layers == real.layers
+    assert made.measurements[0].tensors == real.measurements[0].tensors
+    assert outputs(made) == outputs(real)
+    assert flops(made) == flops(real)
+
+
+def estimated(name: str, **options: Any) -> Profile:
+    return estimate_source(
+        f"{HERE / 'group_models.py'}:{name}",
+        "h100",
+        microbatch_sizes=[2],
+        dtype="float32",
+        **{"group": 2, "topology": "dgx-h100", **options},
+    )
+
+
+def test_what_ranks_exchange_takes_time_on_the_links_between_them() -> None:
+    """A block sums twice over the ranks in the forward, and the gradients as often."""
+    fast = Topology.load("dgx-h100")
+    [level, *outer] = fast.levels
+    slow = structs.replace(
+        fast, levels=[structs.replace(level, bandwidth_bytes_per_s=1e6, latency_s=1e-3), *outer]
+    )
+    one, other = (
+        estimated("by_hand", topology=each).measurements[0].layers for each in (fast, slow)
+    )
+    own_s, more_s = (
+        2 * (HIDDEN / each.levels[0].bandwidth_bytes_per_s + 2 * each.levels[0].latency_s)
+        for each in (fast, slow)
+    )
+    for layer in (1, 2):
+        assert other[layer].forward_s - one[layer].forward_s == pytest.approx(more_s - own_s)
+        assert other[layer].backward_s - one[layer].backward_s == pytest.approx(more_s - own_s)
+    assert other[0].forward_s == one[0].forward_s
+
+
+@pytest.mark.skipif(not LLAMA, reason="transformers is not installed")
+def test_a_model_of_transformers_is_cut_as_its_class_says() -> None:
+    shape = {"layers": 2, "width": 32, "heads": 4, "ffn": 128, "vocabulary": 64, "context": 16}
+
+    def of(ranks: int) -> Profile:
+        return estimate_source(
+            ROOT / "examples" / "llama.py",
+            "h100",
+            arguments=shape,
+            microbatch_sizes=[2],
+            dtype="float32",
+            group=ranks,
+            topology="dgx-h100" if ranks > 1 else None,
+        )
+
+    matrices = (4 * 32 * 32 + 3 * 4 * 32 * 32) * 4
+    for ranks in (1, 2, 4):
+        profile = of(ranks)
+        norms = 2 * 32 * 4
+        assert sum(weights(profile)) == (2 * matrices + 2 * TABLE) // ranks + 2 * norms + 32 * 4
+    with pytest.raises(PartoptError, match="4 heads do not divide among 8 ranks"):
+        of(8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "what"),
+    [
+        ("by_hand", {"topology": None}, "exchange over the links of a topology"),
+        ("by_hand", {"group": 1}, "says over which links a group of ranks exchanges"),
+        ("by_hand", {"group": 3}, "groups of 3 ranks do not divide 8 to a server"),
+        ("by_hand", {"group": 0}, "`group=0`: expected a whole number >= 1"),
+        ("by_hand", {"topology": "dgx-h10"}, "no shipped topology of that name"),
+        ("whole", {}, "the ranks of the group exchange nothing in a step"),
+        ("of_experts", {}, 'lies on a mesh with the dimension "ep"'),
+    ],
+)
+def test_what_no_group_is_is_not_estimated(name: str, options: dict[str, Any], what: str) -> None:
+    with pytest.raises(PartoptError, match=re.escape(what)):
+        estimated(name, **options)

@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.documents.device import TF32, Roofline
+from partopt.profiler.dataflow import wraps_tensors
+from partopt.profiler.estimating.collectives import Interconnect, is_collective
 from partopt.profiler.estimating.work import Work, work_of
 
 
@@ -23,13 +25,16 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the seconds of the operations that run while it is active, most likely on fakes.
 
     `flops` are by kind of operation, `without_rule` the operations of which only the bytes are
-    known. Where `only` names one, no other takes time.
+    known. Where `only` names one, no other takes time. What ranks exchange takes time on the
+    `links` of a group of them, and is done before anything else goes on; `exchanged_s` is all of
+    it.
     """
 
-    def __init__(self, device: Roofline) -> None:
+    def __init__(self, device: Roofline, links: Interconnect | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device = device
+        self.device, self.links = device, links
         self.now_s = 0.0
+        self.exchanged_s = 0.0
         self.bytes = 0
         self.launches = 0
         self.flops: Counter[str] = Counter()
@@ -40,9 +45,15 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operation, and go on by what it takes."""
+        if wraps_tensors(types):
+            return NotImplemented
         options = kwargs or {}
         result = func(*args, **options)
-        if func.namespace != "prim":  # questions to a tensor, not operations
+        if is_collective(func):
+            if self.links is not None and self.only is None:
+                seconds = self.links.seconds(func, args, options, result)
+                self.now_s, self.exchanged_s = self.now_s + seconds, self.exchanged_s + seconds
+        elif func.namespace != "prim":  # questions to a tensor, not operations
             work = work_of(func, args, options, result)
             if work is not None:
                 self._add(str(func.overloadpacket), work)

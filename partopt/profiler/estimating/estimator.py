@@ -26,10 +26,11 @@ from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.kernels import kernels_of
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.free_memory import ENDLESS
+from partopt.profiler.group import exchanges_nothing
 from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import summarize
 from partopt.profiler.shortening import choose_skipped, expand
-from partopt.profiler.step import Inputs, check_step
+from partopt.profiler.step import Inputs, check_step, local_tensors
 from partopt.profiler.structure import Structure
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import Stepper
@@ -61,7 +62,13 @@ class Estimator(LargeMeasurer):
     def describe_estimate(self) -> Estimated:
         """What the times were computed from."""
         device = self.clock.device
-        return Estimated(device=device.name, sha256=device.sha256, without_rule=self.without_rule)
+        links = self.clock.links
+        return Estimated(
+            device=device.name,
+            sha256=device.sha256,
+            topology=links.topology.name if links else None,
+            without_rule=self.without_rule,
+        )
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
@@ -95,6 +102,8 @@ class Estimator(LargeMeasurer):
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, self.clock)
         with self._faked(), self._skipping(tracker), self.clock:
             times = expand(stepper.instrumented(), self.measured_as)
+            if subject.group.ranks > 1 and not self.clock.exchanged_s:
+                raise exchanges_nothing("in build, or estimate it without `group`")
             parts = self._input_gradients(stepper)
             self._check_rules(times.step_s, stepper)
         summary = summarize(size, structure, [times.step_s], [times], self._optimizer_step(), None)
@@ -104,7 +113,10 @@ class Estimator(LargeMeasurer):
     def _optimizer_step(self) -> float:
         """Seconds of an AdamW step, by its bytes."""
         trained = sum(
-            each.numel() for each in self.subject.model.parameters() if each.requires_grad
+            part.numel()
+            for each in self.subject.model.parameters()
+            if each.requires_grad
+            for part in local_tensors(each)
         )
         return _OPTIMIZER_BYTES * trained / self.clock.device.bandwidth_bytes_per_s
 

@@ -52,7 +52,7 @@ def work_of(
         return None
     flops = count_flops(func, arguments, options, result)
     kind = _kind(name) if flops else "memory"
-    if kind.startswith("attention") and _argument(func, arguments, options, "is_causal"):
+    if kind.startswith("attention") and argument_of(func, arguments, options, "is_causal"):
         flops //= 2  # the formula is that of the whole square
     floating = [each.dtype for each in [*read, *made] if each.is_floating_point()]
     return Work(
@@ -107,7 +107,7 @@ def _extent(tensor: Tensor) -> int:
     return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
 
 
-def _argument(
+def argument_of(
     func: Any, arguments: Sequence[Any], options: Mapping[str, Any], wanted: str
 ) -> object:
     """The value of an argument by its name; None where it was not given."""

@@ -1,0 +1,147 @@
+"""A group of ranks that are not there: this process is rank 0, and nobody answers.
+
+torch's fake process group lets every collective return at once. A model whose build makes it
+parallel over the group finds as many ranks as it asks for; a model of transformers that does not is
+cut as its class says (`base_model_tp_plan`), by transformers itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from partopt import documents
+from partopt.documents.groups import group_levels
+from partopt.documents.profile import Count
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.profiler.estimating.collectives import Interconnect
+from partopt.profiler.foreign_errors import describe
+from partopt.profiler.group import RankGroup, check_parallel
+from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.step import local_tensors
+
+TOPOLOGY = str | os.PathLike[str] | Topology
+
+
+@dataclass
+class PretendedGroup(RankGroup):
+    """Ranks of which this one is there alone: all hold what it holds."""
+
+    def agree(self, value: Any) -> Any:
+        """The value."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value, once for each rank."""
+        return [value] * self.ranks
+
+    def settle(self) -> None:
+        """Nothing: no thread holds anything."""
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether `error` says that this process has no memory left."""
+        return is_out_of_memory(error)
+
+
+def check_interconnect(group: int | None, topology: TOPOLOGY | None) -> Interconnect | None:
+    """The links of a group of so many ranks; None for one rank.
+
+    Raises PartoptError for a number that does not divide the topology, and for one of the two
+    without the other.
+    """
+    if group is not None:
+        documents.check_option("group", group, Count, "8 ranks are a server of eight devices")
+    if (group or 1) == 1:
+        if topology is not None:
+            raise _unpaired("topology", "says over which links a group of ranks exchanges", "group")
+        return None
+    assert group is not None
+    if topology is None:
+        raise _unpaired("group", "its ranks exchange over the links of a topology", "topology")
+    loaded = topology if isinstance(topology, Topology) else Topology.load(topology)
+    group_levels(loaded.levels, group)
+    return Interconnect(loaded)
+
+
+def _unpaired(option: str, what: str, missing: str) -> PartoptError:
+    return PartoptError(
+        f"`{option}`: {what}, and there is no `{missing}`",
+        f"give `{missing}` too, or leave `{option}` out",
+        code="unpaired-option",
+        option=option,
+    )
+
+
+@contextlib.contextmanager
+def open_pretended_group(ranks: int) -> Iterator[RankGroup]:
+    """The context in which this process is rank 0 of `ranks`; of one rank, nothing changes."""
+    if ranks == 1:
+        yield RankGroup()
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized() or "RANK" in os.environ:
+        raise PartoptError(
+            f"`group={ranks}`: this process is in a group of ranks already",
+            "estimate in one process, without torchrun",
+            code="conflicting-options",
+            option="group",
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield PretendedGroup(0, ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def make_parallel(model: nn.Module, group: RankGroup) -> None:
+    """Cut a model of transformers as its class says, unless its build has done so.
+
+    Raises PartoptError where it cannot be cut so, or its ranks have data of their own.
+    """
+    if group.ranks == 1:
+        return
+    check_parallel(model, group)
+    plan_of = getattr(model, "_resolve_parallel_plans", None)
+    cut = any(each is not local_tensors(each)[0] for each in model.parameters())
+    if plan_of is None or cut:
+        return
+    _check_heads(model, group.ranks)
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        plan = plan_of(DistributedConfig(tp_size=group.ranks))[0]
+        mesh = init_device_mesh("cpu", (group.ranks,), mesh_dim_names=("tp",))
+        apply_tensor_parallelism(model, mesh, plan)
+    except Exception as error:
+        raise PartoptError(
+            f"transformers cannot cut {type(model).__name__} for {group.ranks} ranks: it "
+            f"{describe(error)}",
+            "make it parallel in build, by DTensor or by hand",
+            code="not-parallel",
+        ) from error
+
+
+def _check_heads(model: nn.Module, ranks: int) -> None:
+    """Raise PartoptError where a head of attention would lie on several ranks."""
+    config: Any = model.config
+    text = config.get_text_config()
+    for name in ("num_key_value_heads", "num_attention_heads"):
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            raise PartoptError(
+                f"{heads} heads do not divide among {ranks} ranks: `{name}` of "
+                f"{type(text).__name__}",
+                "choose a number of ranks that divides them",
+                code="unfit-group",
+                ranks=ranks,
+            )
