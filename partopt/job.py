@@ -130,9 +130,9 @@ class Job(Options):
         """What to know of the question itself."""
         found = [*self.profile.notes, *self.topology.notes()]
         name, device = self.profile.model.name, self.topology.device.name
-        estimated = self.profile.estimated
-        if estimated is not None and estimated.device != device:
-            text = f"{name} was estimated for {estimated.device}, not for {device}"
+        estimated = self.profile.estimated_for
+        if estimated is not None and estimated != device:
+            text = f"{name} was estimated for {estimated}, not for {device}"
             found.append(Note(code="estimated-for-another-device", text=text))
         elif estimated is None and self.profile.device.type == "cpu":
             text = f"{name} was measured on a CPU, not on {device}"

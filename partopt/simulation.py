@@ -80,7 +80,9 @@ class Simulation:
         else:
             from partopt.report import figure  # matplotlib takes a while to import
 
-            figure.save(self.execution.timeline, path, force, drawn_window(self.execution))
+            window = drawn_window(self.execution)
+            estimated = self.plan.profile.estimated
+            figure.save(self.execution.timeline, path, force, window, estimated=estimated)
 
     @staticmethod
     def form_of(path: str) -> str:

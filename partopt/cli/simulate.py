@@ -48,13 +48,13 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --schedule mine.csv
     """
     import partopt
+    from partopt.report.basis import basis_text
 
     _check_output(output, force, as_json)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
-        device = loaded.profile.estimated
-        click.echo(f"warning: times estimated for {device}: nothing was measured", err=True)
+        click.echo(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
 
     def run() -> Simulation:
         return partopt.simulate(loaded, **conditions, save_as=output)

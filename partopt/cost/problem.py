@@ -99,12 +99,11 @@ class Problem:
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
-        estimated = self.profile.estimated
         return ProfileReference(
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
             parameter_bytes=self.profile.parameter_bytes(),
-            estimated=None if estimated is None else estimated.device,
+            estimated=self.profile.estimated_for,
         )
 
     @cached_property

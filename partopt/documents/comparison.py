@@ -27,12 +27,16 @@ class ComparisonRow(documents.Part, frozen=True, kw_only=True):
 
 
 class Comparison(documents.Document, frozen=True, kw_only=True):
-    """Plans for the same model and cluster, fastest first."""
+    """Plans for the same model and cluster, fastest first.
+
+    `estimated` is as in a plan's profile.
+    """
 
     schema: str = "partopt.comparison/1"
     model: str
     layers: Count
     microbatch_size: Count
     schedule: str
+    estimated: str | None = None
     topology: Topology
     rows: Annotated[list[ComparisonRow], msgspec.Meta(min_length=1)]

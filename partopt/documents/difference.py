@@ -14,11 +14,15 @@ _LISTED = 6  # names in a message
 
 
 class Side(documents.Part, frozen=True, kw_only=True):
-    """One of the profiles. `seconds_s` is the forward and backward of all its layers."""
+    """One of the profiles. `seconds_s` is the forward and backward of all its layers.
+
+    `estimated` is as in a plan's profile.
+    """
 
     name: str
     model: str
     device: str
+    estimated: str | None = None
     dtype: str
     compiled: bool
     layers: Count
@@ -149,6 +153,7 @@ def _side(profile: Profile, size: int, name: str) -> Side:
         name=name,
         model=profile.model.name,
         device=profile.device.name,
+        estimated=profile.estimated_for,
         dtype=profile.dtype + (f", autocast {profile.autocast}" if profile.autocast else ""),
         compiled=profile.compiled,
         layers=len(profile.layers),

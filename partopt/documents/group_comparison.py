@@ -12,9 +12,13 @@ from partopt.documents.topology import Topology
 
 
 class GroupRow(documents.Part, frozen=True, kw_only=True):
-    """The best plan of one `profile`, whose devices are groups of `ranks` real ranks."""
+    """The best plan of one `profile`, whose devices are groups of `ranks` real ranks.
+
+    `estimated` is as in a plan's profile.
+    """
 
     profile: str
+    estimated: str | None = None
     ranks: Count
     microbatch_size: Count
     microbatches: Count | None

@@ -222,6 +222,11 @@ class Profile(documents.Document, frozen=True, kw_only=True, omit_defaults=True)
         return held + sum(shared.values())
 
     @property
+    def estimated_for(self) -> str | None:
+        """The device that the times were estimated for; None where they were measured."""
+        return None if self.estimated is None else self.estimated.device
+
+    @property
     def group_ranks(self) -> int:
         """Ranks that ran the model together; 1 without a group."""
         return 1 if self.group is None else self.group.ranks

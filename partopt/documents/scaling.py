@@ -31,7 +31,8 @@ class ScalingRow(documents.Part, frozen=True, kw_only=True):
 
 
 class Scaling(documents.Document, frozen=True, kw_only=True):
-    """Plans for the same model on ever more devices."""
+    """Plans for the same model on ever more devices; `estimated` is as in a plan's profile."""
 
     schema: str = "partopt.scaling/1"
+    estimated: str | None = None
     rows: Annotated[list[ScalingRow], msgspec.Meta(min_length=1)]

@@ -114,13 +114,15 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
     """A plan executed.
 
     The window is the iteration or, asynchronous, one cycle of the steady state, in which
-    `cycle_microbatches` pass. `timeline` is null where it has too many actions.
+    `cycle_microbatches` pass. `timeline` is null where it has too many actions. `estimated` is as
+    in a plan's profile.
     """
 
     schema: str = "partopt.simulation/1"
     model: str
     layers: Count
     parameter_bytes: Bytes
+    estimated: str | None = None
     planner: str
     stages: Count
     shape: str

@@ -17,9 +17,13 @@ class VerificationRow(documents.Part, frozen=True, kw_only=True):
 
 
 class Verification(documents.Document, frozen=True, kw_only=True):
-    """The checks of one plan; `claim` is what is known of it where all of them hold."""
+    """The checks of one plan; `claim` is what is known of it where all of them hold.
+
+    `estimated` is as in the plan's profile.
+    """
 
     schema: str = "partopt.verification/1"
+    estimated: str | None = None
     verified: bool
     claim: str
     checks: list[VerificationRow]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
+from partopt.report.basis import basis_lines
 from partopt.report.table import label_lines, shorten, table
 from partopt.report.topology import cluster_lines, speedup_text
 from partopt.units import format_bytes, format_seconds
@@ -22,6 +23,7 @@ def render(comparison: Comparison) -> str:
             f"{comparison.microbatch_size}, schedule {comparison.schedule}",
         ),
         *cluster_lines(comparison.topology),
+        *basis_lines(comparison.estimated),
     ]
     return "\n\n".join([label_lines(head), _table(comparison), _LEGEND])
 

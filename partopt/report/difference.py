@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partopt.documents.difference import Difference, LayerDifference, LayerSide, Side
+from partopt.report.basis import basis_of_several
 from partopt.report.table import label_lines, shorten, table
 from partopt.units import format_bytes, format_seconds
 
@@ -15,11 +16,12 @@ _LEGEND = "RATIO: second over first. 1 to 3: the largest changes over 1% of the 
 
 def render(difference: Difference) -> str:
     """The profiles, their layers in order, the largest changes marked, and bytes that differ."""
+    sides = {"first": difference.first, "second": difference.second}
     head = label_lines(
         [
-            ("first", _describe(difference.first)),
-            ("second", _describe(difference.second)),
+            *((which, _describe(side)) for which, side in sides.items()),
             ("at", f"microbatch {difference.microbatch_size}: forward and backward"),
+            *basis_of_several([(which, side.estimated) for which, side in sides.items()]),
         ]
     )
     parts = [head, _layers(difference), _LEGEND]

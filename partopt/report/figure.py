@@ -44,16 +44,18 @@ def save(
     force: bool = False,
     window: tuple[float, float] | None = None,
     transfers: bool = False,
+    estimated: str | None = None,
 ) -> None:
     """Draw the timeline, or the seconds of it in `window`, and write it whole or not at all.
 
     The extension of `path` chooses the format. With `transfers` a line leads from rank to rank for
-    each message. Raises PartoptError for other extensions, without matplotlib, over an existing
+    each message. `estimated` is the device that the times were estimated for, if they were; the
+    legend says so. Raises PartoptError for other extensions, without matplotlib, over an existing
     file unless `force`, and where there is nothing or too much to draw.
     """
     documents.write_bytes(
         path,
-        render(timeline, Path(path).suffix.removeprefix(".").lower(), window, transfers),
+        render(timeline, Path(path).suffix.removeprefix(".").lower(), window, transfers, estimated),
         force,
     )
 
@@ -63,6 +65,7 @@ def render(
     form: str,
     window: tuple[float, float] | None = None,
     transfers: bool = False,
+    estimated: str | None = None,
 ) -> bytes:
     """The figure in one of FORMS; the same timeline gives the same bytes."""
     if form not in FORMS:
@@ -84,17 +87,17 @@ def render(
     page = page_of(timeline, window)
     with matplotlib.rc_context(_STYLE):
         content = io.BytesIO()
-        _figure(timeline, page, transfers).savefig(
+        _figure(timeline, page, transfers, estimated).savefig(
             content, format=form, dpi=300, metadata=_UNDATED[form]
         )
     return content.getvalue()
 
 
-def _figure(timeline: Timeline, page: Page, transfers: bool) -> Figure:
+def _figure(timeline: Timeline, page: Page, transfers: bool, estimated: str | None) -> Figure:
     from matplotlib.figure import Figure
 
-    legend = legend_of(timeline, page)
-    below = 0.32 + _LINE * (legend.rows + bool(legend.title))
+    legend = legend_of(timeline, page, estimated)
+    below = 0.32 + _LINE * legend.rows
     width, height = LEFT + page.width + RIGHT, 0.05 + page.height + below
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((LEFT / width, below / height, page.width / width, page.height / height))

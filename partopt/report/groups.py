@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partopt.documents.group_comparison import GroupComparison, GroupRow
+from partopt.report.basis import basis_of_several
 from partopt.report.table import label_lines, table
 from partopt.report.topology import cluster_lines
 from partopt.units import format_bytes
@@ -16,6 +17,7 @@ def render(comparison: GroupComparison) -> str:
     head = [
         ("model", f"{comparison.model}: {comparison.layers} layers"),
         *cluster_lines(comparison.topology),
+        *basis_of_several([(row.profile, row.estimated) for row in comparison.rows]),
     ]
     headings = [
         "PROFILE",

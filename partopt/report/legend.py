@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partopt.report.actions import WORDS
+from partopt.report.basis import basis_lines
 from partopt.report.cells import FAINT, HATCHES, IDLE, cells, shade
 from partopt.report.page import Page
 from partopt.schedules.order import KINDS, A, U
@@ -16,21 +17,27 @@ if TYPE_CHECKING:
 
 
 class Legend(NamedTuple):
-    """The kinds of actions, the labels of these and of idle time, and how they are laid out."""
+    """The kinds of actions, the labels of these and of idle time, and how they are laid out.
+
+    `title` are the lines above the labels.
+    """
 
     kinds: list[int]
     labels: list[str]
-    title: str
+    title: list[str]
     columns: int
 
     @property
     def rows(self) -> int:
-        """Lines of labels."""
-        return -(-len(self.labels) // self.columns)
+        """Lines of the title and of labels."""
+        return len(self.title) + -(-len(self.labels) // self.columns)
 
 
-def legend_of(timeline: Timeline, page: Page) -> Legend:
-    """What the colours mean, of those that can be seen, in as many columns as there is room for."""
+def legend_of(timeline: Timeline, page: Page, estimated: str | None = None) -> Legend:
+    """What the colours mean, of those that can be seen, in as many columns as there is room for.
+
+    `estimated` is the device that the times were estimated for, if they were.
+    """
     kinds = {kind for kind, _ in cells(page)}
     for starts, ends in (exchanges(timeline, rank) for rank in page.ranks):
         seen = (
@@ -41,10 +48,11 @@ def legend_of(timeline: Timeline, page: Page) -> Legend:
         kinds |= {A} if seen.any() else set()
     labels = [*(WORDS[KINDS[kind]] for kind in sorted(kinds)), "idle"]
     remarks = [page.note, "a rank's stages from light to dark" if page.chunks > 1 else ""]
+    title = ["; ".join(filter(None, remarks)), *(text for _, text in basis_lines(estimated))]
     columns = min(len(labels), max(1, int(page.width / (0.4 + 0.052 * max(map(len, labels))))))
     if sum(0.4 + 0.052 * len(label) for label in labels) < page.width:
         columns = len(labels)
-    return Legend(sorted(kinds), labels, "; ".join(filter(None, remarks)), columns)
+    return Legend(sorted(kinds), labels, [*filter(None, title)], columns)
 
 
 def add_legend(figure: Figure, page: Page, legend: Legend) -> None:
@@ -67,7 +75,7 @@ def add_legend(figure: Figure, page: Page, legend: Legend) -> None:
     figure.legend(
         [*swatches, (Patch(facecolor=IDLE),)],
         legend.labels,
-        title=legend.title or None,
+        title="\n".join(legend.title) or None,
         title_fontsize=6.5,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
         loc="lower center",

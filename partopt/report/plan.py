@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from partopt.cost.flight import noam
 from partopt.documents.plan import Certificate, Plan, Predicted
 from partopt.documents.stage import Load, Stage, stages_text
+from partopt.report.basis import basis_lines
 from partopt.report.head import head_of_plan
 from partopt.report.limit import against_limit
 from partopt.report.ranks import format_ranks, ranks_text
@@ -124,8 +125,7 @@ def _outcome(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.planner != "optimal":
             yield "objective", _objective(plan.certificate)
         yield "proof", _proof(plan)
-    if plan.profile.estimated is not None:
-        yield "rests on", f"times estimated for {plan.profile.estimated}: nothing was measured"
+    yield from basis_lines(plan.profile.estimated)
 
 
 def _formula(predicted: Predicted) -> str:

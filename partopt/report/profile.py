@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from partopt.documents.profile import Layer, Measurement, Profile
+from partopt.report.basis import basis_lines
 from partopt.report.table import bar, label_lines, shorten, table
 from partopt.units import format_bytes, format_seconds
 
@@ -50,6 +51,7 @@ def render_sizes(profile: Profile) -> str:
         ),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
+        *basis_lines(profile.estimated_for),
     ]
     sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
     return f"{label_lines(head)}\n\n{sizes}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from partopt.documents.scaling import Scaling, ScalingRow
-from partopt.report.table import shorten, table
+from partopt.report.basis import basis_lines
+from partopt.report.table import label_lines, shorten, table
 
 
 def render(scaling: Scaling) -> str:
-    """The table, at most 80 columns wide.
+    """The table, at most 80 columns wide, and what it rests on where that is an estimate.
 
     BATCH: samples of a microbatch x M, where an iteration has a number of microbatches.
     """
@@ -23,7 +24,8 @@ def render(scaling: Scaling) -> str:
         "FITS",
     ]
     left = (1, *range(len(headings) - 4, len(headings)))
-    return table(headings, [_cells(row) for row in scaling.rows], left=left, gap=1)
+    rows = table(headings, [_cells(row) for row in scaling.rows], left=left, gap=1)
+    return "\n\n".join(filter(None, [rows, label_lines(basis_lines(scaling.estimated))]))
 
 
 def _cells(row: ScalingRow) -> list[str]:

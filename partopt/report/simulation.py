@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from partopt.documents.simulation import Finding, SimulationDocument
 from partopt.report import advice, gantt
+from partopt.report.basis import basis_lines
 from partopt.report.changes import compare
 from partopt.report.head import head_of_simulation
 from partopt.report.limit import against_limit
@@ -67,6 +68,7 @@ def _outcome(document: SimulationDocument) -> list[tuple[str, str]]:
         ("period", period + _prediction(document)),
         ("speed", f"{speed}; {devices} idle {document.bubble:.1%} of the time"),
         ("memory", _memory(document)),
+        *basis_lines(document.estimated),
     ]
 
 

@@ -71,6 +71,7 @@ def _pieces(timeline: Timeline, plan: Plan) -> Iterator[bytes]:
         "schedule": plan.schedule,
         "planner": plan.planner,
         "topology": plan.topology.name,
+        "estimated": plan.profile.estimated,
     }
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'.encode()
     comma = ""

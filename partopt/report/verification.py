@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable
 
 from partopt.documents.verification import Verification
+from partopt.report.basis import basis_lines
 from partopt.report.table import WIDTH, label_lines
 from partopt.units import format_seconds
 
@@ -24,6 +25,7 @@ def render(verification: Verification, spell: Callable[[str], str] = str) -> str
         verdict = "ok" if row.passed else "FAILED"
         lines.append((row.check, f"{verdict:8}{spell(row.text)}{took}"))
         lines += [("", difference) for difference in row.differences]
+    lines += basis_lines(verification.estimated)
     if not verification.verified:
         return label_lines(lines)
     return f"{label_lines(lines)}\n{_claim(spell(verification.claim))}"

@@ -51,6 +51,7 @@ def _of_profile(name: str, progress: Progress) -> Progress:
 def _row(name: str, plan: Plan) -> GroupRow:
     return GroupRow(
         profile=name,
+        estimated=plan.profile.estimated,
         ranks=plan.topology.group_ranks,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,

@@ -23,6 +23,7 @@ def comparison_of(plans: Mapping[str, Plan], data_parallel: Plan | None) -> Comp
         layers=first.stages[-1].stop,
         microbatch_size=first.microbatch_size,
         schedule=first.schedule,
+        estimated=first.profile.estimated,
         topology=first.topology,
         rows=sorted(rows, key=lambda row: row.period_s),
     )
@@ -45,8 +46,9 @@ def _comparison_row(name: str, plan: Plan, base_s: float | None) -> ComparisonRo
 
 
 def scaling_of(plans: Sequence[Plan]) -> Scaling:
-    """The table of `plans`, each on its own number of devices, in their order."""
-    return Scaling(rows=[_scaling_row(plan) for plan in plans])
+    """The table of `plans` of one profile, each on its own number of devices, in their order."""
+    rows = [_scaling_row(plan) for plan in plans]
+    return Scaling(estimated=plans[0].profile.estimated, rows=rows)
 
 
 def _scaling_row(plan: Plan) -> ScalingRow:

@@ -51,7 +51,12 @@ def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -
             )
         )
     ok = all(row.passed for row in checks)
-    return Verification(verified=ok, claim=claim(plan) if ok else "", checks=checks)
+    return Verification(
+        estimated=plan.profile.estimated,
+        verified=ok,
+        claim=claim(plan) if ok else "",
+        checks=checks,
+    )
 
 
 def claim(plan: Plan) -> str:

@@ -30,6 +30,7 @@ def document_of(
         model=plan.profile.name,
         layers=plan.stages[-1].stop,
         parameter_bytes=plan.profile.parameter_bytes,
+        estimated=plan.profile.estimated,
         planner=plan.planner,
         stages=len(plan.stages),
         shape=plan.shape,

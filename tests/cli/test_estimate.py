@@ -16,6 +16,7 @@ from partopt.documents.profile import Estimated, Profile
 from partopt.profiler.estimate import estimate_source
 from tests.helpers import ROOT, run_process, uniform_profile
 
+BASIS = "times estimated for H100-80GB: nothing was measured"
 MODEL = """
 import torch
 from torch import nn
@@ -107,12 +108,12 @@ def test_a_plan_says_what_it_rests_on(
     partopt: Any, estimated_file: str, topology_file: Any, tmp_path: Path
 ) -> None:
     given = "--topology", topology_file(), "-o", tmp_path / "plan.json"
-    assert "rests on times estimated for H100-80GB: nothing was measured" in (
-        partopt("plan", estimated_file, *given).out
-    )
+    assert f"rests on {BASIS}" in partopt("plan", estimated_file, *given).out
     assert json.loads((tmp_path / "plan.json").read_text())["profile"]["estimated"] == "H100-80GB"
     assert "rests on" in partopt("show", tmp_path / "plan.json").out
-    assert "H100-80GB (estimated)" in partopt("show", estimated_file).out
+    shown = partopt("show", estimated_file).out
+    assert "H100-80GB (estimated)" in shown
+    assert f"rests on {BASIS}" in shown
     assert (
         "warning: times estimated for H100-80GB" in partopt("simulate", tmp_path / "plan.json").err
     )
@@ -124,6 +125,87 @@ def test_a_plan_of_a_measured_profile_says_nothing_of_it(
     shown = partopt("plan", profile_file(), "--topology", topology_file(), "--json").out
     assert "estimated" not in shown
     assert Plan.parse(shown.encode()).profile.estimated is None
+
+
+RESULTS = [
+    "compare PROFILE --topology CLUSTER --planner straight",
+    "compare PROFILE COPY --topology CLUSTER",
+    "plan PROFILE --topology CLUSTER --planner straight --scaling 2,4",
+    "simulate PLAN",
+    "simulate PLAN --latency all=1ms",
+    "show PROFILE COPY",
+    "show --verify PLAN --profile PROFILE",
+]
+
+
+def marks(node: Any) -> list[str | None]:
+    """Every `estimated` in a document."""
+    if isinstance(node, list):
+        return [mark for part in node for mark in marks(part)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["estimated"]] if "estimated" in node else []
+    return own + marks(list(node.values()))
+
+
+@pytest.mark.parametrize("command", RESULTS)
+@pytest.mark.parametrize("device", ["H100-80GB", None])
+def test_every_result_says_what_it_rests_on(
+    partopt: Any,
+    estimated_file: str,
+    profile_file: Any,
+    topology_file: Any,
+    tmp_path: Path,
+    command: str,
+    device: str | None,
+) -> None:
+    made = Profile.load(estimated_file)
+    if device is None:
+        made = replace(made, estimated=None)
+    files = {
+        "PROFILE": profile_file(made),
+        "COPY": profile_file(made, "copy.json"),
+        "CLUSTER": topology_file(),
+        "PLAN": str(tmp_path / "plan.json"),
+    }
+    planned = "--planner", "straight", "-o", files["PLAN"]
+    assert partopt("plan", files["PROFILE"], "--topology", files["CLUSTER"], *planned).code == 0
+    words = [files.get(word, word) for word in command.split()]
+    given = partopt(*words, "--json")
+    assert set(marks(given.document)) == {device}
+    (tmp_path / "result.json").write_text(given.out)
+    for page in (partopt(*words).out, partopt("show", tmp_path / "result.json").out):
+        assert page.count("rests on") == page.count(BASIS) == (device is not None)
+
+
+def test_of_several_profiles_those_that_were_estimated_are_named(
+    partopt: Any, estimated_file: str, profile_file: Any, topology_file: Any
+) -> None:
+    measured = profile_file(uniform_profile(4), "measured.json")
+    words = "compare", measured, estimated_file, "--topology", topology_file()
+    rows = partopt(*words, "--json").document["rows"]
+    assert {row["profile"]: row["estimated"] for row in rows} == {
+        measured: None,
+        estimated_file: "H100-80GB",
+    }
+    # a page wraps the line, wherever the path is long
+    assert "".join(f"rests on {estimated_file}: {BASIS}".split()) in (
+        "".join(partopt(*words).out.split())
+    )
+    sides = partopt("show", measured, estimated_file, "--json").document
+    assert [sides[which]["estimated"] for which in ("first", "second")] == [None, "H100-80GB"]
+    assert f"rests on second: {BASIS}" in partopt("show", measured, estimated_file).out
+
+
+def test_a_trace_and_a_figure_say_what_they_rest_on(
+    partopt: Any, estimated_file: str, topology_file: Any, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert partopt("plan", estimated_file, "--topology", topology_file(), "-o", plan).code == 0
+    assert partopt("simulate", plan, "-o", "-").document["otherData"]["estimated"] == "H100-80GB"
+    pytest.importorskip("matplotlib", reason="figures need matplotlib, which is an extra")
+    assert partopt("simulate", plan, "-o", tmp_path / "figure.svg").code == 0
+    assert BASIS in (tmp_path / "figure.svg").read_text()
 
 
 def test_another_device_than_the_estimates_is_noted(

@@ -79,6 +79,17 @@ def test_the_legend_names_what_appears(case, legend):
     assert {each for each in text if not each.isdigit()} - {"rank", "time (ms)"} == legend
 
 
+def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
+    _, timeline = CASES["zbv"]()
+    measured, estimated = (
+        figure.render(timeline, "svg", estimated=device).decode() for device in (None, "H100-80GB")
+    )
+    assert "estimated" not in measured
+    assert ">times estimated for H100-80GB: nothing was measured<" in estimated
+    heights = [float(re.search(r'height="([0-9.]+)pt"', text)[1]) for text in (measured, estimated)]
+    assert heights[1] - heights[0] == pytest.approx(9)  # points: 1/8 inch
+
+
 def test_all_reduces_beside_compute_are_drawn():
     plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
     content = figure.render(simulated(plan, 4), "svg").decode()
