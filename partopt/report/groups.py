@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.report.basis import basis_of_several
 from partopt.report.table import label_lines, table
@@ -36,7 +38,7 @@ def render(comparison: GroupComparison) -> str:
 
 def _cells(row: GroupRow) -> list[str]:
     return [
-        row.profile,
+        PurePath(row.profile).name.removesuffix(".json"),
         str(row.ranks),
         f"{row.microbatch_size}" + (f"x{row.microbatches}" if row.microbatches else ""),
         row.shape,
