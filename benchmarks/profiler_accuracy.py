@@ -132,27 +132,42 @@ class Call:
     kwargs: dict[str, Any]
 
 
-def record_calls(model: nn.Module, profile: Profile, inputs: Any) -> list[Call]:
-    """The call of every layer in one forward of the model, its tensors cut from the graph."""
+def record_calls(model: nn.Module, profile: Profile, inputs: Any) -> list[list[Call]]:
+    """The calls of every layer in one forward of the model, their tensors cut from the graph.
+
+    A layer is the call of one module, and a piece of a split unit goes on with what is called
+    before the next one begins: of modules outside all layers those that call no other.
+    """
+    layers = {(layer.name, layer.call): index for index, layer in enumerate(profile.layers)}
+    units = {layer.name for layer in profile.layers}
     counts: Counter[str] = Counter()
-    calls: dict[tuple[str, int], Call] = {}
+    calls: list[list[Call]] = [[] for _ in layers]
+    running = [-1]
 
     def recorder(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = tuple(map(_cut, args)), {key: _cut(value) for key, value in kwargs.items()}
-            calls[name, counts[name]] = Call(module, *given)
+            running[0] = layers.get((name, counts[name]), running[0])
             counts[name] += 1
+            if running[0] >= 0:
+                calls[running[0]].append(Call(module, *given))
 
         return hook
 
     handles = [
-        model.get_submodule(name).register_forward_pre_hook(recorder(name), with_kwargs=True)
-        for name in {layer.name: None for layer in profile.layers}
+        module.register_forward_pre_hook(recorder(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name in units or not (any(module.children()) or _is_inside(name, units))
     ]
     run_loss(model, inputs, _sum)
     for handle in handles:
         handle.remove()
-    return [calls[layer.name, layer.call] for layer in profile.layers]
+    return calls
+
+
+def _is_inside(name: str, units: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in units for end in range(1, len(parts)))
 
 
 def ranges(profile: Profile) -> list[tuple[int, int]]:
@@ -166,12 +181,13 @@ def ranges(profile: Profile) -> list[tuple[int, int]]:
     return list(zip(cuts, [*cuts[1:], len(seconds)], strict=True))
 
 
-def time_range(calls: list[Call], part: slice, clock: Clock, settings: Settings) -> float:
+def time_range(calls: list[list[Call]], part: slice, clock: Clock, settings: Settings) -> float:
     """Median seconds of the forward and the backward of a range by itself, after two to warm up.
 
     The gradient of its output is given; the last range has that of the model's sum.
     """
-    own, is_first, is_last = calls[part], part.start == 0, part.stop == len(calls)
+    own = [call for layer in calls[part] for call in layer]
+    is_first, is_last = part.start == 0, part.stop == len(calls)
     gradient = None if is_last else torch.randn_like(_run(own, is_first))
     taken = []
     with hold_still(settings.device):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.profiler_accuracy import RANGES, Case, row
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from benchmarks.profiler_accuracy import RANGES, Case, record_calls, row
 from partopt.profiler.settings import check_settings
+from tests.helpers import uniform_profile
 
 
 def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
@@ -14,3 +19,12 @@ def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
     assert (name, int(ranges)) == ("mlp", RANGES)
     assert int(layers) >= RANGES
     assert len(re.findall(r"\d%", " ".join(figures))) == 5
+
+
+def test_a_piece_of_a_unit_goes_on_with_the_modules_before_the_next() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    profile = uniform_profile(2)
+    names = ["0", "2"]
+    layers = [replace(layer, name=name) for layer, name in zip(profile.layers, names, strict=True)]
+    calls = record_calls(model, replace(profile, layers=layers), torch.ones(1, 4))
+    assert [[call.module for call in own] for own in calls] == [[model[0], model[1]], [model[2]]]
