@@ -62,7 +62,8 @@ class Pipelines:
 
     def refutes(self, T: float) -> bool:
         """Whether no pipeline takes T seconds or less."""
-        if self.refuted_s < T < self.unrefuted_s:
+        open_s = self.unrefuted_s
+        if self.refuted_s < T and (T < open_s or open_s == math.inf):
             self._search(T)
         return self.refuted_s >= T
 
