@@ -14,15 +14,25 @@ import pytest
 
 from partopt.documents.profile import Profile
 from tests.helpers import ROOT
+from tests.profiler.group_models import Transformer, example_inputs, loss_fn
+from tests.profiler.helpers import structure
 
 HERE = Path(__file__).parent
 LLAMA = ["llama"] if importlib.util.find_spec("transformers") else []
-MEASURED = ["by_hand", "by_dtensor", "over_the_vocabulary", "over_the_sequence", *LLAMA]
+MEASURED = [
+    "by_hand",
+    "by_dtensor",
+    "over_the_vocabulary",
+    "over_the_sequence",
+    "over_the_context",
+    *LLAMA,
+]
 REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "whole"]
 # bytes: samples of 2, sequences of 16, width 32 and 4 bytes a number; 64 words
 HIDDEN, LOGITS = 2 * 16 * 32 * 4, 2 * 16 * 64 * 4
 TABLE, NORMS = 64 * 32 * 4, 4 * 32 * 4
 CUT = (4 * 32 * 32 + 8 * 32 * 32) * 4 // 2  # the matrices of a block, half of them
+WHOLE = {"granularity": "auto", "microbatch_sizes": [2]}  # how one device is measured
 
 
 def run_ranks(command: Sequence[str | Path]) -> list[subprocess.CompletedProcess[str]]:
@@ -85,6 +95,12 @@ def weights(profile: Profile) -> list[int]:
     return [layer.parameter_bytes for layer in profile.layers]
 
 
+def kept_alone(profile: Profile) -> dict[int, int]:
+    """Bytes that one layer keeps and no other."""
+    groups = profile.measurements[0].stash_groups
+    return {group.layers[0]: group.bytes for group in groups if len(group.layers) == 1}
+
+
 def flops(profile: Profile) -> list[int | None]:
     return [layer.forward_flops for layer in profile.measurements[0].layers]
 
@@ -123,6 +139,25 @@ def test_a_sequence_cut_over_the_ranks_sends_a_part(written: Path) -> None:
     assert outputs(profile) == [half, half, half, LOGITS]
     # the gather of a block's input is its own: it computes as much as without
     assert flops(profile)[1:3] == flops(whole)[1:3]
+
+
+def test_a_rank_of_context_parallelism_holds_all_weights_and_a_part_of_the_sequence(
+    written: Path,
+) -> None:
+    profile = measured(written, "over_the_context")
+    whole = structure(Transformer(), example_inputs, loss_fn, **WHOLE)
+    assert profile.group_ranks == 2
+    assert [layer.name for layer in profile.layers] == ["embed", "blocks.0", "blocks.1", "head"]
+    assert weights(profile) == [TABLE, 2 * CUT + NORMS, 2 * CUT + NORMS, TABLE] == weights(whole)
+    half = HIDDEN // 2
+    assert cuts(profile) == [(0, [1], half), (1, [2], half), (2, [3], half)]
+    assert outputs(profile) == [half, half, half, LOGITS // 2]
+    # half of the queries, each with all keys
+    assert [2 * (each or 0) for each in flops(profile)] == flops(whole)
+    # half of all that a block keeps, but for keys and values: those of all ranks
+    own, all_of_it = kept_alone(profile), kept_alone(whole)
+    for block in (1, 2):
+        assert own[block] == all_of_it[block] // 2 + 2 * (HIDDEN - half)
 
 
 @pytest.mark.skipif(not LLAMA, reason="transformers is not installed")
