@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from partopt.documents.profile import Profile
+from partopt.profiler.group import RankGroup
 from tests.helpers import ROOT
 from tests.profiler.group_models import Transformer, example_inputs, loss_fn
 from tests.profiler.helpers import structure
@@ -27,7 +31,7 @@ MEASURED = [
     "over_the_context",
     *LLAMA,
 ]
-REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "whole"]
+REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "experts", "whole"]
 # bytes: samples of 2, sequences of 16, width 32 and 4 bytes a number; 64 words
 HIDDEN, LOGITS = 2 * 16 * 32 * 4, 2 * 16 * 64 * 4
 TABLE, NORMS = 64 * 32 * 4, 4 * 32 * 4
@@ -184,12 +188,25 @@ def test_a_llama_cut_by_its_own_plan(written: Path) -> None:
         ("data_parallel", "DDP exchanges gradients in each backward, a pipeline once a batch"),
         ("sharded", "FSDP gathers parameters for each microbatch, which a pipeline does not"),
         ("whole", "the ranks of the group exchange nothing in a step: each runs the whole model"),
+        ("experts", "example_inputs(2) is not the same on rank 1 as on rank 0"),
         ("of_experts", 'lies on a mesh with the dimension "ep", ranks with other data'),
     ],
 )
 def test_what_no_group_is_is_refused_on_every_rank(written: Path, name: str, what: str) -> None:
     for rank in range(2):
         assert what in (written / f"{name}.{rank}").read_text()
+
+
+def test_all_ranks_draw_the_same_numbers_however_they_draw_them() -> None:
+    def drawn(rank: int) -> list[float]:
+        RankGroup(rank, ranks=2).seed()
+        return [random.random(), float(np.random.rand()), torch.rand(()).item()]
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    assert drawn(0) == drawn(1)
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
 
 
 def test_a_rank_without_memory_ends_the_run_with_what_is_finished(written: Path) -> None:
