@@ -250,6 +250,14 @@ def test_the_backward_for_the_input_leaves_the_weights_out() -> None:
     assert saved_s == pytest.approx(8 * launch_s, rel=0.01)
 
 
+def test_a_gradient_of_a_weight_alone_can_be_asked_for() -> None:
+    with FakeTensorMode(), kernels_of("cuda"):
+        module = nn.LSTM(INPUT, HIDDEN)
+        output = module(torch.empty(STEPS, SAMPLES, INPUT))[0].sum()
+        weight = module.weight_hh_l0
+        assert torch.autograd.grad(output, [weight])[0].shape == weight.shape
+
+
 def test_autocast_runs_it_in_its_format() -> None:
     def forward(parts: Parts, x: Tensor) -> Tensor:
         output: Tensor = parts.recurrent(parts.first(x))[0]

@@ -30,7 +30,24 @@ def kernels_of(device: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_packed_sequences())
         if device == "cuda":
-            stack.enter_context(_CudaKernels())
+            kernels = stack.enter_context(_CudaKernels())
+            stack.enter_context(_also_in_backward(kernels))
+        yield
+
+
+@contextlib.contextmanager
+def _also_in_backward(kernels: TorchFunctionMode) -> Iterator[None]:
+    """The mode is active in a backward too, where checkpoints run their forward again.
+
+    torch leaves it out of whatever it is asked for, and it is asked for the backward.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run_with_kernels(*arguments: Any, **options: Any) -> Any:
+        with kernels:
+            return run(*arguments, **options)
+
+    with replace_attribute(torch.autograd, "_engine_run_backward", run_with_kernels):
         yield
 
 
