@@ -32,11 +32,12 @@ from partopt.profiler.estimating.recurrent_steps import (
 class Cell(NamedTuple):
     """What tells the kinds of cells apart: `kept` is what cuDNN reserves for the backward.
 
-    In numbers for each sample, step and unit of the hidden state. cuDNN does not document it; of
-    LSTM and GRU it follows from sizes that it asked for (pytorch/pytorch issue 2895: 4 layers of
-    320 units in float32, 736,000,000 and 864,000,000 bytes, which are 5 and 6 numbers a layer and
-    the outputs of all layers but the last, for 25,000 samples and steps). Of a plain cell, of a
-    projection and of dropout it is assumed.
+    In numbers for each sample, step and unit of the hidden state. cuDNN does not document it. Of
+    LSTM and GRU it is inferred from sizes that it asked for (pytorch/pytorch issue 2895, in
+    float32: 736,000,000 and 864,000,000 bytes; its counts of parameters are those of 4 layers of
+    320 units): 5 and 6 numbers a layer and the outputs of all layers but the last explain both, for
+    25,000 samples times steps, which the issue's text as we have it does not say. Of a plain cell,
+    of a projection and of dropout it is assumed.
     """
 
     gates: int
