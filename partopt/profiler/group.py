@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.errors import PartoptError
 from partopt.profiler.dataflow import wraps_tensors
 from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.step import Inputs, tensors_in
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
@@ -67,6 +71,8 @@ class RankGroup:
         """Draw the same random numbers on every rank from here on; alone, those that come."""
         if self.ranks > 1:
             torch.manual_seed(SEED)
+            np.random.seed(SEED)
+            random.seed(SEED)
 
     def settle(self) -> None:
         """Let the threads of the collectives that are done give back what they hold."""
@@ -148,6 +154,36 @@ def check_parallel(model: nn.Module, group: RankGroup) -> None:
             if dimension.split("_")[0] in _DATA_DIMENSIONS:
                 what = f'{name}: lies on a mesh with the dimension "{dimension}", ranks with other'
                 raise _not_in_a_group(f"{what} data")
+
+
+def check_same_inputs(size: int, inputs: Inputs, group: RankGroup) -> None:
+    """Raise PartoptError, on every rank, where the ranks have samples of their own.
+
+    Experts over ranks with other data, made by hand, are known by that alone.
+    """
+    if group.ranks == 1:
+        return
+    ranks = group.gather([_digest(each) for each in tensors_in(inputs)])
+    other = next((rank for rank, found in enumerate(ranks) if found != ranks[0]), None)
+    if other is not None:
+        raise PartoptError(
+            f"example_inputs({size}) is not the same on rank {other} as on rank 0: in a group "
+            "every rank works on the same samples",
+            "give all ranks the same; under context parallelism take a rank's part of the "
+            "sequence inside the model; what has other samples is a replica, and plans make those",
+            code="data-parallel-group",
+            rank=other,
+        )
+
+
+def _digest(tensor: Tensor) -> tuple[Any, ...]:
+    """What tells tensors apart: of one that is cut over the ranks, and of a sparse one, no values.
+
+    The random numbers of all ranks come from one seed.
+    """
+    plain = not wraps_tensors([type(tensor)]) and tensor.layout is torch.strided
+    data: Any = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy() if plain else b""
+    return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(data)
 
 
 class _CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

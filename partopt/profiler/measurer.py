@@ -24,7 +24,7 @@ from partopt.profiler.backward_split import STEPS as STEPS_OF_SPLIT
 from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.device import describe_device
-from partopt.profiler.group import RankGroup, expect_collectives
+from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
 from partopt.profiler.optimizer import time_optimizer
 from partopt.profiler.out_of_memory import release_memory
 from partopt.profiler.precision import no_cast_cache
@@ -117,6 +117,7 @@ class Measurer:
         subject, settings = self.subject, self.subject.settings
         subject.group.seed()
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
+        check_same_inputs(size, inputs, subject.group)
         tracker, structure = self._see(inputs)
         self._note_inputs(size, inputs)
         self._keep_layers(structure.layers, tracker, size)

@@ -85,7 +85,7 @@ def test_no_plan_is_simulated_to_less_than_what_is_refuted(
         serial_transfers=serial,
     )
     least = simulated_s(given)
-    assert not pipelines.refuter(given)(least * (1 + NEAR))
+    assert least == math.inf or not pipelines.refuter(given)(least * (1 + NEAR))
 
 
 @examples(40)

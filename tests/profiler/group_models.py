@@ -1,9 +1,13 @@
-"""A small transformer over the ranks of a group: by hand, as Megatron does, and by DTensor."""
+"""A small transformer over the ranks of a group: by hand, as Megatron does, and by DTensor.
+
+Also with its sequence cut over the ranks, where attention gathers keys and values.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +55,26 @@ class Sum(torch.autograd.Function):
         return gradient
 
 
+class Gather(torch.autograd.Function):
+    """The parts of the sequence of all ranks, whose gradients are summed and cut again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        parts = [each.contiguous() for each in gradient.chunk(dist.get_world_size(), 2)]
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter(own, parts)
+        return own
+
+
 class Attention(nn.Module):
+    gathers = False
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(WIDTH, width, bias=False) for _ in range(3))
@@ -62,7 +85,10 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
         ]
-        y = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        if self.gathers:  # every position looks at every other: no mask
+            queries, *others = heads
+            heads = [queries, *(Gather.apply(each.contiguous()) for each in others)]
+        y = functional.scaled_dot_product_attention(*heads, is_causal=not self.gathers)
         return self.o(y.transpose(1, 2).flatten(2))
 
 
@@ -163,10 +189,33 @@ def over_the_sequence() -> nn.Module:
     return parallelize_module(model, mesh(), outside)
 
 
+class OfContext(Transformer):
+    """Each rank takes its part of the sequence out of the inputs, which are those of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention.gathers = True
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(own_part(ids))
+
+
+def own_part(ids: Tensor) -> Tensor:
+    return ids.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+
+
+def over_the_context() -> nn.Module:
+    """The sequence cut over the ranks in every layer, the parameters whole."""
+    return OfContext()
+
+
 def llama() -> nn.Module:
     """A small LLaMA, cut as its own class says."""
-    # one that does not go with this torch would keep transformers from being imported
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    from vision import declare_missing_operators  # the examples' own
+
+    declare_missing_operators()  # transformers imports torchvision where it is installed
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -233,4 +282,5 @@ def example_inputs(microbatch_size: int) -> Tensor:
 
 def loss_fn(output: Any, ids: Tensor) -> Tensor:
     logits = getattr(output, "logits", output)
+    ids = ids if logits.shape[1] == ids.shape[1] else own_part(ids)
     return functional.cross_entropy(logits.flatten(0, 1), ids.flatten())

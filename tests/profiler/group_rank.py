@@ -1,5 +1,7 @@
 """One rank of a group: measures models of `group_models` and writes what it finds to a folder.
 
+`experts` come from `group_experts`, as their inputs are others.
+
 The last one, on the command line, runs out of memory on rank 1, which ends there.
 """
 
@@ -19,8 +21,9 @@ FOLDER = Path(sys.argv[1])
 
 dist.init_process_group("gloo")
 for name in sys.argv[2:]:
+    models = MODELS.with_name("group_experts.py") if name == "experts" else MODELS
     try:
-        profile = measure_source(f"{MODELS}:{name}", microbatch_sizes=[2], steps=1)
+        profile = measure_source(f"{models}:{name}", microbatch_sizes=[2], steps=1)
         content = encode(profile)
     except PartoptError as error:
         content = f"{error.code}: {error.message}".encode()

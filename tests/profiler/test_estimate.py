@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from partopt import documents
@@ -218,6 +219,19 @@ def test_a_gpu_has_its_own_kernels(dtype: torch.dtype, masked: bool, kernel: str
         functional.dropout(mixed, 0.1).sum().backward()  # type: ignore[no-untyped-call]
     assert mixed.shape == q.shape
     assert {kernel, f"{kernel}_backward", "aten.native_dropout"} <= set(recorded.names)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_runs_the_kernels_of_a_gpu_again(reentrant: bool) -> None:
+    attend = functional.scaled_dot_product_attention
+    with FakeTensorMode(), kernels_of("cuda"), Recorded() as recorded:
+        q, k, v = (
+            torch.empty(2, 3, 16, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        checkpoint(attend, q, k, v, use_reentrant=reentrant).sum().backward()
+    kernels = [name for name in recorded.names if "attention" in name]
+    flash = "aten._scaled_dot_product_flash_attention"
+    assert kernels == [flash, flash, f"{flash}_backward"]
 
 
 def test_grouped_heads_have_the_shape_of_the_query() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
 import socket
 import subprocess
@@ -12,22 +13,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from msgspec import structs
 
 from partopt import PartoptError, estimate_source
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.profiler.group import RankGroup
 from tests.helpers import ROOT
+from tests.profiler.group_models import Transformer, example_inputs, loss_fn
+from tests.profiler.helpers import structure
 
 HERE = Path(__file__).parent
 LLAMA = ["llama"] if importlib.util.find_spec("transformers") else []
-MEASURED = ["by_hand", "by_dtensor", "over_the_vocabulary", "over_the_sequence", *LLAMA]
-REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "whole"]
+MEASURED = [
+    "by_hand",
+    "by_dtensor",
+    "over_the_vocabulary",
+    "over_the_sequence",
+    "over_the_context",
+    *LLAMA,
+]
+REFUSED = ["other_layers", "data_parallel", "sharded", "of_experts", "experts", "whole"]
 # bytes: samples of 2, sequences of 16, width 32 and 4 bytes a number; 64 words
 HIDDEN, LOGITS = 2 * 16 * 32 * 4, 2 * 16 * 64 * 4
 TABLE, NORMS = 64 * 32 * 4, 4 * 32 * 4
 CUT = (4 * 32 * 32 + 8 * 32 * 32) * 4 // 2  # the matrices of a block, half of them
+WHOLE = {"granularity": "auto", "microbatch_sizes": [2]}  # how one device is measured
 
 
 def run_ranks(command: Sequence[str | Path]) -> list[subprocess.CompletedProcess[str]]:
@@ -90,6 +104,12 @@ def weights(profile: Profile) -> list[int]:
     return [layer.parameter_bytes for layer in profile.layers]
 
 
+def kept_alone(profile: Profile) -> dict[int, int]:
+    """Bytes that one layer keeps and no other."""
+    groups = profile.measurements[0].stash_groups
+    return {group.layers[0]: group.bytes for group in groups if len(group.layers) == 1}
+
+
 def flops(profile: Profile) -> list[int | None]:
     return [layer.forward_flops for layer in profile.measurements[0].layers]
 
@@ -130,6 +150,25 @@ def test_a_sequence_cut_over_the_ranks_sends_a_part(written: Path) -> None:
     assert flops(profile)[1:3] == flops(whole)[1:3]
 
 
+def test_a_rank_of_context_parallelism_holds_all_weights_and_a_part_of_the_sequence(
+    written: Path,
+) -> None:
+    profile = measured(written, "over_the_context")
+    whole = structure(Transformer(), example_inputs, loss_fn, **WHOLE)
+    assert profile.group_ranks == 2
+    assert [layer.name for layer in profile.layers] == ["embed", "blocks.0", "blocks.1", "head"]
+    assert weights(profile) == [TABLE, 2 * CUT + NORMS, 2 * CUT + NORMS, TABLE] == weights(whole)
+    half = HIDDEN // 2
+    assert cuts(profile) == [(0, [1], half), (1, [2], half), (2, [3], half)]
+    assert outputs(profile) == [half, half, half, LOGITS // 2]
+    # half of the queries, each with all keys
+    assert [2 * (each or 0) for each in flops(profile)] == flops(whole)
+    # half of all that a block keeps, but for keys and values: those of all ranks
+    own, all_of_it = kept_alone(profile), kept_alone(whole)
+    for block in (1, 2):
+        assert own[block] == all_of_it[block] // 2 + 2 * (HIDDEN - half)
+
+
 @pytest.mark.skipif(not LLAMA, reason="transformers is not installed")
 def test_a_llama_cut_by_its_own_plan(written: Path) -> None:
     profile = measured(written, "llama")
@@ -154,12 +193,25 @@ def test_a_llama_cut_by_its_own_plan(written: Path) -> None:
         ("data_parallel", "DDP exchanges gradients in each backward, a pipeline once a batch"),
         ("sharded", "FSDP gathers parameters for each microbatch, which a pipeline does not"),
         ("whole", "the ranks of the group exchange nothing in a step: each runs the whole model"),
+        ("experts", "example_inputs(2) is not the same on rank 1 as on rank 0"),
         ("of_experts", 'lies on a mesh with the dimension "ep", ranks with other data'),
     ],
 )
 def test_what_no_group_is_is_refused_on_every_rank(written: Path, name: str, what: str) -> None:
     for rank in range(2):
         assert what in (written / f"{name}.{rank}").read_text()
+
+
+def test_all_ranks_draw_the_same_numbers_however_they_draw_them() -> None:
+    def drawn(rank: int) -> list[float]:
+        RankGroup(rank, ranks=2).seed()
+        return [random.random(), float(np.random.rand()), torch.rand(()).item()]
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    assert drawn(0) == drawn(1)
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+    torch.set_rng_state(before[2])
 
 
 def test_a_rank_without_memory_ends_the_run_with_what_is_finished(written: Path) -> None:

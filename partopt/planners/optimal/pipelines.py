@@ -62,8 +62,7 @@ class Pipelines:
 
     def refutes(self, T: float) -> bool:
         """Whether no pipeline takes T seconds or less."""
-        open_s = self.unrefuted_s
-        if self.refuted_s < T and (T < open_s or open_s == math.inf):
+        if self.refuted_s < T and (self.unrefuted_s > T or self.unrefuted_s == math.inf):
             self._search(T)
         return self.refuted_s >= T
 

@@ -1,8 +1,8 @@
 """The kernels of CUDA, where a model is traced on fake tensors of the CPU.
 
-The CPU has other kernels than CUDA for attention and for dropout, which do other work and keep
-other tensors: a model that is to be estimated for a GPU calls those of CUDA. (Fake tensors of CUDA
-itself end the process where torch was built without it.)
+The CPU has other kernels than CUDA for attention, dropout and recurrent layers, which do other
+work and keep other tensors: a model that is to be estimated for a GPU calls those of CUDA. (Fake
+tensors of CUDA itself end the process where torch was built without it.)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from partopt.profiler.estimating import recurrent
 from partopt.profiler.fake import replace_attribute
 
 _FLASH_HEAD = 256  # the largest head of the flash kernel
@@ -29,7 +30,24 @@ def kernels_of(device: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_without_packed_sequences())
         if device == "cuda":
-            stack.enter_context(_CudaKernels())
+            kernels = stack.enter_context(_CudaKernels())
+            stack.enter_context(_also_in_backward(kernels))
+        yield
+
+
+@contextlib.contextmanager
+def _also_in_backward(kernels: TorchFunctionMode) -> Iterator[None]:
+    """The mode is active in a backward too, where checkpoints run their forward again.
+
+    torch leaves it out of whatever it is asked for, and it is asked for the backward.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run_with_kernels(*arguments: Any, **options: Any) -> Any:
+        with kernels:
+            return run(*arguments, **options)
+
+    with replace_attribute(torch.autograd, "_engine_run_backward", run_with_kernels):
         yield
 
 
@@ -48,7 +66,7 @@ def _without_packed_sequences() -> Iterator[None]:
 
 
 class _CudaKernels(TorchFunctionMode):
-    """Puts CUDA's fused attention and dropout in the place of the CPU's."""
+    """Puts CUDA's kernels of attention, dropout and recurrent layers in the place of the CPU's."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -106,7 +124,13 @@ def _dropout(
     return torch.native_dropout(input, p, True)[0]
 
 
-_REPLACEMENTS: dict[Any, Callable[..., Tensor | None]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.dropout: _dropout,
+    torch.lstm: recurrent.lstm,
+    torch.lstm_cell: recurrent.lstm_cell,
+    torch._pack_padded_sequence: recurrent.refuse_packing,
+    torch.gru: recurrent.without_cell_state(recurrent.GRU),
+    torch.rnn_tanh: recurrent.without_cell_state(recurrent.PLAIN),
+    torch.rnn_relu: recurrent.without_cell_state(recurrent.PLAIN),
 }
