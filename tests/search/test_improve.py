@@ -111,6 +111,22 @@ def test_nothing_there_is_is_better_by_more_than_one_percent(problem):
     assert plan.predicted.period_s <= best_period_s(problem) * 1.01
 
 
+def test_stages_choose_to_recompute_nothing_where_that_is_faster():
+    """By the formulas a choice is as fast, and in the simulator it is slower."""
+    forward = [1e-3, 1e-3, 1e-3, 1e-3, 5e-3, 2e-3]
+    profile = chain_profile(
+        forward,
+        [2 * seconds for seconds in forward],
+        [10**5, 0, 10**6, 10**6, 0, 0],
+        [0, 0, 0, 10**6, 10**6, 0],
+    )
+    given = problem_of(
+        profile, flat(4, 1e8, bus=True), schedule="1f1b", microbatches=4, memory_bytes=10**7
+    )
+    chosen = replace(given, effort="quick", recompute_per_stage=True)
+    assert contest.plan_alone("optimal", chosen)[0].predicted.iteration_s == pytest.approx(0.096)
+
+
 @examples(60)
 @given(problems(layers=6))
 def test_stages_that_choose_to_recompute_are_no_slower_than_stages_that_are_told(problem):
