@@ -242,11 +242,10 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The options but these, and --dtype where it is not given."""
-    kept = {name: value for name, value in options.items() if name not in names}
-    if kept["dtype"] is None:
-        del kept["dtype"]
-    return kept
+    """The options that have a value, but these."""
+    return {
+        name: value for name, value in options.items() if name not in names and value is not None
+    }
 
 
 _ESTIMATING = ("calibrate", "group", "topology")

@@ -85,7 +85,7 @@ def estimate_source(
     name: str | None = None,
     progress: Progress | None = None,
     calibrate: float | None = None,
-    group: int | None = None,
+    group: int = 1,
     topology: TOPOLOGY | None = None,
 ) -> Profile:
     """What the model that `source` names would take on `device`; it is built without weights.
@@ -104,7 +104,7 @@ def estimate_source(
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
-        with open_pretended_group(group or 1) as ranks:
+        with open_pretended_group(group) as ranks:
             model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
             make_parallel(model, ranks)
             inputs_of, loss_fn = found.example_inputs, found.loss_fn

@@ -238,9 +238,9 @@ def _alike(plans: dict[str, Plan], problem: Problem) -> dict[str, Plan]:
     Those that cannot be faster than the best of `plans` are not improved.
     """
     found: dict[str, Plan] = {}
+    best = plans[best_of(plans)]
+    beat_s = best.predicted.period_s if best.fits else math.inf
     for recompute in (False, True) if problem.recompute_per_stage else ():
-        best = plans[best_of(plans)]
-        beat_s = best.predicted.period_s if best.fits else math.inf
         stated = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
         with suppress(PartoptError):
             plan, _ = plan_alone("optimal", stated, beat_s)

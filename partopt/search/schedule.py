@@ -219,7 +219,7 @@ def replan(
         if best.fits and samples_per_s_at_most(problem) <= best.predicted.samples_per_s:
             continue
         with suppress(PartoptError):
-            beat_s = best.predicted.period_s * problem.chain.microbatch_size / best.microbatch_size
+            beat_s = problem.chain.microbatch_size / best.predicted.samples_per_s
             quiet = replace(problem, progress=ignore_progress)
             own, _ = contest.plan_alone("optimal", quiet, beat_s if best.fits else math.inf)
             for each in [own, *_at_any_warmup(own, problem, found)]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
 from partopt.profiler.free_memory import Memory
@@ -145,3 +146,21 @@ def not_run(profile: Profile) -> dict[int, int]:
         for index, layer in enumerate(profile.layers)
         if layer.measured_as is not None
     }
+
+
+def device(**changes: Any) -> Roofline:
+    """A device of round numbers: 1e9 flop/s, 1e6 bytes/s, launches for nothing."""
+    numbers: dict[str, Any] = {
+        "name": "Round",
+        "type": "cpu",
+        "memory_bytes": 10**9,
+        "peaks_flops": {"float32": 1e9, "bfloat16": 1e9, "float16": 1e9},
+        "bandwidth_bytes_per_s": 1e6,
+        "launch_s": 0.0,
+        "matmul": 1.0,
+        "convolution": 1.0,
+        "attention_forward": 1.0,
+        "attention_backward": 1.0,
+        "sha256": "",
+    }
+    return Roofline(**{**numbers, **changes})

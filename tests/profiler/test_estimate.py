@@ -32,6 +32,7 @@ from tests.helpers import flat
 from tests.profiler.helpers import (
     EXAMPLES,
     Parts,
+    device,
     example,
     linear,
     needs_torchvision,
@@ -40,24 +41,6 @@ from tests.profiler.helpers import (
 )
 
 TINY = {"layers": 5, "width": 32, "heads": 4, "context": 16, "vocabulary": 64}
-
-
-def device(**changes: Any) -> Roofline:
-    """A device of round numbers: 1e9 flop/s, 1e6 bytes/s, launches for nothing."""
-    numbers: dict[str, Any] = {
-        "name": "Round",
-        "type": "cpu",
-        "memory_bytes": 10**9,
-        "peaks_flops": {"float32": 1e9, "bfloat16": 1e9, "float16": 1e9},
-        "bandwidth_bytes_per_s": 1e6,
-        "launch_s": 0.0,
-        "matmul": 1.0,
-        "convolution": 1.0,
-        "attention_forward": 1.0,
-        "attention_backward": 1.0,
-        "sha256": "",
-    }
-    return Roofline(**{**numbers, **changes})
 
 
 def clocked(run: Callable[[], Tensor], **changes: Any) -> RooflineClock:

@@ -14,36 +14,17 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from partopt.documents.device import Roofline
 from partopt.errors import PartoptError
 from partopt.profiler.estimate import estimate
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.kernels import kernels_of
 from partopt.profiler.fake import fake_parameters
-from tests.profiler.helpers import Parts, linear, structure
+from tests.profiler.helpers import Parts, device, linear, structure
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 STEPS, SAMPLES, INPUT, HIDDEN = 5, 3, 16, 8  # t, b, i, h
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 MODULES: dict[str, Callable[..., nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-
-
-def device(**changes: Any) -> Roofline:
-    """A device of round numbers: 1e9 flop/s, 1e6 bytes/s, launches for nothing."""
-    numbers: dict[str, Any] = {
-        "name": "Round",
-        "type": "cuda",
-        "memory_bytes": 10**9,
-        "peaks_flops": {"float32": 1e9, "bfloat16": 1e9},
-        "bandwidth_bytes_per_s": 1e6,
-        "launch_s": 0.0,
-        "matmul": 1.0,
-        "convolution": 1.0,
-        "attention_forward": 1.0,
-        "attention_backward": 1.0,
-        "sha256": "",
-    }
-    return Roofline(**{**numbers, **changes})
 
 
 def clocked(module: nn.RNNBase, backward: bool = True, **changes: Any) -> RooflineClock:

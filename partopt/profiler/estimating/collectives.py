@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from partopt.cost.links import allreduce_s, transfer_s
 from partopt.documents.topology import Topology
 from partopt.profiler.dataflow import storages_in
 from partopt.profiler.estimating.work import argument_of
@@ -51,6 +50,8 @@ class Interconnect:
 
         The bytes are those of the whole: of an all-gather what every rank has in the end.
         """
+        from partopt.cost.links import allreduce_s, transfer_s  # imports numba, for groups alone
+
         name = str(func._schema.name).rpartition("::")[2].replace("_", "")
         values = [*arguments, *options.values(), result]
         whole = max(sum(each.nbytes for each in storages_in(value)) for value in values)

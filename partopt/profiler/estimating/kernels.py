@@ -127,10 +127,10 @@ def _dropout(
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.dropout: _dropout,
-    torch.lstm: recurrent.lstm,
+    torch.lstm: recurrent.layers_of(recurrent.LSTM),
     torch.lstm_cell: recurrent.lstm_cell,
     torch._pack_padded_sequence: recurrent.refuse_packing,
-    torch.gru: recurrent.without_cell_state(recurrent.GRU),
-    torch.rnn_tanh: recurrent.without_cell_state(recurrent.PLAIN),
-    torch.rnn_relu: recurrent.without_cell_state(recurrent.PLAIN),
+    torch.gru: recurrent.layers_of(recurrent.GRU),
+    torch.rnn_tanh: recurrent.layers_of(recurrent.PLAIN),
+    torch.rnn_relu: recurrent.layers_of(recurrent.PLAIN),
 }

@@ -50,27 +50,25 @@ class PretendedGroup(RankGroup):
         return is_out_of_memory(error)
 
 
-def check_interconnect(group: int | None, topology: TOPOLOGY | None) -> Interconnect | None:
+def check_interconnect(group: int, topology: TOPOLOGY | None) -> Interconnect | None:
     """The links of a group of so many ranks; None for one rank.
 
     Raises PartoptError for a number that does not divide the topology, and for one of the two
     without the other.
     """
-    if group is not None:
-        documents.check_option("group", group, Count, "8 ranks are a server of eight devices")
-    if (group or 1) == 1:
+    documents.check_option("group", group, Count, "8 ranks are a server of eight devices")
+    if group == 1:
         if topology is not None:
-            raise _unpaired("topology", "says over which links a group of ranks exchanges", "group")
+            raise _needs("topology", "says over which links a group of ranks exchanges", "group")
         return None
-    assert group is not None
     if topology is None:
-        raise _unpaired("group", "its ranks exchange over the links of a topology", "topology")
+        raise _needs("group", "its ranks exchange over the links of a topology", "topology")
     loaded = topology if isinstance(topology, Topology) else Topology.load(topology)
     group_levels(loaded.levels, group)
     return Interconnect(loaded)
 
 
-def _unpaired(option: str, what: str, missing: str) -> PartoptError:
+def _needs(option: str, what: str, missing: str) -> PartoptError:
     return PartoptError(
         f"`{option}`: {what}, and there is no `{missing}`",
         f"give `{missing}` too, or leave `{option}` out",

@@ -75,25 +75,33 @@ class Call:
         return x.transpose(0, 1) if self.batch_first else x
 
 
-def lstm(
-    x: Tensor,
-    states: Any,
-    weights: Any,
-    biases: Any,
-    layers: int,
-    dropout: float,
-    training: bool,
-    bidirectional: bool,
-    batch_first: Any = False,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Output, hidden and cell states of `torch.lstm`; None for packed sequences."""
-    if isinstance(states, Tensor):
-        return None
-    projected = states[0].shape[-1] != states[1].shape[-1]
-    options = bool(biases), projected, layers, dropout * training, 1 + bidirectional, batch_first
-    hx, cx = states
-    y, h, c = _run(Call(LSTM, *options), x, hx, cx, weights)
-    return y, h, c
+def layers_of(cell: Cell) -> Callable[..., tuple[Tensor, ...] | None]:
+    """Output and states of `torch.lstm`, `torch.gru` and the like; None for packed sequences."""
+
+    def run(
+        x: Tensor,
+        states: Any,
+        weights: Any,
+        biases: Any,
+        layers: int,
+        dropout: float,
+        training: bool,
+        bidirectional: bool,
+        batch_first: Any = False,
+    ) -> tuple[Tensor, ...] | None:
+        # packed, the sizes of the batches come before the states
+        if isinstance(states if cell is LSTM else weights, Tensor):
+            return None
+        hx, cx = states if cell is LSTM else (states, None)
+        projected = cx is not None and hx.shape[-1] != cx.shape[-1]
+        directions = 1 + bidirectional
+        call = Call(
+            cell, bool(biases), projected, layers, dropout * training, directions, batch_first
+        )
+        made: tuple[Tensor, ...] = _run(call, x, hx, cx, weights)
+        return made if cell is LSTM else made[:2]
+
+    return run
 
 
 def lstm_cell(
@@ -111,29 +119,6 @@ def lstm_cell(
     fused = torch.ops.aten._thnn_fused_lstm_cell
     h, c, _ = fused(x @ w_ih.t(), hx @ w_hh.t(), cx, b_ih, b_hh)
     return h, c
-
-
-def without_cell_state(cell: Cell) -> Callable[..., tuple[Tensor, Tensor] | None]:
-    """Output and hidden states of `torch.gru` and the like; None for packed sequences."""
-
-    def run(
-        x: Tensor,
-        state: Tensor,
-        weights: Any,
-        biases: Any,
-        layers: int,
-        dropout: float,
-        training: bool,
-        bidirectional: bool,
-        batch_first: Any = False,
-    ) -> tuple[Tensor, Tensor] | None:
-        if isinstance(weights, Tensor):
-            return None
-        options = bool(biases), False, layers, dropout * training, 1 + bidirectional, batch_first
-        y, h, _ = _run(Call(cell, *options), x, state, None, weights)
-        return y, h
-
-    return run
 
 
 def refuse_packing(*_arguments: Any) -> NoReturn:
