@@ -1,0 +1,50 @@
+"""What an engine runs: a stage of a model, which computes on microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Crossing(NamedTuple):
+    """A tensor that crosses a cut, the same for every microbatch.
+
+    Where `gradient` is true its gradient comes back, of the same shape and format.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gradient: bool
+
+
+class Stage(Protocol):
+    """A stage on this rank.
+
+    It keeps what a microbatch's backward needs from its forward on. Tensors come and go in the
+    order of `receives` and of `sends`, gradients in the same order, of those that have one.
+    """
+
+    receives: Sequence[Crossing]  # of the cut before the stage; of the first stage none
+    sends: Sequence[Crossing]  # of the cut behind it; of the last stage none
+    parameters: Sequence[nn.Parameter]  # those that train, each once
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
+        """Run the forward; where the stage recomputes, only its inputs are kept."""
+
+    def recompute(self, microbatch: int) -> None:
+        """Run the forward once more from the kept inputs, for a backward that comes next."""
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Run the whole backward: gradients of `sends` to gradients of `receives`.
+
+        Those of the parameters add up in their `.grad`.
+        """
+
+    def backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Run the backward of the inputs alone; `backward_weight` follows some time later."""
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Run the backward of the weights alone."""
