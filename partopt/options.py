@@ -214,7 +214,6 @@ def _check_auto(options: Options) -> None:
             f"`replication={options.replication}`: `schedule=auto` tries all grids",
             "drop `replication`, or name a schedule",
         )
-    _check_shard(options, "synchronous schedules")
     _check_iteration(options, "for example `global_batch=512`")
 
 
@@ -228,7 +227,6 @@ def _check_schedule(options: Options) -> None:
             f"choose {' or '.join(able)}",
         )
     if not entry.asynchronous:
-        _check_shard(options, options.schedule)
         _check_iteration(options, "for example `microbatches=64`")
         return
     if options.buffers == "all":
@@ -244,17 +242,6 @@ def _check_schedule(options: Options) -> None:
                 f"`{name}`: {options.schedule} is asynchronous and has no iterations",
                 f"drop `{name}`, or choose `schedule=1f1b`",
             )
-
-
-def _check_shard(options: Options, who: str) -> None:
-    """Gradients that add up over an iteration are whole on every replica until its end."""
-    if options.shard == "gradients":
-        raise _conflict(
-            "shard",
-            f"`shard=gradients`: not for {who}, whose gradients add up over several microbatches: "
-            "a share would need an exchange for each, which is not counted",
-            "choose `shard=optimizer`, or `schedule=pipedream-2bw`",
-        )
 
 
 def _check_iteration(options: Options, example: str) -> None:

@@ -162,10 +162,10 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--shard",
-        type=click.Choice(["none", "optimizer", "gradients"]),
+        type=click.Choice(["none", "optimizer", "gradients", "parameters"]),
         default="none",
         show_default=True,
-        help="What replicas of a stage hold a share of (ZeRO 1, 2).",
+        help="What replicas of a stage hold a share of (ZeRO 1, 2, 3; each with those before).",
     ),
     memory_option,
     click.option(

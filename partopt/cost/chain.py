@@ -49,6 +49,7 @@ class Chain:
     stash_bytes: RangeSum  # stash(i, j)
     # transient(i, j), beside the stash of the whole range: layers free theirs as they are done
     transient_bytes: RangeMax
+    layer_bytes: RangeMax  # of all parameters of a layer
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
 
@@ -162,6 +163,7 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         frozen_bytes=chain.frozen_bytes.over(boundaries),
         stash_bytes=chain.stash_bytes.over(boundaries),
         transient_bytes=chain.transient_bytes.over(boundaries),
+        layer_bytes=chain.layer_bytes.over(boundaries),
     )
 
 
@@ -195,6 +197,7 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         transient_bytes=RangeMax(
             [layer.transient_bytes for layer in measurement.layers], stash_bytes
         ),
+        layer_bytes=RangeMax([layer.parameter_bytes for layer in profile.layers]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in _SIXTEEN_BIT,
     )

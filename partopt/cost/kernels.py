@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import exposed_s, tied_s
+from partopt.cost.collectives import exposed_s
 from partopt.cost.compiled import compiled
-from partopt.cost.memory import Kept
+from partopt.cost.memory import Kept, parameters_bytes
 from partopt.cost.passes import (
     NEVER,
     message_s,
@@ -63,6 +63,7 @@ class Layers(NamedTuple):
     frozen: Differences
     stash: Differences
     transient: Maxima
+    layer: Maxima  # parameters of a layer
     # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
     versions: int
     depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
@@ -93,6 +94,7 @@ class Held(NamedTuple):
     frozen: float  # parameters without one
     stash: float  # of one microbatch
     transient: float  # the most that layers take while they run, beside the stash
+    layer: float  # parameters of the largest layer
 
 
 class StageCost(NamedTuple):
@@ -139,6 +141,7 @@ def layers_of(problem: Problem) -> Layers:
         frozen=chain.frozen_bytes.differences(),
         stash=chain.stash_bytes.differences(),
         transient=chain.transient(entry.split).maxima(),
+        layer=chain.layer_bytes.maxima(),
         versions=entry.weight_versions,
         depends_on=entry.kernel.depends_on,
         any_warmup=entry.takes_warmup,
@@ -172,7 +175,7 @@ def tied_of(problem: Problem) -> Tied:
     for g, group in enumerate(groups):
         before[g] = np.searchsorted(group.members, cuts)
         for held in range(1, len(group.members)):
-            seconds[g, held] = tied_s(group.size, 1 + len(group.members) - held, problem.topology)
+            seconds[g, held] = problem.tied_s(group.size, 1 + len(group.members) - held)
     return Tied(before, seconds)
 
 
@@ -192,12 +195,13 @@ def held_by(layers, i, j):  # type: ignore[no-untyped-def]
     """What a stage [i, j) holds."""
     trained = between(layers.trained, i, j)
     if layers.memory == np.inf:
-        return Held(trained, 0.0, 0.0, 0.0)
+        return Held(trained, 0.0, 0.0, 0.0, 0.0)
     return Held(
         trained,
         between(layers.frozen, i, j),
         between(layers.stash, i, j),
         largest(layers.transient, i, j),
+        largest(layers.layer, i, j) if layers.kept.shard >= 3 else 0.0,
     )
 
 
@@ -268,9 +272,9 @@ def memory_bytes(layers, stage, F, r):  # type: ignore[no-untyped-def]
     If it recomputes, with one stash rebuilt: what it keeps at the least.
     """
     held, W, kept = stage.held, stage.held.trained, layers.kept
-    versions = F if layers.versions == ALL_IN_FLIGHT else layers.versions
+    own = (F if layers.versions == ALL_IN_FLIGHT else layers.versions) * W + held.frozen
     return (
-        np.rint(versions * W + held.frozen)
+        np.rint(parameters_bytes(own, held.layer, r if kept.shard >= 3 else 1))
         + np.rint(kept.gradients * W / (r if kept.shard >= 2 else 1))
         + np.rint(kept.state * W / (r if kept.shard >= 1 else 1))
         + np.rint((1 if stage.mode else F) * held.stash)
@@ -294,6 +298,7 @@ def most_in_flight(layers, stage, r):  # type: ignore[no-untyped-def]
     kept = 0.0 if stage.mode else stage.held.stash
     buffers = 0.0 if layers.kept.posted else stage.before + stage.after
     versions = stage.held.trained if layers.versions == ALL_IN_FLIGHT else 0.0
+    versions /= r if layers.kept.shard >= 3 else 1
     each = buffers + kept + versions
     if none > layers.memory or (each == 0.0 and memory_bytes(layers, stage, 1, r) > layers.memory):
         return 0

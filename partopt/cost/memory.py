@@ -6,9 +6,10 @@ backward takes while it runs.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain
@@ -25,7 +26,9 @@ STATE_BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adam8bit": 2, "adafactor": 0
 _MASTER_BYTES = 4  # the fp32 copy of a 16-bit parameter
 
 
-SHARDED = {"none": 0, "optimizer": 1, "gradients": 2}  # stages of ZeRO (Rajbhandari et al. 2020)
+# stages of ZeRO (Rajbhandari et al. 2020)
+SHARDED = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}
+GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of the next
 
 
 class Kept(NamedTuple):
@@ -33,7 +36,8 @@ class Kept(NamedTuple):
 
     gradients: float  # bytes for a byte of parameters with a gradient
     state: float  # bytes of optimizer state for it
-    shard: int = 0  # of what a replica holds a share: nothing, the state, the gradients too
+    # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
+    shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
 
 
@@ -48,6 +52,8 @@ class Sizes(NamedTuple):
     transient: float  # the most that layers take while they run, beside the stash
     inputs: float  # that cross the cut before it, for one microbatch
     outputs: float  # and the cut behind it
+    layer: float = 0.0  # parameters of its largest layer
+    sharers: int = 1  # devices that share its parameters
 
 
 def kept_of(
@@ -67,9 +73,19 @@ def kept_of(
     return Kept(gradient / each, state / each, SHARDED[rules.shard], posted)
 
 
-def shares(kept: Kept, replicas: int) -> tuple[int, int]:
-    """Devices that share the gradients of a stage, and those that share its state."""
-    return replicas if kept.shard >= 2 else 1, replicas if kept.shard >= 1 else 1
+def shares(kept: Kept, replicas: int) -> tuple[int, int, int]:
+    """Devices that share the parameters of a stage, its gradients, and its state."""
+    parameters, gradients, state = (replicas if kept.shard >= k else 1 for k in (3, 2, 1))
+    return parameters, gradients, state
+
+
+@register_jitable
+def parameters_bytes(own: Any, layer: Any, sharers: int) -> Any:
+    """Bytes of parameters on one device of a stage that has `own` in all; for arrays too.
+
+    Where devices share them, some layers are whole at a time, up to all of them.
+    """
+    return np.minimum(own, own / sharers + GATHERED * layer)
 
 
 def posted_buffers(posted: int, replicas: int, in_flight: int) -> int:
@@ -93,7 +109,7 @@ def stage_memory(
     `split`: backwards are in two parts.
     """
     trained = chain.trained_bytes(i, j)
-    gradients, state = shares(kept, replicas)
+    parameters, gradients, state = shares(kept, replicas)
     sizes = Sizes(
         trained,
         chain.frozen_bytes(i, j),
@@ -103,6 +119,8 @@ def stage_memory(
         chain.transient(split)(i, j),
         chain.a[i],
         chain.a[j],
+        chain.layer_bytes(i, j),
+        parameters,
     )
     buffers = posted_buffers(kept.posted, replicas, in_flight)
     return device_memory(sizes, in_flight, weight_versions, rebuilt, buffers)
@@ -121,14 +139,16 @@ def device_memory(
     """
     activations = (rebuilt or in_flight) * sizes.stash
     parts = {
-        "parameters_bytes": weight_versions * sizes.trained + sizes.frozen,
+        "parameters_bytes": parameters_bytes(
+            weight_versions * sizes.trained + sizes.frozen, sizes.layer, sizes.sharers
+        ),
         "gradients_bytes": sizes.gradients,
         "optimizer_bytes": sizes.state,
         "activations_bytes": activations,
         "buffers_bytes": buffers * (sizes.inputs + sizes.outputs),
         "transient_bytes": sizes.transient,
     }
-    whole = {name: round(size) for name, size in parts.items()}
+    whole = {name: round(float(size)) for name, size in parts.items()}
     return Memory(**whole, total_bytes=sum(whole.values()))
 
 
@@ -144,9 +164,10 @@ def memory_table(
     """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i."""
     trained, stash = chain.trained_bytes.table(), chain.stash_bytes.table()
     inputs, outputs = chain.a[:, None], chain.a[None, :]
-    gradients, state = shares(kept, replicas)
+    parameters, gradients, state = shares(kept, replicas)
+    own = weight_versions * trained + chain.frozen_bytes.table()
     parts = [
-        weight_versions * trained + chain.frozen_bytes.table(),
+        parameters_bytes(own, chain.layer_bytes.table(), parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
         (1 if recompute else in_flight) * stash,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partopt.cost.collectives import allreduce_over, allreduce_s, exposed, tied_s
+from partopt.cost.collectives import exposed
 from partopt.cost.links import hold_s, paired_sides_s, run_sides_s
 from partopt.cost.passes import (
     most_in_flight,
@@ -114,7 +114,7 @@ def _sides_s(
     M, r = problem.microbatches, len(ranks)
     even = 1.0 if M is None else M // r * r / M
     gradients, pause_s = 0.0, 0.0
-    reduced = allreduce_over(ranks if ring else ranks[:1], topology)
+    reduced = problem.allreduce_over(ranks if ring else ranks[:1])
     if ring:
         gradients = _trained_bytes(partition, s, problem)
         pause_s = reduced.latency_s + tied_exchange_s(partition, s, problem)
@@ -182,7 +182,7 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds for stage s to exchange tied gradients with the other stages that hold them."""
     return sum(
         (
-            tied_s(group.size, holders, problem.topology)
+            problem.tied_s(group.size, holders)
             for group, holders in tied_groups(partition, s, problem)
         ),
         0.0,
@@ -192,7 +192,7 @@ def tied_exchange_s(partition: Partition, s: int, problem: Problem) -> float:
 def gradients_s(partition: Partition, s: int, problem: Problem) -> float:
     """Seconds for stage s to exchange gradients among its replicas, and tied ones with others."""
     trained, ranks = _trained_bytes(partition, s, problem), partition.stages[s].ranks
-    return allreduce_s(trained, ranks, problem.topology) + tied_exchange_s(partition, s, problem)
+    return problem.allreduce_over(ranks).seconds(trained) + tied_exchange_s(partition, s, problem)
 
 
 def all_loads(partition: Partition, problem: Problem) -> list[list[Load]]:
@@ -245,7 +245,7 @@ def fullest(
 def allreduce_left_s(stage: Assignment, problem: Problem) -> float:
     """Seconds of a stage's all-reduce that are left when its last backward has ended."""
     trained = float(problem.chain.trained_bytes(stage.start, stage.stop))
-    seconds = allreduce_s(trained, stage.ranks, problem.topology)
+    seconds = problem.allreduce_over(stage.ranks).seconds(trained)
     split = schedule(problem.schedule).split
     last = problem.chain.gradients_s(stage.start, stage.stop, split)
     return float(exposed(seconds, trained, last, problem.early_bytes))

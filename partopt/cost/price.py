@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from partopt.cost.collectives import allreduce_s, members_crossed
+from partopt.cost.collectives import members_crossed
 from partopt.cost.flight import (
     chunks_in_flight,
     in_flight,
@@ -30,6 +30,7 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
+from partopt.cost.sharding import PARAMETERS
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted, Request
 from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
@@ -114,7 +115,7 @@ def _stage(
     return structs.replace(
         unplaced,
         ranks=list(stage.ranks),
-        allreduce_s=allreduce_s(unplaced.trained_bytes, stage.ranks, problem.topology),
+        allreduce_s=problem.allreduce_over(stage.ranks).seconds(unplaced.trained_bytes),
         tied_exchange_s=tied_exchange_s(partition, s, problem),
     )
 
@@ -136,7 +137,7 @@ def unplaced_stage(
     """
     stage, chain = Assignment(start, stop, range(replicas), recompute), problem.chain
     messages, back_messages = map(int, problem.messages_each_way[:, start])
-    forward = chain.forward_s(start, stop)
+    forward, shared = chain.forward_s(start, stop), problem.kept.shard >= PARAMETERS
     return Stage(
         start=start,
         stop=stop,
@@ -164,6 +165,7 @@ def unplaced_stage(
         stash_bytes=round(chain.stash_bytes(start, stop)),
         transient_bytes=round(chain.transient(split=False)(start, stop)),
         split_transient_bytes=round(chain.transient(split=True)(start, stop)),
+        layer_bytes=round(chain.layer_bytes(start, stop)) if shared else 0,
         memory=_memory(stage, held, kept, problem),
     )
 
@@ -267,22 +269,30 @@ def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]
     """The all-reduce of stage s over its replicas, and its part in tied exchanges."""
     stage, topology = partition.stages[s], problem.topology
     per = "round" if problem.microbatches is None else "iteration"
-    if len(stage.ranks) > 1:
-        yield Flow(
-            kind="allreduce",
-            stage=s,
-            ranks=list(stage.ranks),
-            bytes=round(problem.chain.trained_bytes(stage.start, stage.stop)),
-            per=per,
-            level=topology.levels[max(members_crossed(stage.ranks, topology)) - 1].name,
-        )
+    own, exchange = range(stage.start, stage.stop), problem.exchange
+    trained = problem.chain.trained_bytes(own.start, own.stop)
+    whole = problem.chain.parameter_bytes(own.start, own.stop)
+    for kind, size, often in (
+        ("allreduce", exchange.reduced * trained, per),
+        ("allgather", 2 * exchange.gathered * whole, "microbatch"),
+        ("reducescatter", exchange.scattered * trained, "microbatch"),
+    ):
+        if len(stage.ranks) > 1 and (size or (kind == "allreduce" and exchange.reduced)):
+            yield Flow(
+                kind=kind,
+                stage=s,
+                ranks=list(stage.ranks),
+                bytes=round(size),
+                per=often,
+                level=topology.levels[max(members_crossed(stage.ranks, topology)) - 1].name,
+            )
     for group, holders in tied_groups(partition, s, problem):
         yield Flow(
             kind="tied",
             stage=s,
             holders=holders,
             parameters=list(group.names),
-            bytes=round(group.size),
+            bytes=round(problem.kept.gradients * group.size),
             per=per,
             level=topology.levels[topology.outermost_level - 1].name,
         )

@@ -13,11 +13,12 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
-from partopt.cost.collectives import BUCKET_BYTES
+from partopt.cost.collectives import BUCKET_BYTES, AllReduce, allreduce_over, tied_s
 from partopt.cost.figures import peak_flops, sample_flops
 from partopt.cost.links import Network, network_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
+from partopt.cost.sharding import Exchange, early_bytes, exchange_of, exchange_topology
 from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
 from partopt.documents.plan import (
@@ -108,9 +109,27 @@ class Problem:
         return kept_of(self.optimizer, self.memory_rules, self.chain.sixteen_bit, self.microbatches)
 
     @cached_property
+    def exchange(self) -> Exchange:
+        """What replicas exchange for each byte of parameters."""
+        return exchange_of(self.kept, self.microbatches is not None)
+
+    @cached_property
+    def exchange_topology(self) -> Topology:
+        """The topology, its all-reduces as fast as the gradients of parameters are exchanged."""
+        return exchange_topology(self.topology, self.exchange)
+
+    def allreduce_over(self, ranks: Sequence[int]) -> AllReduce:
+        """How `ranks` exchange the gradients of their parameters, for each byte of these."""
+        return allreduce_over(ranks, self.exchange_topology)
+
+    def tied_s(self, parameter_bytes: float, holders: int) -> float:
+        """Seconds for `holders` stages to exchange the gradients of tied parameters."""
+        return tied_s(self.kept.gradients * parameter_bytes, holders, self.topology)
+
+    @cached_property
     def network(self) -> Network:
-        """The levels of the topology, for compiled code."""
-        return network_of(self.topology, self.serial_transfers)
+        """The levels of the topology, for compiled code; all-reduces as `exchange_topology`."""
+        return network_of(self.exchange_topology, self.serial_transfers)
 
     @cached_property
     def messages_hold(self) -> bool:
@@ -140,6 +159,7 @@ class Problem:
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
             parameter_bytes=self.profile.parameter_bytes(),
+            sixteen_bit=self.chain.sixteen_bit,
             estimated=self.profile.estimated_for,
             tokens_per_sample=self.profile.model.tokens_per_sample,
             sample_flops=sample_flops(self.profile),
@@ -218,12 +238,12 @@ class Problem:
 
     @property
     def early_bytes(self) -> float:
-        """Gradients that are exchanged at once while the last backward goes on.
+        """Bytes of parameters whose gradients are exchanged at once beside the last backward.
 
         Infinite where it comes first.
         """
         early = self.microbatches is not None and not self.blocking_allreduce
-        return float(self.bucket_bytes) if early else math.inf
+        return early_bytes(self.bucket_bytes, self.exchange) if early else math.inf
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""

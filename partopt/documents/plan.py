@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -109,12 +108,14 @@ class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=
 
     `estimated` is the device that its times were estimated for, where nobody measured them.
     `sample_flops` are the model's operations on a sample, forward and backward, `peak_flops` what a
-    device computes in a second at most; both are there where they are known.
+    device computes in a second at most; both are there where they are known. `sixteen_bit` says
+    that its parameters are numbers of 16 bits.
     """
 
     name: str
     sha256: str
     parameter_bytes: Bytes
+    sixteen_bit: bool = False
     estimated: str | None = None
     tokens_per_sample: Count | None = None
     sample_flops: Positive | None = None
@@ -173,15 +174,6 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     def copies(self) -> int:
         """Copies of the model that a schedule runs across each other on the same devices."""
         return 2 if self.family == "mirrored" else 1
-
-    @property
-    def early_bytes(self) -> float:
-        """Gradients that are exchanged at once while the last backward goes on.
-
-        Infinite where it comes first.
-        """
-        early = self.microbatches is not None and self.allreduce == "overlap"
-        return float(self.bucket_bytes) if early else math.inf
 
     @property
     def idle_ranks(self) -> list[int]:

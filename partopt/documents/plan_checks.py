@@ -137,8 +137,6 @@ def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
             "re-run `solve`",
         )
     synchronous = plan.microbatches is not None
-    if rules.shard == "gradients" and synchronous:
-        yield _fault(f"memory_rules.shard: gradients under {plan.schedule}", "they add up there")
     if rules.buffers == "all" and not synchronous:
         yield _fault(f"memory_rules.buffers: all under {plan.schedule}", "it has no iteration")
     ranks = [rank for stage in plan.stages for rank in stage.ranks]

@@ -12,7 +12,7 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 
 Gradients = Literal["parameters", "float32"]
 Buffers = Literal["flight", "all"]
-Shard = Literal["none", "optimizer", "gradients"]
+Shard = Literal["none", "optimizer", "gradients", "parameters"]
 Reserve = Literal["none", "given", "measured", "assumed"]
 
 # S   stages; s   one of them, 0..S-1 in the order of the layers
@@ -69,7 +69,8 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     the one before it go `back_bytes` of gradients, where these are fewer, in `back_messages`, and
     the input comes in `messages`. `stash_bytes` are what its backward needs kept. While the
     backward runs it takes `transient_bytes` beside them, or `split_transient_bytes` where it is in
-    two parts and frees no stash as it goes.
+    two parts and frees no stash as it goes. `layer_bytes` are the parameters of its largest layer,
+    where its replicas hold a share of the parameters each.
     """
 
     start: Index
@@ -98,6 +99,7 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     stash_bytes: Bytes
     transient_bytes: Bytes = 0
     split_transient_bytes: Bytes = 0
+    layer_bytes: Bytes = 0
     memory: Memory
 
     @property

@@ -202,7 +202,7 @@ def _on_grids(problem: Problem, entry: Schedule, laid: _Laid) -> Iterator[Candid
                 continue
             for stages in laid.balance(entry.shape, S, stages_a_device(own), own):
                 for number, grid in enumerate(
-                    laid.grids_of((entry.shape, v, p, d), problem.topology)
+                    laid.grids_of((entry.shape, v, p, d), problem.exchange_topology)
                 ):
                     straight = NESTED if number else CONTIGUOUS
                     family = straight if entry.shape == STRAIGHT else entry.shape

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import allreduce_over, exposed
+from partopt.cost.collectives import exposed
 from partopt.cost.flight import in_flight, weight_versions
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table
@@ -162,7 +162,7 @@ class Tables:
 
     def _rates_of(self, own: Sequence[int], before: int, after: int) -> Rates:
         """The rates of a stage whose neighbours part from it at these levels, 0 for none."""
-        reduced = allreduce_over(own, self.problem.topology)
+        reduced = self.problem.allreduce_over(own)
         return Rates(
             len(own),
             (before, after),

@@ -72,7 +72,7 @@ def coarse_starts(problem: Problem) -> Iterator[Partition]:
 
 def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
     """Probes, and the stages to ask each of them for."""
-    shapes = shapes_of(problem.topology, problem.serial_transfers)
+    shapes = shapes_of(problem.exchange_topology, problem.serial_transfers)
     whole = ContiguousProbe(problem, keep_whole_groups(shapes))
     yield from (
         (whole, stages) for stages in (STAGES if problem.stages is None else (problem.stages,))

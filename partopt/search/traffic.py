@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import allreduce_over
 from partopt.cost.links import transfer_s
 from partopt.cost.problem import Partition, Problem
 from partopt.simulator.ports import ports_of
@@ -78,10 +77,7 @@ class Traffic:
 
     def _ring_of(self, ranks: Sequence[int]) -> Floats:
         """Seconds a microbatch for each byte of the all-reduce over `ranks`, shape (ports,)."""
-        load, loads = (
-            np.zeros(self.ports.count),
-            allreduce_over(ranks, self.problem.topology).slopes,
-        )
+        load, loads = np.zeros(self.ports.count), self.problem.allreduce_over(ranks).slopes
         for port, k in self.ports.of_ring(ranks):
             load[port] = loads[k]
         return load / (self.problem.microbatches or len(ranks))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt.cost.flight import blocking_warmups, weight_versions
+from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
@@ -27,7 +28,7 @@ from partopt.simulator.prediction import (
     with_memory,
     with_prediction,
 )
-from partopt.simulator.restate import posted_of, with_conditions, with_counts
+from partopt.simulator.restate import with_conditions, with_counts
 
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
@@ -184,8 +185,8 @@ def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     """Bytes on a device of the stage with `held` microbatches in flight."""
     versions, split = weight_versions(plan.schedule, held), schedule(plan.schedule).split
     # under schedules that take warm-ups a stage keeps one stash that is rebuilt
-    posted = posted_of(plan)
-    return with_counts(stage, held - 1, held, versions, 1, split, posted).memory.total_bytes
+    kept = kept_by(plan)
+    return with_counts(stage, held - 1, held, versions, 1, split, kept).memory.total_bytes
 
 
 def _fits(execution: Execution) -> bool:

@@ -82,11 +82,9 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
             option="schedule",
             schedule=name,
         )
-    rules = plan.memory_rules
-    if rules.buffers == "all" if asynchronous else rules.shard == "gradients":
-        what = f"buffers={rules.buffers}" if asynchronous else f"shard={rules.shard}"
+    if asynchronous and plan.memory_rules.buffers == "all":
         raise PartoptError(
-            f"`schedule={name}`: the plan has `{what}`, which is not for it",
+            f"`schedule={name}`: the plan has `buffers=all`, which is not for it",
             f"plan for it: `solve` `schedule={name}`",
             code="conflicting-options",
             option="schedule",

@@ -9,6 +9,7 @@ import re
 
 from msgspec.structs import replace
 
+from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
@@ -17,7 +18,7 @@ from partopt.schedules.order import I, Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import forwards_first, layout_of, posted_of, with_counts
+from partopt.simulator.restate import forwards_first, layout_of, with_counts
 from partopt.simulator.work import work_of
 
 
@@ -64,7 +65,7 @@ def _with_counts_of(order: Order, plan: Plan) -> list[Stage]:
             versions=1,
             rebuilt=1,
             split=bool((order.kind == I).any()),
-            posted=posted_of(plan),
+            kept=kept_by(plan),
         )
         for s, stage in enumerate(plan.stages)
     ]

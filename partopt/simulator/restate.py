@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from partopt.cost.collectives import allreduce_s, tied_s
 from partopt.cost.flight import in_flight, noam, rebuilt, warmup, weight_versions
-from partopt.cost.memory import Sizes, device_memory, posted_buffers
+from partopt.cost.memory import Kept, Sizes, device_memory, posted_buffers, shares
+from partopt.cost.sharding import exchange_by, exchange_topology, kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
@@ -51,8 +52,8 @@ def with_conditions(
             code="microbatches-missing",
             schedule=name,
         )
-    changed = _on_network(plan, topology or plan.topology)
-    changed = replace(changed, schedule=name, microbatches=M, **fields)
+    changed = replace(plan, schedule=name, microbatches=M, **fields)
+    changed = _on_network(changed, topology or plan.topology)
     counts, kept = _counts(changed, warmups), _rebuilt(changed)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(
@@ -66,7 +67,7 @@ def with_conditions(
                 weight_versions(name, held),
                 kept[s],
                 schedule(name).split,
-                posted_of(changed),
+                kept_by(changed),
             )
             for s, (stage, (first, held)) in enumerate(zip(changed.stages, counts, strict=True))
         ],
@@ -76,10 +77,11 @@ def with_conditions(
 def _on_network(plan: Plan, topology: Topology) -> Plan:
     """The plan on `topology`, its exchanges of gradients as long as they take there."""
     tied = _tied_exchanges_s(plan, topology)
+    reducing = exchange_topology(topology, exchange_by(plan))
     stages = [
         replace(
             stage,
-            allreduce_s=allreduce_s(stage.trained_bytes, stage.ranks, topology),
+            allreduce_s=allreduce_s(stage.trained_bytes, stage.ranks, reducing),
             tied_exchange_s=tied[s],
         )
         for s, stage in enumerate(plan.stages)
@@ -144,18 +146,13 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def posted_of(plan: Plan) -> int:
-    """M, where all microbatches of an iteration have receive buffers; 0: those in flight."""
-    return plan.microbatches or 0 if plan.memory_rules.buffers == "all" else 0
-
-
 def with_counts(
-    stage: Stage, warmup: int, held: int, versions: int, rebuilt: int, split: bool, posted: int
+    stage: Stage, warmup: int, held: int, versions: int, rebuilt: int, split: bool, kept: Kept
 ) -> Stage:
     """The stage with this warm-up, `held` microbatches in flight and `versions` of its weights.
 
     Its memory is updated to them, to the `rebuilt` stashes that it keeps if it recomputes, and to
-    backwards that are `split` or not; `posted` is as in `posted_of`.
+    backwards that are `split` or not; `kept` is what its trainer keeps.
     """
     sizes = Sizes(
         stage.trained_bytes,
@@ -166,8 +163,10 @@ def with_counts(
         stage.transient(split),
         stage.input_bytes,
         stage.output_bytes,
+        stage.layer_bytes,
+        shares(kept, stage.replicas)[0],
     )
-    buffers = posted_buffers(posted, stage.replicas, held)
+    buffers = posted_buffers(kept.posted, stage.replicas, held)
     memory = device_memory(sizes, held, versions, rebuilt if stage.recompute else 0, buffers)
     return replace(stage, warmup=warmup, in_flight=held, weight_versions=versions, memory=memory)
 

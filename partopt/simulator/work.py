@@ -5,6 +5,7 @@ Together with the order, they are all that a simulation needs to know of the pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,13 @@ from partopt.cost.collectives import (
     AllReduce,
     allreduce_over,
     tail_share,
+)
+from partopt.cost.sharding import (
+    Exchange,
+    early_bytes,
+    exchange_by,
+    exchange_topology,
+    half_s,
 )
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
@@ -158,9 +166,11 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
 
     `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
     """
+    exchange = exchange_by(plan)
+    seconds = [_seconds(stage, plan.topology, exchange, recompute_apart) for stage in plan.stages]
     return Work(
         ranks=[stage.ranks for stage in plan.stages],
-        seconds=np.array([_seconds(stage, recompute_apart) for stage in plan.stages]).T,
+        seconds=np.array(seconds).T,
         cut_bytes=np.array([*(stage.input_bytes for stage in plan.stages), 0.0]),
         back_bytes=np.array([*(stage.gradient_bytes for stage in plan.stages), 0.0]),
         messages=np.array(
@@ -171,33 +181,43 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         ),
         gradient_bytes=np.array([float(stage.trained_bytes) for stage in plan.stages]),
         tied_s=np.array([stage.tied_exchange_s for stage in plan.stages]),
-        topology=plan.topology,
+        topology=exchange_topology(plan.topology, exchange),
         serial=plan.comm == "serial",
         blocking=plan.allreduce == "blocking" and plan.microbatches is None,
-        early=[_early(stage, plan) for stage in plan.stages],
+        early=[_early(stage, plan, exchange) for stage in plan.stages],
     )
 
 
-def _early(stage: Stage, plan: Plan) -> Early:
+def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:
     """How a stage of a synchronous plan exchanges gradients beside its last backward."""
-    tail = float(tail_share(stage.trained_bytes, plan.early_bytes))
+    early = plan.microbatches is not None and plan.allreduce == "overlap"
+    bucket = early_bytes(plan.bucket_bytes, exchange) if early else math.inf
+    tail = float(tail_share(stage.trained_bytes, bucket))
     if tail == 1.0:
         return Early(0.0, 0.0)
     last = stage.backward_weight_s if schedule(plan.schedule).split else stage.backward_s
     return Early(last * (1.0 - tail), tail)
 
 
-def _seconds(stage: Stage, recompute_apart: bool) -> list[float]:
-    """Seconds of each kind of action on a stage."""
+def _seconds(
+    stage: Stage, topology: Topology, exchange: Exchange, recompute_apart: bool
+) -> list[float]:
+    """Seconds of each kind of action on a stage.
+
+    Parameters are gathered and gradients scattered beside the compute, a layer after the other: an
+    action takes as long as the longer of the two.
+    """
+    gather = half_s(exchange.gathered * stage.parameter_bytes, stage.ranks, topology)
+    scatter = half_s(exchange.scattered * stage.trained_bytes, stage.ranks, topology)
     again = stage.forward_s if stage.recompute else 0.0
     within = 0.0 if recompute_apart else again
     input_s = stage.backward_s - stage.backward_weight_s
     seconds = {
-        "F": stage.forward_s,
-        "B": stage.backward_s + within,
-        "I": input_s + within,
-        "W": stage.backward_weight_s,
-        "R": again,
+        "F": max(stage.forward_s, gather),
+        "B": max(stage.backward_s + within, gather + scatter),
+        "I": max(input_s + within, gather),
+        "W": max(stage.backward_weight_s, scatter),
+        "R": max(again, gather if stage.recompute else 0.0),
         "A": 0.0,
         "U": stage.optimizer_s,
     }

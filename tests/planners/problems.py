@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
+from partopt.cost.memory import SHARDED
 from partopt.cost.problem import Decision, Partition, Problem
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.plan import Certificate
@@ -61,6 +62,7 @@ def chain(
         frozen_bytes=RangeSum([0.0] * len(forward)),
         stash_bytes=RangeSum([1.0] * len(forward)),
         transient_bytes=RangeMax([0.0] * len(forward)),
+        layer_bytes=RangeMax([float(weight) for weight in weights]),
     )
 
 
@@ -99,7 +101,7 @@ def memory_rules(draw: st.DrawFn, microbatches: int | None) -> MemoryRules:
     """Ways to count memory, some of which depend on the replicas of a stage."""
     return MemoryRules(
         gradients=draw(st.sampled_from(["parameters", "float32"])),
-        shard=draw(st.sampled_from(["none", "optimizer", *["gradients"] * (microbatches is None)])),
+        shard=draw(st.sampled_from(list(SHARDED))),
         buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
     )
 

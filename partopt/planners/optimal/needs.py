@@ -44,7 +44,8 @@ def _may_fit(layers, i, j):  # type: ignore[no-untyped-def]
     held = held_by(layers, i, j)
     gradients = kept.gradients / (most if kept.shard >= 2 else 1)
     state = kept.state / (most if kept.shard >= 1 else 1)
-    weights = (versions + gradients + state) * held.trained + held.frozen
+    parameters = (versions * held.trained + held.frozen) / (most if kept.shard >= 3 else 1)
+    weights = parameters + (gradients + state) * held.trained
     return weights + held.stash + held.transient <= layers.memory + FITS_BYTES
 
 

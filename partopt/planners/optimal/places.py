@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import allreduce_over
 from partopt.cost.compiled import compiled
 from partopt.cost.problem import Problem
 from partopt.documents.topology import Topology
@@ -75,7 +74,7 @@ def places_of(problem: Problem) -> Places | None:
     before, behind = np.nonzero(follows)
     table = np.array([own + [0] * (P - len(own)) for own in ranks], dtype=np.int64)
     replicas = np.array([len(own) for own in ranks], dtype=np.int64)
-    reduced = [allreduce_over(own, topology) for own in ranks]
+    reduced = [problem.allreduce_over(own) for own in ranks]
     network, M = problem.network, problem.microbatches
     links = np.array([level.links for level in topology.levels], dtype=np.int64)
     sent, got = _busy(table, replicas, before, behind, network, links, M)

@@ -19,7 +19,8 @@ class RelaxedProbe:
 
     def __init__(self, contiguous: ContiguousProbe) -> None:
         problem, shapes = contiguous.problem, contiguous.shapes
-        self.probe = ContiguousProbe(problem, relax(shapes, problem.topology), contiguous.blocks)
+        relaxed = relax(shapes, problem.exchange_topology)
+        self.probe = ContiguousProbe(problem, relaxed, contiguous.blocks)
         self.refuted: dict[Counts, float] = {}  # the largest bound that has no plan
         # bounds within which it found something: the devices behind each cut at the least
         self.devices: dict[Counts, dict[float, NDArray[np.float64]]] = {}

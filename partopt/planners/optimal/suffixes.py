@@ -41,7 +41,7 @@ def refuter(problem: Problem) -> Callable[[float], bool]:
     limited = problem.microbatches is None and problem.memory_bytes is not None
     if not limited or (N * P) ** 2 > WORK:
         return lambda T: False
-    layers, shapes = layers_of(problem), _best_shapes(problem.topology)
+    layers, shapes = layers_of(problem), _best_shapes(problem.exchange_topology)
     held, counts = np.zeros((N + 1, P + 1)), replica_counts(problem)
 
     def refutes(T: float) -> bool:

@@ -44,7 +44,7 @@ class ContiguousProbe:
     ) -> None:
         _check_size(problem.topology)
         self.problem, self.layers = problem, layers_of(problem)
-        self.shapes = shapes or shapes_of(problem.topology, problem.serial_transfers)
+        self.shapes = shapes or shapes_of(problem.exchange_topology, problem.serial_transfers)
         self.blocks = blocks
         self.furthest = furthest_ends(self.layers)
         sides = self.shapes.sides

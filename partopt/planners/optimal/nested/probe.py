@@ -137,7 +137,7 @@ class NestedProbe:
 
 def levels_of(problem: Problem) -> Levels:
     """The levels with more than one member, for compiled code."""
-    topology, serial = problem.topology, problem.serial_transfers
+    topology, serial = problem.exchange_topology, problem.serial_transfers
     levels = [level for level in topology.levels if level.size > 1]
     parted = [k for k, level in enumerate(topology.levels, start=1) if level.size > 1]
     size = np.array([level.size for level in levels], dtype=np.int64)

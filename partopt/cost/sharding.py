@@ -1,0 +1,85 @@
+"""What the replicas of a stage exchange, by what each holds a share of.
+
+Gradients are reduced over the replicas: an all-reduce, or where state is sharded a reduce-scatter
+of the gradients before the step and an all-gather of the parameters behind it (ZeRO; Rajbhandari et
+al., SC 2020). Where a synchronous schedule adds up shares of the gradients, every backward scatters
+its own; where parameters are sharded (ZeRO 3, FSDP), they are gathered for every forward and for
+every backward, beside the compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from partopt.cost.collectives import allreduce_over
+from partopt.cost.memory import Kept, kept_of
+from partopt.documents.plan import Plan
+from partopt.documents.topology import AllReduceRates, Level, Topology
+
+OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3  # of `Kept.shard`
+
+
+class Exchange(NamedTuple):
+    """Bytes that the replicas of a stage exchange for each byte of its parameters.
+
+    `reduced` is the exchange of a round or an iteration, as an all-reduce of so many bytes with the
+    share `latency` of its latency; a gather and a scatter are half an all-reduce each.
+    """
+
+    reduced: float
+    latency: float
+    gathered: float = 0.0  # for every forward and every backward
+    scattered: float = 0.0  # within every backward
+
+
+def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
+    """The exchange of a trainer that keeps so much."""
+    each = kept.gradients
+    if kept.shard >= GRADIENTS and synchronous:
+        if kept.shard == PARAMETERS:
+            return Exchange(0.0, 0.0, 1.0, each)
+        return Exchange(0.5, 0.5, scattered=each)
+    if kept.shard == PARAMETERS:
+        return Exchange(each / 2, 0.5, 1.0)
+    return Exchange((each + 1) / 2 if kept.shard else each, 1.0)
+
+
+def kept_by(plan: Plan) -> Kept:
+    """What the trainer of a plan keeps."""
+    sixteen_bit = plan.profile.sixteen_bit
+    return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
+
+
+def exchange_by(plan: Plan) -> Exchange:
+    """The exchange of a plan's trainer."""
+    return exchange_of(kept_by(plan), plan.microbatches is not None)
+
+
+def early_bytes(bucket_bytes: int, exchange: Exchange) -> float:
+    """Bytes of parameters whose gradients fill a bucket; infinite where nothing is exchanged."""
+    return bucket_bytes / exchange.reduced if exchange.reduced else math.inf
+
+
+def exchange_topology(topology: Topology, exchange: Exchange) -> Topology:
+    """The topology on which an all-reduce of the parameters takes as long as their exchange."""
+    if exchange.reduced == exchange.latency == 1.0:
+        return topology
+
+    def scaled(level: Level) -> Level:
+        bandwidth = level.allreduce_bandwidth_bytes_per_s
+        own = AllReduceRates(
+            bandwidth_bytes_per_s=bandwidth / exchange.reduced if exchange.reduced else math.inf,
+            latency_s=level.allreduce_latency_s * exchange.latency,
+        )
+        return structs.replace(level, allreduce=own)
+
+    return structs.replace(topology, levels=[scaled(level) for level in topology.levels])
+
+
+def half_s(size_bytes: float, ranks: Sequence[int], topology: Topology) -> float:
+    """Seconds of an all-gather or a reduce-scatter of `size_bytes` over `ranks`."""
+    return allreduce_over(ranks, topology).seconds(size_bytes) / 2 if size_bytes else 0.0
