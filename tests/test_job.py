@@ -44,13 +44,6 @@ def refusal(**options):
             "`optimizer_bytes=-1`: must be a number of bytes",
         ),
         (
-            {"schedule": "1f1b", "microbatches": 8, "shard": "gradients"},
-            "conflicting-options",
-            "shard",
-            "`shard=gradients`: not for 1f1b, whose gradients add up over several microbatches: a "
-            "share would need an exchange for each, which is not counted",
-        ),
-        (
             {"buffers": "all"},
             "conflicting-options",
             "buffers",

@@ -217,6 +217,12 @@ def last_exchange_s(layers, stage, slope, latency):  # type: ignore[no-untyped-d
 
 
 @compiled()
+def step_s(layers, stage, r):  # type: ignore[no-untyped-def]
+    """Seconds of the optimizer's step of a stage: `partopt.cost.period.optimizer_step_s`."""
+    return layers.optimizer_rate * stage.held.trained / (r if layers.kept.shard >= 1 else 1)
+
+
+@compiled()
 def exchanged_s(tied, i, j):  # type: ignore[no-untyped-def]
     """Seconds for a stage [i, j) to exchange the gradients of tied parameters.
 

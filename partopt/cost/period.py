@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from partopt.cost.collectives import exposed
 from partopt.cost.links import hold_s, paired_sides_s, run_sides_s
+from partopt.cost.memory import shares
 from partopt.cost.passes import (
     most_in_flight,
     passes_of,
@@ -259,13 +260,17 @@ def update_s(partition: Partition, s: int, problem: Problem) -> float:
 
 
 def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
-    """Seconds of a stage's share of the optimizer step, by parameters with a gradient."""
+    """Seconds of a stage's share of the optimizer step, by parameters with a gradient.
+
+    Replicas that hold a share of its state each update a share of its parameters.
+    """
     chain = problem.chain
     own, total = (
         chain.trained_bytes(stage.start, stage.stop),
         chain.trained_bytes(0, chain.layers),
     )
-    return own / total * chain.optimizer_s if total else 0.0
+    sharers = shares(problem.kept, len(stage.ranks))[-1]
+    return own / total * chain.optimizer_s / sharers if total else 0.0
 
 
 def one_device_s(problem: Problem) -> float:

@@ -30,7 +30,7 @@ from partopt.cost.period import (
     utilisation,
 )
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
-from partopt.cost.sharding import PARAMETERS
+from partopt.cost.sharding import PARAMETERS, collectives_of
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted, Request
 from partopt.documents.stage import Flow, Memory, Stage
 from partopt.schedules import schedule
@@ -266,26 +266,21 @@ def _outermost_level(partition: Partition, c: int, problem: Problem) -> int:
 
 
 def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
-    """The all-reduce of stage s over its replicas, and its part in tied exchanges."""
+    """The collectives of stage s over its replicas, and its part in tied exchanges."""
     stage, topology = partition.stages[s], problem.topology
     per = "round" if problem.microbatches is None else "iteration"
-    own, exchange = range(stage.start, stage.stop), problem.exchange
-    trained = problem.chain.trained_bytes(own.start, own.stop)
-    whole = problem.chain.parameter_bytes(own.start, own.stop)
-    for kind, size, often in (
-        ("allreduce", exchange.reduced * trained, per),
-        ("allgather", 2 * exchange.gathered * whole, "microbatch"),
-        ("reducescatter", exchange.scattered * trained, "microbatch"),
-    ):
-        if len(stage.ranks) > 1 and (size or (kind == "allreduce" and exchange.reduced)):
-            yield Flow(
-                kind=kind,
-                stage=s,
-                ranks=list(stage.ranks),
-                bytes=round(size),
-                per=often,
-                level=topology.levels[max(members_crossed(stage.ranks, topology)) - 1].name,
-            )
+    trained = problem.chain.trained_bytes(stage.start, stage.stop)
+    whole = problem.chain.parameter_bytes(stage.start, stage.stop)
+    flows = collectives_of(problem.kept, trained, whole, per) if len(stage.ranks) > 1 else ()
+    for kind, size, often in flows:
+        yield Flow(
+            kind=kind,
+            stage=s,
+            ranks=list(stage.ranks),
+            bytes=round(size),
+            per=often,
+            level=topology.levels[max(members_crossed(stage.ranks, topology)) - 1].name,
+        )
     for group, holders in tied_groups(partition, s, problem):
         yield Flow(
             kind="tied",

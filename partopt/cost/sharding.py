@@ -48,6 +48,24 @@ def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
     return Exchange((each + 1) / 2 if kept.shard else each, 1.0)
 
 
+def collectives_of(
+    kept: Kept, trained: float, whole: float, per: str
+) -> list[tuple[str, float, str]]:
+    """The collectives of a stage: what each does, its bytes, and how often.
+
+    Of its parameters `trained` bytes have a gradient, `whole` are all; `per` is a "round" or an
+    "iteration". Parameters in shares are gathered twice for every microbatch.
+    """
+    if not kept.shard:
+        return [("allreduce", kept.gradients * trained, per)]
+    exchange = exchange_of(kept, per == "iteration")
+    gather = (2 * whole, "microbatch") if exchange.gathered else (trained, per)
+    return [
+        ("reducescatter", kept.gradients * trained, "microbatch" if exchange.scattered else per),
+        ("allgather", *gather),
+    ]
+
+
 def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
     sixteen_bit = plan.profile.sixteen_bit

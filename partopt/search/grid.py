@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import allreduce_over, exposed
+from partopt.cost.memory import shares
 from partopt.cost.period import optimizer_step_s
 from partopt.cost.problem import Problem, consecutive
 from partopt.schedules import schedule
@@ -41,7 +42,7 @@ class Stages:
     weight_s: Floats  # the part of the backward that the gradients of the weights take
     compute_s: Floats  # C
     trained_bytes: Floats  # parameters with a gradient
-    step_s: Floats  # of the optimizer
+    step_s: Floats  # of the optimizer, on one replica
     cut_bytes: Floats  # the mean of both ways, shape (S - 1,)
     messages: Floats
 
@@ -112,6 +113,11 @@ class Grid:
         last = stages.weight_s if schedule(problem.schedule).split else stages.backward_s
         left: Floats = exposed(seconds, stages.trained_bytes, last, problem.early_bytes)
         return left
+
+    def update_s(self, stages: Stages, tied_s: Floats, problem: Problem) -> Floats:
+        """Seconds of each stage's exchanges and optimizer step after its last backward."""
+        step: Floats = stages.step_s / shares(problem.kept, self.replicas)[-1]
+        return self.allreduce_s(stages, problem) + tied_s + step
 
     def busy_s(self, stages: Stages, M: int, problem: Problem) -> Floats:
         """Seconds for which each device is busy in an iteration, shape (P,).
@@ -193,7 +199,7 @@ def least_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> flo
     assert M is not None
     # serial ones are in what devices are busy with
     hops = grid.message_s(stages).min(axis=1) * (not problem.serial_transfers)
-    update = grid.allreduce_s(stages, problem) + tied_s + stages.step_s
+    update = grid.update_s(stages, tied_s, problem)
     busy = grid.busy_s(stages, M, problem)
     before = grid.least_on_devices(np.concatenate([[0.0], np.cumsum(stages.forward_s[:-1] + hops)]))
     after = grid.least_on_devices(update)
@@ -232,7 +238,7 @@ def estimate_s(stages: Stages, grid: Grid, problem: Problem, tied_s: Floats) -> 
     messages = grid.message_s(stages).mean(axis=1).sum()
     busy = max(grid.busy_s(stages, M, problem).max(), grid.wires_s(stages, M))
     filled = (passing.sum() - passing[int(stages.compute_s.argmax())]) / chunks
-    update = grid.on_devices(grid.allreduce_s(stages, problem) + tied_s + stages.step_s).max()
+    update = grid.on_devices(grid.update_s(stages, tied_s, problem)).max()
     one = _there_and_back_s(stages, problem) + 2 * messages
     if entry.one_at_a_time:
         return float(grid.shares(M).max() * one + update)

@@ -22,7 +22,7 @@ from partopt.simulator import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.planners.exhaustive import priced
-from tests.planners.problems import chain, problem, topology
+from tests.planners.problems import chain, memory_rules, problem, topology
 from tests.planners.test_optimal import clusters, stashed
 
 NEAR = 1e-9
@@ -37,11 +37,14 @@ def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
     name, model = draw(st.sampled_from(names)), draw(stashed(7))
     asynchronous = SCHEDULES[name].asynchronous
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
+    M = None if asynchronous else draw(st.integers(1, 12))
+    step, sixteen_bit = draw(st.sampled_from([0.0, 3.0])), draw(st.booleans())
     return problem(
-        replace(model, optimizer_s=draw(st.sampled_from([0.0, 3.0]))),
+        replace(model, optimizer_s=step, sixteen_bit=sixteen_bit),
         draw(clusters(devices=devices)),
         schedule=name,
-        microbatches=None if asynchronous else draw(st.integers(1, 12)),
+        microbatches=M,
+        memory_rules=draw(memory_rules(M)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",

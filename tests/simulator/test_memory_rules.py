@@ -15,14 +15,6 @@ def planned(**options: object) -> Plan:
     return solve(Job(uniform_profile(6), flat(4, memory_bytes=GB), **options)).plan
 
 
-def test_gradients_in_shares_do_not_add_up_over_an_iteration():
-    plan = planned(shard="gradients")
-    with pytest.raises(PartoptError, match="the plan has `shard=gradients`"):
-        simulate(plan, schedule="1f1b", microbatches=8)
-    faults = replace(plan, schedule="1f1b", microbatches=8).inconsistencies()
-    assert "memory_rules.shard: gradients under 1f1b" in [fault.message for fault in faults]
-
-
 def test_buffers_of_a_whole_iteration_need_one():
     plan = planned(schedule="1f1b", microbatches=8, buffers="all", cuts=[2, 4])
     assert [stage.memory.buffers_bytes for stage in plan.stages] == [

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
 from partopt.cost.deadline import work_in_layers_s
-from partopt.cost.kernels import Layers, last_exchange_s, most_in_flight, stage_cost
+from partopt.cost.kernels import Layers, last_exchange_s, most_in_flight, stage_cost, step_s
 from partopt.cost.links import Network, wait_s
 from partopt.cost.together import end_s
 from partopt.planners.optimal.places import Places
@@ -140,4 +140,4 @@ def work_s(layers, stage, F, r):  # type: ignore[no-untyped-def]
 def update_s(layers, places, stage, place):  # type: ignore[no-untyped-def]
     """Seconds of a stage's all-reduce, its exchanges and its optimizer step."""
     exchange = last_exchange_s(layers, stage, places.ring[place], places.latency[place])
-    return exchange + layers.optimizer_rate * stage.held.trained + stage.tied_s
+    return exchange + step_s(layers, stage, places.replicas[place]) + stage.tied_s

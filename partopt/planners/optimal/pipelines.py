@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from partopt.cost.compiled import compiled
-from partopt.cost.kernels import layers_of, most_in_flight, replica_counts, stage_cost
+from partopt.cost.kernels import layers_of, most_in_flight, replica_counts, stage_cost, step_s
 from partopt.cost.problem import Problem
 from partopt.cost.tolerances import SUM
 from partopt.planners.optimal.bench import bench_of, lay, least_over_warmups
@@ -155,5 +155,5 @@ def _is_in_time(searched, stage, F, r, T):  # type: ignore[no-untyped-def]
     if (n if searched.holds_all else 1) > F:
         return False
     work, passed = work_s(layers, stage, F, r)
-    update = layers.optimizer_rate * stage.held.trained + stage.tied_s
+    update = step_s(layers, stage, r) + stage.tied_s
     return layers.head[i] + max(work + update, passed + layers.tail[i]) <= T

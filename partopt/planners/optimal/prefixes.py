@@ -29,6 +29,7 @@ from partopt.cost.kernels import (
     most_in_flight,
     replica_counts,
     stage_cost,
+    step_s,
 )
 from partopt.cost.links import Network, run_sides_s
 from partopt.cost.problem import Problem
@@ -194,7 +195,7 @@ def _extend(layers, links, wanted, table, stage, F, r, used):  # type: ignore[no
     i, j, M, tried = stage.start, stage.stop, layers.M, 0
     tail, next_tail = layers.tail[i] - layers.message[i], layers.tail[j] - layers.message[j]
     update = last_exchange_s(layers, stage, links.ring[r], links.latency[r])
-    update += layers.optimizer_rate * stage.held.trained + stage.tied_s
+    update += step_s(layers, stage, r) + stage.tied_s
     for p in range(used + 1):
         for q in range(table.counts.shape[2]):
             for position in range(table.counts[i, p, q]):

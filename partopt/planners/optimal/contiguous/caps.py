@@ -49,7 +49,8 @@ def weight_limits(layers: Layers, shapes: Shapes, T: float) -> NDArray[np.float6
     replicas = np.arange(shapes.slope.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):
         room = T * (1 if layers.M else replicas) * (1 + SUM) - shapes.latency
-        slope = shapes.slope + (layers.optimizer_rate if layers.M else 0.0)
+        step = layers.optimizer_rate / (replicas if layers.kept.shard else 1) if layers.M else 0.0
+        slope = shapes.slope + step
         weights = np.where(room < 0, -1.0, np.where(slope > 0, room / slope, np.inf))
     weights[:, 0] = -1.0
     return weights

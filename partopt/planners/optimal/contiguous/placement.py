@@ -10,7 +10,7 @@ from typing import NamedTuple
 from partopt.cost.capacity import first_at_least
 from partopt.cost.compiled import compiled
 from partopt.cost.deadline import ports_in_time, time_left_s, waits_in_time
-from partopt.cost.kernels import last_exchange_s, most_in_flight, varies
+from partopt.cost.kernels import last_exchange_s, most_in_flight, step_s, varies
 from partopt.cost.links import hold_s, run_sides_s
 from partopt.cost.tolerances import TINY
 from partopt.planners.optimal.contiguous.entries import (
@@ -52,7 +52,7 @@ def _updates(layers, caps, rho, r, stage, F, waiting):  # type: ignore[no-untype
     """
     seconds = last_exchange_s(layers, stage, caps.slope[rho, r], caps.latency[rho, r])
     if layers.M > 0:
-        seconds += layers.optimizer_rate * stage.held.trained
+        seconds += step_s(layers, stage, r)
     return seconds + stage.tied_s <= time_left_s(layers, stage, caps.T, F, r, waiting)
 
 

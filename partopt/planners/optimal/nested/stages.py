@@ -5,7 +5,7 @@ from __future__ import annotations
 from partopt.cost.collectives import choose, share
 from partopt.cost.compiled import compiled
 from partopt.cost.deadline import fewest_in_time, ports_in_time, time_left_s, waits_in_time
-from partopt.cost.kernels import last_exchange_s, most_in_flight, stage_cost, varies
+from partopt.cost.kernels import last_exchange_s, most_in_flight, stage_cost, step_s, varies
 from partopt.cost.links import hold_s, run_byte_s
 from partopt.cost.tolerances import DEVICE, EPSILON
 from partopt.planners.optimal.nested.entries import Entry, crossed_too, insert_undominated
@@ -228,11 +228,10 @@ def _updates(layers, caps, levels, nest, stage, r, F, waiting):  # type: ignore[
 
     It has r replicas inside its component.
     """
-    W, replicas = stage.held.trained, nest.frames[0].outside * r
-    seconds = stage.tied_s
+    seconds, replicas = stage.tied_s, nest.frames[0].outside * r
     if replicas > 1:
         _, slope, latency = _allreduce(levels, nest, r)
         seconds += last_exchange_s(layers, stage, slope, latency)
     if layers.M > 0:
-        seconds += layers.optimizer_rate * W
+        seconds += step_s(layers, stage, replicas)
     return seconds <= time_left_s(layers, stage, caps.T, F, replicas, waiting)
