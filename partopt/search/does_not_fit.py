@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
 from partopt.cost.memory import STATE_BYTES
 from partopt.documents.plan import Optimizer, Plan
+from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import Recompute
@@ -28,13 +29,16 @@ class Fitting:
 def find_fitting(job: Job, plan: Plan) -> Fitting | None:
     """The changes to `job` under which the fastest plan fits, where `plan` of it does not.
 
-    As few kinds of change as will do: microbatch size and recomputation, then the planner, then the
-    optimizer. None where nothing that was tried fits.
+    As few kinds of change as will do: microbatch size and recomputation, then the planner, then
+    what replicas share, then the optimizer. None where nothing that was tried fits.
     """
     others = _other_planners(job, plan)
-    for optimizer in _optimizers(job):
+    ways: list[Mapping[str, str]] = [{}]
+    ways += [{"shard": name} for name in _shards(job)]
+    ways += [{"optimizer": name} for name in _optimizers(job)]
+    for way in ways:
         for names in ([plan.planner], others):
-            found = list(_fitting(names, plan, optimizer, job))
+            found = list(_fitting(names, plan, way, job))
             if found:
                 return max(found, key=lambda each: each.samples_per_s)  # ties keep the first
     return None
@@ -46,9 +50,10 @@ def list_tried(job: Job, plan: Plan) -> list[str]:
         "other measured microbatch sizes": len(_sizes(job, plan)) > 1,
         "`recompute=always`": job.recompute != "always",
         "other planners": bool(_other_planners(job, plan)),
-        f"`optimizer={_optimizers(job)[-1]}`": len(_optimizers(job)) > 1,
     }
-    return [way for way, tried in ways.items() if tried]
+    most = [f"`shard={name}`" for name in _shards(job)[-1:]]
+    most += [f"`optimizer={name}`" for name in _optimizers(job)[-1:]]
+    return [*(way for way, tried in ways.items() if tried), *most]
 
 
 def _other_planners(job: Job, plan: Plan) -> list[str]:
@@ -56,13 +61,19 @@ def _other_planners(job: Job, plan: Plan) -> list[str]:
     return [name for name in names if name != plan.planner]
 
 
+def _shards(job: Job) -> list[Shard]:
+    """What replicas may share beyond what they do, the least first; nothing on one device."""
+    names: tuple[Shard, ...] = get_args(Shard)
+    return list(names[names.index(job.shard) + 1 :]) if job.topology.devices > 1 else []
+
+
 def _optimizers(job: Job) -> list[Optimizer]:
-    """The job's own, and those with less state, the most first; none where it says how much."""
+    """Those with less state than the job's, the most first; none where it says how much."""
     if job.optimizer_bytes is not None:
-        return [job.optimizer]
+        return []
     names: tuple[Optimizer, ...] = get_args(Optimizer)
     less = [name for name in names[::-1] if STATE_BYTES[name] < STATE_BYTES[job.optimizer]]
-    return [job.optimizer, *sorted(less, key=lambda name: -STATE_BYTES[name])]
+    return sorted(less, key=lambda name: -STATE_BYTES[name])
 
 
 def _sizes(job: Job, plan: Plan) -> list[int]:
@@ -75,21 +86,23 @@ def _sizes(job: Job, plan: Plan) -> list[int]:
     return [now, *(size for size in reversed(measured) if size < now or (free and size > now))]
 
 
-def _fitting(names: list[str], plan: Plan, optimizer: Optimizer, job: Job) -> Iterator[Fitting]:
-    """What fits at every measured size up to the job's, with and without recomputation."""
+def _fitting(names: list[str], plan: Plan, way: Mapping[str, str], job: Job) -> Iterator[Fitting]:
+    """What fits at every measured size up to the job's, with and without recomputation.
+
+    With the options `way` of the job changed.
+    """
     given = {
         "planner": plan.planner,
         "microbatch_size": plan.microbatch_size,
         "recompute": job.recompute or "never",
-        "optimizer": job.optimizer,
     }
     for name, size, recompute in itertools.product(names, _sizes(job, plan), get_args(Recompute)):
         if recompute == "auto" and "auto" not in PLANNERS[name].uses:
             continue
         with suppress(PartoptError):  # a global batch may be no multiple of that size
-            other = job.with_(microbatch_size=size, recompute=recompute, optimizer=optimizer)
+            other = job.with_(microbatch_size=size, recompute=recompute, **way)
             found, _ = contest.plan_with(name, other.problem)
             if found.fits:
-                then = dict(zip(given, (name, size, recompute, optimizer), strict=True))
+                then = dict(zip(given, (name, size, recompute), strict=True))
                 options = {key: value for key, value in then.items() if value != given[key]}
-                yield Fitting(options, found.predicted.samples_per_s)
+                yield Fitting({**options, **way}, found.predicted.samples_per_s)

@@ -376,26 +376,30 @@ class TestWhatDoesNotFit:
         [hint] = planned("--memory", "1 MB").hints
         assert hint == (
             "nothing tried fits: other measured microbatch sizes, --recompute always, other "
-            "planners, --optimizer sgd; take larger devices"
+            "planners, --shard parameters, --optimizer sgd; take larger devices"
         )
 
     def test_nothing_that_was_given_is_said_to_have_been_tried(self, planned):
         given = ["--recompute", "always", "--microbatch-size", 1, "--planner", "gpipe"]
         assert planned("--memory", "1 MB", *given, "--optimizer", "momentum").hints == [
-            "nothing tried fits: other planners, --optimizer sgd; take larger devices"
+            "nothing tried fits: other planners, --shard parameters, --optimizer sgd; take larger "
+            "devices"
         ]
         own = ["--recompute", "always", "--microbatch-size", 1, "--cuts", "2"]
+        own += ["--shard", "parameters"]
         assert planned("--memory", "1 MB", *own, "--optimizer", "sgd").hints == [
             "take larger devices, or more of them"
         ]
 
     def test_the_optimizer_is_the_last_resort(self, partopt, profile_file, topology_file):
         heavy = profile_file(chain_profile([1e-3], parameter_bytes=[10**9]))
-        outcome = partopt("plan", heavy, "--topology", topology_file(), "--memory", "3 GB")
-        assert "warning" not in outcome.err
-        assert re.fullmatch(
-            r"this fits \(.* samples/s\): partopt plan .* --optimizer momentum", outcome.hints[0]
-        )
+        for devices, way in ((4, "--shard optimizer"), (1, "--optimizer momentum")):
+            on = topology_file(flat(devices))
+            outcome = partopt("plan", heavy, "--topology", on, "--memory", "3 GB")
+            assert "warning" not in outcome.err
+            assert re.fullmatch(
+                rf"this fits \(.* samples/s\): partopt plan .* {way}", outcome.hints[0]
+            )
 
     def test_the_hint_names_the_fastest_way(self, planned):
         schedule = ["--schedule", "gpipe", "--microbatches", "4", "--microbatch-size", "4"]
