@@ -116,3 +116,12 @@ def test_the_flows_of_a_plan_say_what_is_exchanged():
         ("reducescatter", 100, "microbatch"),
         ("allgather", 200, "microbatch"),
     ]
+
+
+def test_half_an_all_reduce_has_half_its_latency():
+    """Two steps of 3 s each: the scatter beside the backward and the gather behind it have one."""
+    options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "weights": [100]}
+    slow = plan_of([2], [1.0], [2.0], topology=flat(2, 10.0, latency=3.0), **options)
+    assert execute(slow).makespan_s == pytest.approx(1 + 2 + 10 + 6)
+    shared = with_conditions(slow, memory_rules=MemoryRules(shard="gradients"))
+    assert execute(shared).makespan_s == pytest.approx(1 + (5 + 3) + (5 + 3))
