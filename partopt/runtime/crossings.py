@@ -91,9 +91,7 @@ def _check_views(record: Record, cut: int) -> None:
     written_before: set[int] = set()
     for event in record.events:
         stale = written_before & {
-            record.likeness[key].storage
-            for key in event.reads
-            if record.made_by(key) == EVERYWHERE
+            record.likeness[key].storage for key in event.reads if record.made_by(key) == EVERYWHERE
         }
         if event.layer >= cut and (stale or copied & event.storages_written):
             name = record.layer_name(event.layer)

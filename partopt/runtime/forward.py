@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,13 +31,11 @@ class _StageEnds(BaseException):
     """
 
 
-class StageForward(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class StageForward(TorchFunctionMode):
     """The forward of layers [start, stop) of a recorded model."""
 
-    def __init__(
-        self, model: nn.Module, record: Record, start: int, stop: int, sends: Cut
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, model: nn.Module, record: Record, start: int, stop: int, sends: Cut) -> None:
+        super().__init__()
         self._model = model
         self._record = record
         self._names = {module: name for name, module in model.named_modules()}

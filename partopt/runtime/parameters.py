@@ -60,8 +60,8 @@ def materialise(
             module._parameters[name] = made[id(parameter)]
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                value = buffers[prefix + name].to(buffer.dtype)
-                module._buffers[name] = value.to(device or value.device)
+                filled = buffers[prefix + name].to(buffer.dtype)
+                module._buffers[name] = filled.to(device or filled.device)
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

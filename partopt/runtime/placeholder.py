@@ -22,7 +22,8 @@ class Placeholder(Tensor):
 
     @staticmethod
     def __new__(cls, likeness: Likeness, _key: Key, _fetch: Fetch) -> Placeholder:
-        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+        """A tensor like `likeness`, without memory."""
+        return Tensor._make_wrapper_subclass(
             cls,
             likeness.shape,
             strides=likeness.stride or None,
@@ -50,7 +51,7 @@ class Placeholder(Tensor):
         return func(*received, **received_options)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """No operation reaches a placeholder: it has no values."""

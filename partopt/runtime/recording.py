@@ -66,7 +66,7 @@ def _is_same(now: Tensor, before: Tensor) -> bool:
     return now.is_meta or torch.equal(now, before)
 
 
-class _Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchFunctionMode):
     """Watches one forward."""
 
     def __init__(
@@ -77,7 +77,7 @@ class _Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
         weightless: StandIns | None,
         device: torch.device,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._layers = list(layers)
         self._weightless = weightless
         self._device = device
@@ -123,7 +123,8 @@ class _Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
     def _note_unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         layer = self._enter(name)
-        call, real = (args, kwargs), {}
+        call: Any = (args, kwargs)
+        real: dict[int, Tensor] = {}
         if self._weightless:
             call, real = self._weightless.enter(call)
         before = self._builder.before((args, kwargs), call)
@@ -151,7 +152,9 @@ class _Recorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
                 if layer < len(self._layers)
                 else "has no more layers"
             )
-            raise _calls_differ(f'the model calls "{name}" as layer {layer}, the plan {expected}', [name])
+            raise _calls_differ(
+                f'the model calls "{name}" as layer {layer}, the plan {expected}', [name]
+            )
         self._called += 1
         return layer
 

@@ -149,9 +149,7 @@ class ReplayStage:
             return [], _Graph(leaves, [loss * self._scale], weights)
         results = [made[key] if key in made else own[key] for key in self._behind.keys]
         graded = [
-            each
-            for each, like in zip(results, self._behind.likeness, strict=True)
-            if like.gradient
+            each for each, like in zip(results, self._behind.likeness, strict=True) if like.gradient
         ]
         return [each.detach().contiguous() for each in results], _Graph(leaves, graded, weights)
 
@@ -221,4 +219,3 @@ def _with_gradients(
 
 def _gradient_of(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
-

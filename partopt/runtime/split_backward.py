@@ -170,14 +170,14 @@ def _note(node: Node, arrived: Arrived) -> Any:
     def note(gradients: tuple[Tensor | None, ...]) -> None:
         arrived[node] = gradients
 
-    return node.register_prehook(note)  # type: ignore[arg-type]
+    return node.register_prehook(note)
 
 
 def _fix(node: Node, gradients: tuple[Tensor | None, ...]) -> Any:
     def fix(_gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         return gradients
 
-    return node.register_prehook(fix)  # type: ignore[arg-type]
+    return node.register_prehook(fix)
 
 
 def _arriving_at(

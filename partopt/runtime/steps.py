@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -72,7 +72,9 @@ class Stub:
             self._fresh[index].key = key
         if self._alone:
             return self._fresh[0], []
-        leaves = self._resolve(tree_leaves((args, kwargs)) if self._takes_arguments else [], replaced)
+        leaves = self._resolve(
+            tree_leaves((args, kwargs)) if self._takes_arguments else [], replaced
+        )
         return _nest(self.event.output, leaves), [
             _nest(tree, leaves) for _, tree in self.event.observed
         ]
@@ -128,9 +130,10 @@ def steps_of(
     for number, event in enumerate(record.events):
         own = runs(event.layer)
         numbers = tuple(
-            (index, cast(Constant, leaf).value)
+            (index, leaf.value)
             for index, leaf in enumerate(event.leaves)
-            if event.unit is not None and index < event.output.stop
+            if event.unit is not None
+            and index < event.output.stop
             and isinstance(leaf, Constant)
             and isinstance(leaf.value, bool | int | float | complex)
         )

@@ -17,7 +17,7 @@ UnitCall = Callable[[str, Callable[..., Any], Any, Any], Any]
 
 
 def number_calls(modules: Sequence[str]) -> list[LayerKey]:
-    """The layers of a plan, whose stages name their modules: the n-th of a name is its n-th call."""
+    """The layers of a plan, whose stages name modules: the n-th of a name is its n-th call."""
     calls: Counter[str] = Counter()
     layers = []
     for name in modules:
@@ -96,6 +96,6 @@ def fire_hooks(module: nn.Module, output: Any) -> None:
     """Call a module's forward hooks, as if it had run and returned `output`."""
     for number, hook in list(module._forward_hooks.items()):
         if number in module._forward_hooks_with_kwargs:
-            hook(module, (), {}, output)  # type: ignore[call-arg]
+            hook(module, (), {}, output)
         else:
             hook(module, (), output)

@@ -158,7 +158,7 @@ def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def error_of_stages(case: Replayed, starts: Sequence[int] | None = None, **options: Any) -> float:
     """The worst error of the gradients of stages, whose losses must be those of the model."""
     recompute = options.pop("recompute", False)
-    losses, gradients, whole = case.reference()
+    losses, gradients, _ = case.reference()
     stages = case.stages(starts or case.thirds(), recompute=recompute)
     assert run_forwards(stages) == losses
     run_backwards(stages, recompute=recompute, **options)
