@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,25 @@ def record_model(
 ) -> Record:
     """What one forward and loss do on the `inputs` of a microbatch, as `layers` divide it.
 
-    The model may have its weights or not (on the meta device, or fake): then nothing is computed.
+    The model may lack its weights (on the meta device, or fake): then next to nothing is computed.
     Buffers and random numbers are afterwards as before. Raises PartoptError where the model does
     not call the layers in their order.
     """
+    need_weights: set[type] = set()
+    while True:
+        try:
+            return _record_once(model, inputs, loss_fn, layers, need_weights)
+        except _NeedsWeights as failed:
+            need_weights.add(failed.kind)
+
+
+def _record_once(
+    model: nn.Module,
+    inputs: Inputs,
+    loss_fn: Loss | None,
+    layers: Sequence[LayerKey],
+    need_weights: Collection[type],
+) -> Record:
     device = next((each.device for each in tensors_in(inputs)), torch.device("cpu"))
     random = RandomState(device)
     try:
@@ -39,13 +54,12 @@ def record_model(
             stand_ins(model, device) as weightless,
             _buffers_kept(model) as changed,
         ):
-            recorder = _Recorder(model, inputs, layers, weightless, device)
+            recorder = _Recorder(model, inputs, layers, weightless, need_weights, device)
             with recorder.watch():
                 output = run_forward(model, inputs)
                 default_loss(output) if loss_fn is None else loss_fn(output, inputs)
             recorder.check_all_called()
-            names = None if weightless else frozenset(changed())
-            return recorder.record(names)
+            return recorder.record(None if weightless else frozenset(changed()))
     finally:
         random.restore()
 
@@ -66,6 +80,17 @@ def _is_same(now: Tensor, before: Tensor) -> bool:
     return now.is_meta or torch.equal(now, before)
 
 
+class _NeedsWeights(BaseException):
+    """A unit of this class does not run on fakes.
+
+    Not an Exception, so that no model takes it for an error of its own.
+    """
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind = kind
+
+
 class _Recorder(TorchFunctionMode):
     """Watches one forward."""
 
@@ -75,11 +100,13 @@ class _Recorder(TorchFunctionMode):
         inputs: Inputs,
         layers: Sequence[LayerKey],
         weightless: StandIns | None,
+        need_weights: Collection[type],
         device: torch.device,
     ) -> None:
         super().__init__()
         self._layers = list(layers)
         self._weightless = weightless
+        self._need_weights = need_weights
         self._device = device
         self._modules = {module: name for name, module in model.named_modules()}
         self._units = TakenUnits(model, [key.name for key in layers], self._unit)
@@ -122,12 +149,32 @@ class _Recorder(TorchFunctionMode):
             return self._note_unit(name, forward, args, kwargs)
 
     def _note_unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        layer = self._enter(name)
-        call: Any = (args, kwargs)
-        real: dict[int, Tensor] = {}
-        if self._weightless:
-            call, real = self._weightless.enter(call)
-        before = self._builder.before((args, kwargs), call)
+        layer, given = self._enter(name), (args, kwargs)
+        if self._weightless is None:
+            return self._run_unit(name, forward, layer, given, given)
+        unit = self._model.get_submodule(name)
+        if type(unit) in self._need_weights:
+            with self._weightless.real_weights(unit):
+                return self._run_unit(name, forward, layer, given, given)
+        try:
+            faked, real = self._weightless.enter(given)
+            return self._run_unit(name, forward, layer, given, faked, real)
+        except PartoptError:
+            raise
+        except Exception as error:  # it needs values, or an operation has no rule for fakes
+            raise _NeedsWeights(type(unit)) from error
+
+    def _run_unit(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        layer: int,
+        given: Any,
+        run: Any,
+        real: dict[int, Tensor] | None = None,
+    ) -> Any:
+        """Run a unit on the arguments `run`, and note it as run on those `given`."""
+        before = self._builder.before(given, run)
         self._builder.note_hidden(before, layer)
         self._inside = True
         try:
@@ -135,11 +182,11 @@ class _Recorder(TorchFunctionMode):
                 observe_hooked(self._modules) as seen,
                 self._reads.of(layer, before.tensors) as touched,
             ):
-                output = forward(*call[0], **call[1])
+                output = forward(*run[0], **run[1])
         finally:
             self._inside = False
         if self._weightless:
-            output = self._weightless.leave(output, real)
+            output = self._weightless.leave(output, real or {})
         self._builder.add(before, name, name, layer, output, seen, touched)
         return output
 

@@ -86,6 +86,20 @@ class StandIns:
 
         return tree_map_only(Tensor, behind, value)
 
+    def real_weights(self, unit: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """The context in which a unit has real weights, of no particular values."""
+        made: dict[int, nn.Parameter] = {}
+
+        def real(parameter: Any) -> Tensor:
+            if id(parameter) not in made:
+                values = torch.full(
+                    parameter.shape, 0.01, dtype=parameter.dtype, device=parameter.device
+                )
+                made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
+            return made[id(parameter)]
+
+        return replace_tensors(unit, real)
+
 
 def _zeros_like(fake: Tensor) -> Tensor:
     def zeros() -> Tensor:
