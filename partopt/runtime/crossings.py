@@ -52,8 +52,8 @@ def check_cuts(record: Record, cuts: Iterable[int]) -> None:
     """Raise PartoptError where the model cannot be cut before each of the layers `cuts`."""
     for cut in cuts:
         if 0 < cut < len(record.layers):
-            _check_hidden(record, cut)
             _check_values(record, cut)
+            _check_hidden(record, cut)
             _check_views(record, cut)
 
 

@@ -187,10 +187,13 @@ WITHOUT_WEIGHTS: dict[str, Any] = {
 _TRANSFORMERS = {"gpt2", "llama", "mixtral", "t5"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=needs_transformers if n in _TRANSFORMERS else ()) for n in WITHOUT_WEIGHTS],
-)  # fmt: skip
+_NAMES = [
+    pytest.param(name, marks=needs_transformers if name in _TRANSFORMERS else ())
+    for name in WITHOUT_WEIGHTS
+]
+
+
+@pytest.mark.parametrize("name", _NAMES)
 def test_a_model_without_weights_is_recorded_as_one_with_them(name: str) -> None:
     build, inputs, loss_fn = WITHOUT_WEIGHTS[name]
     case = replayed(build, inputs, loss_fn=loss_fn)
