@@ -16,7 +16,7 @@ from partopt.runtime.forward import StageForward
 from partopt.runtime.parameters import Slots, own_parameter_names
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
-from partopt.runtime.stage import Crossing
+from partopt.runtime.stage import Crossing, Stage
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Kept:
     weights: Mapping[str, Tensor] | None
 
 
-class ReplayStage:
+class ReplayStage(Stage):
     """Layers [start, stop) of a recorded model; see `partopt.runtime.stage.Stage`.
 
     `own_parameters` are those that the stage needs, frozen ones too, by the first of their names:

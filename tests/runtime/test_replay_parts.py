@@ -54,6 +54,22 @@ def test_what_is_recomputed_drops_the_same_numbers() -> None:
     assert worst_error(*gradients) == 0.0
 
 
+def test_random_numbers_between_layers_are_drawn_by_one_stage() -> None:
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        x = self.a(x)
+        mask = torch.rand(4) > 0.5
+        return self.c(self.b(x * mask) * mask).square().mean()
+
+    case = leaves(lambda: Parts(forward, a=linear(), b=linear(), c=linear()))
+    stages = case.stages([0, 1, 2])
+    torch.manual_seed(3)
+    losses, gradients, _ = case.reference()
+    torch.manual_seed(3)
+    assert run_forwards(stages) == losses
+    run_backwards(stages)
+    assert worst_error(summed_gradients(stages), gradients) == 0.0
+
+
 def test_recomputation_keeps_the_inputs_alone() -> None:
     case = leaves(sequence(linear(), nn.Linear(4, 999), nn.Linear(999, 4), linear()))
     kept = []

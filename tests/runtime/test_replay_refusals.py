@@ -176,7 +176,11 @@ def test_a_forward_that_takes_another_way() -> None:
 
 
 def test_a_forward_that_ends_early() -> None:
-    model, seen = record(lambda self, x: chain(self, x) if self.training else self.a(x))
+    class Output:
+        def __init__(self, loss: Tensor) -> None:
+            self.loss = loss
+
+    model, seen = record(lambda self, x: chain(self, x) if self.training else Output(self.a(x)))
     own = stage(model, seen, 1, 2)
     model.eval()
     error = refusal(lambda: own.forward(0, [torch.randn(2, 4)]))
