@@ -43,7 +43,11 @@ class Step:
 
 
 class Stub:
-    """The results of an event of another stage: placeholders, as nested as they were."""
+    """The results of an event of another stage: placeholders, as nested as they were.
+
+    The placeholders are made once. Writes of other stages give them other keys, all of them before
+    the stage's own events, and the same ones in each microbatch.
+    """
 
     def __init__(self, event: Event, number: int, fetch: Fetch) -> None:
         self.event = event
@@ -56,20 +60,13 @@ class Stub:
             else None
             for index, leaf in enumerate(event.leaves)
         ]
-        self._keys = {
-            index: Key(number, index)
-            for index, leaf in enumerate(event.leaves)
-            if isinstance(leaf, Likeness)
-        }
         self._takes_arguments = any(isinstance(leaf, Argument) for leaf in event.leaves)
         # most events return one tensor
         alone = len(event.leaves) == 1 and not event.observed and event.output.spec.is_leaf()
-        self._alone = 0 in self._keys and alone
+        self._alone = alone and isinstance(event.leaves[0], Likeness)
 
     def output(self, args: Any, kwargs: Any, replaced: Replaced) -> tuple[Any, list[Any]]:
         """What the event returns, and what each module observed in it does."""
-        for index, key in self._keys.items():  # writes in place have given them others
-            self._fresh[index].key = key
         if self._alone:
             return self._fresh[0], []
         leaves = self._resolve(

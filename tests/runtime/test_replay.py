@@ -140,15 +140,32 @@ def two_outputs() -> nn.Module:
     return Parts(forward, a=linear(), table=nn.Embedding(4, 4), b=linear(), c=linear())
 
 
-def noisy() -> nn.Module:
-    """Random numbers between layers, and a tensor that is laid out transposed."""
+def transposed() -> nn.Module:
+    """A tensor that is laid out transposed crosses, and is viewed as it only then can be."""
 
     def forward(self: Parts, x: Tensor) -> Tensor:
         first = self.a(x).t()
-        second = self.b(first.t().view(-1)[: x.numel()].view_as(x)) + 0 * torch.rand(4)
-        return self.c(second).square().mean()
+        second = self.b(x)
+        return self.c(second + first.t().view(-1).view_as(x)).square().mean()
 
     return Parts(forward, a=linear(), b=linear(), c=linear())
+
+
+class Twice(nn.Linear):
+    """Returns one tensor under two names."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        made = super().forward(x)
+        return {"one": made, "other": made}
+
+
+def twice() -> nn.Module:
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        both = self.a(x)
+        second = self.b(both["other"])
+        return self.c(second * both["one"] + both["other"]).square().mean()
+
+    return Parts(forward, a=Twice(4, 4), b=linear(), c=linear())
 
 
 CASES = {
@@ -166,7 +183,8 @@ CASES = {
     "thrice": Case(thrice, vectors, granularity="leaf"),
     "written": Case(written_in_place, vectors, granularity="leaf"),
     "two outputs": Case(two_outputs, vectors, granularity="leaf"),
-    "noisy": Case(noisy, vectors, granularity="leaf"),
+    "transposed": Case(transposed, vectors, granularity="leaf"),
+    "twice": Case(twice, vectors, granularity="leaf"),
     "routed": Case(lambda: odd.Chain(odd.Routed), lambda size: torch.randn(size, 16)),
     "lstm": Case(odd.Seq2Seq, lambda size: (torch.randint(97, (size, 5)),) * 2),
 }
