@@ -28,6 +28,7 @@ def record_model(
     """What one forward and loss do on the `inputs` of a microbatch, as `layers` divide it.
 
     The model may lack its weights (on the meta device, or fake): then next to nothing is computed.
+    It runs on the device of the inputs; mode, autocast and shapes have to be those of the stages.
     Buffers and random numbers are afterwards as before. Raises PartoptError where the model does
     not call the layers in their order.
     """

@@ -45,7 +45,7 @@ class ReplayStage(Stage):
 
     `own_parameters` are those that the stage needs, frozen ones too, by the first of their names:
     one that other stages need as well has the same name there. `losses` are those of the
-    microbatches that the last stage has run, before they are scaled.
+    microbatches that the last stage has run, before they are scaled; who reads them clears them.
     """
 
     def __init__(

@@ -55,15 +55,10 @@ class WeightPart:
         whole = self._whole & self._arrived.keys()
         handles = [_fix(node, self._arrived[node]) for node in nodes if node in whole]
         try:
-            found = torch.autograd.grad(
-                edges, list(weights), gradients, retain_graph=True, allow_unused=True
-            )
+            torch.autograd.backward(edges, gradients, retain_graph=True, inputs=list(weights))
         finally:
             for handle in handles:
                 handle.remove()
-        for weight, gradient in zip(weights, found, strict=True):
-            if gradient is not None:
-                weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
 
 def backward_of_inputs(

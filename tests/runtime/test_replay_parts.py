@@ -192,6 +192,25 @@ def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s() -> None:
     assert shared_parameters(case.record, [0, 1, 2]) == {"stem.weight": [0, 2]}
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_gradients_add_up_in_the_memory_that_is_there(split: bool) -> None:
+    case = leaves(thrice)
+    _, gradients, _ = case.reference()
+    stages = case.stages([0, 2, 4])
+    places = [[torch.zeros_like(each) for each in stage.parameters] for stage in stages]
+    for stage, own in zip(stages, places, strict=True):
+        for parameter, place in zip(stage.parameters, own, strict=True):
+            parameter.grad = place
+    run_forwards(stages)
+    run_backwards(stages, split=split)
+    for stage, own in zip(stages, places, strict=True):
+        assert all(
+            parameter.grad is place and place.any()
+            for parameter, place in zip(stage.parameters, own, strict=True)
+        )
+    assert worst_error(summed_gradients(stages), gradients) < 1e-6
+
+
 WITHOUT_WEIGHTS: dict[str, Any] = {
     "gpt": (small_gpt, gpt_ids, gpt_loss),
     "routed": (lambda: odd.Chain(odd.Routed), lambda size: torch.randn(size, 16), None),

@@ -160,6 +160,18 @@ def test_a_view_of_what_another_stage_writes_to() -> None:
     assert "written to in place" in refusal(lambda: check_cuts(seen, [1])).message
 
 
+def test_a_view_of_what_each_stage_makes_and_another_writes_to() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        table = torch.zeros(2, 4)
+        row = table[:1]
+        table += self.a(x)
+        return self.c(self.b(x) + row)
+
+    _, seen = record(forward)
+    check_cuts(seen, [2])
+    assert "written to in place" in refusal(lambda: check_cuts(seen, [1])).message
+
+
 def test_a_forward_that_takes_another_way() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         x = self.a(x)
