@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt.runtime.events import Record
+from partopt.runtime.random_state import RandomState
 
 
 def own_parameter_names(record: Record, start: int, stop: int) -> list[str]:
@@ -40,10 +41,12 @@ def materialise(
 
     The whole model is what `build` makes on the CPU after `torch.manual_seed(seed)`; it takes its
     memory meanwhile. The other parameters of `model` are on the meta device afterwards. Tied
-    parameters stay tied, and number formats remain.
+    parameters stay tied, number formats and random numbers of the process as they were.
     """
+    random = RandomState(torch.device("cpu"))
     torch.manual_seed(seed)
     whole = build()
+    random.restore()
     values = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}

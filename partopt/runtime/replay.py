@@ -17,6 +17,7 @@ from partopt.runtime.parameters import Slots, own_parameter_names
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
 from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.weightless import has_no_values
 
 
 @dataclass
@@ -172,7 +173,7 @@ def replay_stage(
     """
     check_cuts(record, (start, stop))
     for name in own_parameter_names(record, start, stop):
-        if model.get_parameter(name).is_meta:
+        if has_no_values(model.get_parameter(name)):
             raise PartoptError(
                 f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
                 "call `materialise` with the names of the stage's parameters",

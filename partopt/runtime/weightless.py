@@ -25,15 +25,15 @@ from partopt.profiler.fake import (
 )
 
 
-def lacks_weights(model: nn.Module) -> bool:
-    """Whether a parameter of the model is fake or on the meta device."""
-    return any(each.is_meta or is_fake(each) for each in model.parameters())
+def has_no_values(tensor: Tensor) -> bool:
+    """Whether the tensor is fake, or on the meta device."""
+    return tensor.is_meta or is_fake(tensor)
 
 
 @contextlib.contextmanager
 def stand_ins(model: nn.Module, device: torch.device) -> Iterator[StandIns | None]:
     """The context in which a model without weights can run on `device`; None for one with them."""
-    if not lacks_weights(model):
+    if not any(has_no_values(each) for each in model.parameters()):
         yield None
         return
     mode = fake_mode()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.step import run_loss
@@ -209,6 +210,26 @@ def test_gradients_add_up_in_the_memory_that_is_there(split: bool) -> None:
             for parameter, place in zip(stage.parameters, own, strict=True)
         )
     assert worst_error(summed_gradients(stages), gradients) < 1e-6
+
+
+def test_two_parts_of_a_backward_do_the_work_of_one() -> None:
+    case = leaves(sequence(*(linear() for _ in range(5))))
+    flops = []
+    for parts in (["backward"], ["backward_input", "backward_weight"]):
+        stages = case.stages([0, 1, 4])
+        run_forwards(stages)
+        run_backwards(stages[2:], split=False)
+        gradient = torch.ones(4, 4)
+        middle = stages[1]
+        for part in parts:
+            with FlopCounterMode(display=False) as counter:
+                own = [] if part == "backward_weight" else [[gradient]]
+                getattr(middle, part)(0, *own)
+            flops.append(counter.get_total_flops())
+            gradients = [each.grad is not None for each in middle.parameters]
+            assert gradients == [part != "backward_input"] * 3
+    whole, first, second = flops
+    assert first == second == whole / 2 > 0
 
 
 WITHOUT_WEIGHTS: dict[str, Any] = {

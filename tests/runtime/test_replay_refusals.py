@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
+from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.crossings import check_cuts
 from partopt.runtime.events import Record
@@ -248,8 +249,9 @@ def test_a_checkpoint_between_layers() -> None:
     assert "checkpoint" in error.hint
 
 
-def test_a_stage_without_values() -> None:
-    with torch.device("meta"):
+@pytest.mark.parametrize("build", [torch.device("meta"), build_without_weights(fake_mode())])
+def test_a_stage_without_values(build: Any) -> None:
+    with build:
         model = Parts(chain, a=linear(), b=linear(), c=linear())
     seen = record_model(model, torch.randn(2, 4), None, LAYERS)
     error = refusal(lambda: stage(model, seen, 1, 2))
