@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from partopt.errors import PartoptError
+from partopt.profiler.foreign_errors import explain
 from partopt.profiler.step import Inputs, Loss, default_loss, run_forward, tensors_in
 from partopt.profiler.tracker import LayerKey
+from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.event_builder import EventBuilder
 from partopt.runtime.events import EVERYWHERE, Event, Record, is_question, name_of
 from partopt.runtime.random_state import RandomState
@@ -51,34 +53,28 @@ def _record_once(
     random = RandomState(device)
     try:
         with (
+            explain("recording the forward"),
             torch.enable_grad(),
             stand_ins(model, device) as weightless,
-            _buffers_kept(model) as changed,
+            _buffers_kept(model) as buffers,
         ):
             recorder = _Recorder(model, inputs, layers, weightless, need_weights, device)
             with recorder.watch():
                 output = run_forward(model, inputs)
                 default_loss(output) if loss_fn is None else loss_fn(output, inputs)
             recorder.check_all_called()
-            return recorder.record(None if weightless else frozenset(changed()))
+            return recorder.record(None if weightless else frozenset(buffers.changed()))
     finally:
         random.restore()
 
 
 @contextlib.contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """The context in which buffers may change; it gives a function that names those that did."""
-    kept = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
+def _buffers_kept(model: nn.Module) -> Iterator[BufferState]:
+    state = BufferState(buffer_slots(model))
     try:
-        yield lambda: [n for n, (now, before) in kept.items() if not _is_same(now, before)]
+        yield state
     finally:
-        for buffer, before in kept.values():
-            if not buffer.is_meta:
-                buffer.data.copy_(before)
-
-
-def _is_same(now: Tensor, before: Tensor) -> bool:
-    return now.is_meta or torch.equal(now, before)
+        state.restore()
 
 
 class _NeedsWeights(BaseException):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from partopt.errors import PartoptError
 from partopt.profiler.step import Inputs, Loss
+from partopt.runtime.buffers import BufferState, Slot, buffer_slots
 from partopt.runtime.crossings import check_cuts, cut_before, with_stride
 from partopt.runtime.events import Key, Record
 from partopt.runtime.forward import StageForward
@@ -104,11 +105,10 @@ class ReplayStage(Stage):
         It draws the same random numbers; buffers, such as running statistics, stay as they are.
         """
         kept = self._kept.pop(microbatch)
-        buffers = [(each, each.detach().clone()) for each in self._buffers]
+        buffers = BufferState(self._buffers)
         with kept.random.again(), self._slots.used(kept.weights):
             _, self._graphs[microbatch] = self._run(microbatch, kept.received)
-        for buffer, before in buffers:
-            buffer.data.copy_(before)  # its version stays: the backward may need it
+        buffers.restore()
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the whole backward: gradients of `sends` to gradients of `receives`."""
@@ -192,21 +192,17 @@ def _storages_written(record: Record, start: int, stop: int) -> set[int]:
     }
 
 
-def _changing_buffers(model: nn.Module, record: Record, start: int, stop: int) -> list[Tensor]:
+def _changing_buffers(model: nn.Module, record: Record, start: int, stop: int) -> list[Slot]:
     """The buffers that a forward of the stage changes, or may change."""
-    units = [record.layers[layer].name for layer in range(start, stop)]
-    layers = {key.name for key in record.layers}
+    units = {key.name for key in record.layers}
+    own = {key.name for key in record.layers[start:stop]}
+    changed = record.changed_buffers
 
     def is_own(name: str) -> bool:
-        holders = [unit for unit in layers if not unit or name.startswith(f"{unit}.")]
-        return not holders or any(unit in units for unit in holders)
+        holders = {unit for unit in units if not unit or name.startswith(f"{unit}.")}
+        return (changed is None or name in changed) and (not holders or bool(holders & own))
 
-    changed = record.changed_buffers
-    return [
-        buffer
-        for name, buffer in model.named_buffers()
-        if is_own(name) and (changed is None or name in changed)
-    ]
+    return buffer_slots(model, is_own)
 
 
 def _with_gradients(

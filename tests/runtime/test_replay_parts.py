@@ -106,6 +106,28 @@ def test_running_statistics_are_those_of_the_model(recompute: bool) -> None:
         assert own.num_batches_tracked == 2
 
 
+class Counting(nn.Linear):
+    """Replaces its buffer in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def test_a_buffer_that_is_replaced_counts_each_microbatch_once() -> None:
+    case = leaves(sequence(linear(), Counting(), linear()))
+    assert case.record.changed_buffers == {"1.calls"}
+    assert case.model.get_buffer("1.calls") == 0
+    stages = case.stages([0, 1, 2], recompute=True)
+    run_forwards(stages)
+    run_backwards(stages, recompute=True)
+    assert stages[1]._forward._model.get_buffer("1.calls") == 2
+
+
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_microbatch_has_one_version_of_the_weights(split: bool, recompute: bool) -> None:

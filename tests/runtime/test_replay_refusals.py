@@ -222,6 +222,12 @@ def test_a_module_that_the_model_does_not_have() -> None:
     assert error.hint == 'did you mean "b"?'
 
 
+def test_a_forward_that_fails() -> None:
+    error = refusal(lambda: record(lambda self, x: self.c(self.b(self.a(x)[:, :3]))))
+    assert error.message.startswith("recording the forward: raised RuntimeError: mat1 and mat2")
+    assert error.code == "model-code-failed"
+
+
 def test_a_number_that_a_layer_returns_and_that_changes() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
