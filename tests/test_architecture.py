@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "search": PLANNING | {"options", "job", "planners", "simulator"},
     "report": PLANNING | {"simulator"},
     "exporters": PLANNING | {"registry", "simulator"},
-    "runtime": PLANNING | {"simulator"},
+    "runtime": PLANNING | {"profiler", "simulator"},
     "simulation": PLANNING | {"options", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)

@@ -1,0 +1,123 @@
+"""The parameters of a stage: their names, their values, and other values in their place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partopt.runtime.events import Record
+from partopt.runtime.random_state import RandomState
+
+
+def own_parameter_names(record: Record, start: int, stop: int) -> list[str]:
+    """The parameters that layers [start, stop) need, each by the first of its names."""
+    own = range(start, stop)
+    return [name for name, layers in record.holders.items() if any(e in own for e in layers)]
+
+
+def shared_parameters(record: Record, starts: Sequence[int]) -> dict[str, list[int]]:
+    """The parameters that several stages need, and which; `starts` are the stages' first layers."""
+    stops = [*starts[1:], len(record.layers)]
+    spans = [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    users = {
+        name: [s for s, span in enumerate(spans) if any(layer in span for layer in layers)]
+        for name, layers in record.holders.items()
+    }
+    return {name: stages for name, stages in users.items() if len(stages) > 1}
+
+
+def materialise(
+    model: nn.Module,
+    names: Collection[str],
+    build: Callable[[], nn.Module],
+    seed: int,
+    device: torch.device | None = None,
+) -> None:
+    """Give the parameters `names` of `model`, and all buffers, the values of the whole model.
+
+    The whole model is what `build` makes on the CPU after `torch.manual_seed(seed)`; it takes its
+    memory meanwhile. The other parameters of `model` are on the meta device afterwards. Tied
+    parameters stay tied, number formats and random numbers of the process as they were.
+    """
+    random = RandomState(torch.device("cpu"))
+    torch.manual_seed(seed)
+    whole = build()
+    random.restore()
+    values = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    made: dict[int, nn.Parameter] = {}
+    keep = set(names)
+    firsts = {id(each): name for name, each in model.named_parameters()}
+    for module, prefix in _modules(model):
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                own = firsts[id(parameter)] in keep
+                value = values[prefix + name] if own else None
+                made[id(parameter)] = _parameter(parameter, value, device)
+            module._parameters[name] = made[id(parameter)]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                filled = buffers[prefix + name].to(buffer.dtype)
+                module._buffers[name] = filled.to(device or filled.device)
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for name, module in model.named_modules():
+        yield module, f"{name}." if name else ""
+
+
+def _parameter(
+    like: nn.Parameter, value: Tensor | None, device: torch.device | None
+) -> nn.Parameter:
+    if value is None:
+        empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
+        return nn.Parameter(empty, requires_grad=like.requires_grad)
+    given = value.detach().to(device or value.device, like.dtype)
+    return nn.Parameter(given, requires_grad=like.requires_grad)
+
+
+class Slots:
+    """Where the modules of a model hold some of its parameters."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        known = dict(model.named_parameters())
+        self.parameters: dict[str, nn.Parameter] = {name: known[name] for name in names}
+        self.in_use: Mapping[str, Tensor] | None = None
+        by_id = {id(each): name for name, each in self.parameters.items()}
+        self._places: list[tuple[dict[str, Any], str, str]] = [
+            (module._parameters, attribute, by_id[id(each)])
+            for module in model.modules()
+            for attribute, each in module._parameters.items()
+            if id(each) in by_id
+        ]
+
+    def use(self, tensors: Mapping[str, Tensor] | None) -> None:
+        """Put these tensors into the modules; None: the parameters themselves."""
+        if tensors is self.in_use:
+            return
+        for place, attribute, name in self._places:
+            own = self.parameters[name]
+            place[attribute] = own if tensors is None else tensors.get(name, own)
+        self.in_use = tensors
+
+    @contextlib.contextmanager
+    def used(self, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """The context in which these are used."""
+        before = self.in_use
+        self.use(tensors)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def trained(self) -> list[Tensor]:
+        """The tensors in use that have a gradient."""
+        other = self.in_use or {}
+        tensors = [other.get(name, own) for name, own in self.parameters.items()]
+        return [each for each in tensors if each.requires_grad]

@@ -1,0 +1,250 @@
+"""Recording one real forward and loss of a model: its events, see `partopt.runtime.events`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+
+from partopt.errors import PartoptError
+from partopt.profiler.foreign_errors import explain
+from partopt.profiler.step import Inputs, Loss, default_loss, run_forward, tensors_in
+from partopt.profiler.tracker import LayerKey
+from partopt.runtime.buffers import BufferState, buffer_slots
+from partopt.runtime.event_builder import EventBuilder
+from partopt.runtime.events import EVERYWHERE, Event, Record, is_question, name_of
+from partopt.runtime.random_state import RandomState
+from partopt.runtime.unit_reads import UnitReads
+from partopt.runtime.units import TakenUnits, observe_hooked
+from partopt.runtime.weightless import StandIns, stand_ins
+
+
+def record_model(
+    model: nn.Module, inputs: Inputs, loss_fn: Loss | None, layers: Sequence[LayerKey]
+) -> Record:
+    """What one forward and loss do on the `inputs` of a microbatch, as `layers` divide it.
+
+    The model may lack its weights (on the meta device, or fake): then next to nothing is computed.
+    It runs on the device of the inputs; mode, autocast and shapes have to be those of the stages.
+    Buffers and random numbers are afterwards as before. Raises PartoptError where the model does
+    not call the layers in their order.
+    """
+    need_weights: set[type] = set()
+    while True:
+        try:
+            return _record_once(model, inputs, loss_fn, layers, need_weights)
+        except _NeedsWeights as failed:
+            need_weights.add(failed.kind)
+
+
+def _record_once(
+    model: nn.Module,
+    inputs: Inputs,
+    loss_fn: Loss | None,
+    layers: Sequence[LayerKey],
+    need_weights: Collection[type],
+) -> Record:
+    device = next((each.device for each in tensors_in(inputs)), torch.device("cpu"))
+    random = RandomState(device)
+    try:
+        with (
+            explain("recording the forward"),
+            torch.enable_grad(),
+            stand_ins(model, device) as weightless,
+            _buffers_kept(model) as buffers,
+        ):
+            recorder = _Recorder(model, inputs, layers, weightless, need_weights, device)
+            with recorder.watch():
+                output = run_forward(model, inputs)
+                default_loss(output) if loss_fn is None else loss_fn(output, inputs)
+            recorder.check_all_called()
+            return recorder.record(None if weightless else frozenset(buffers.changed()))
+    finally:
+        random.restore()
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[BufferState]:
+    state = BufferState(buffer_slots(model))
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+class _NeedsWeights(BaseException):
+    """A unit of this class does not run on fakes.
+
+    Not an Exception, so that no model takes it for an error of its own.
+    """
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.kind = kind
+
+
+class _Recorder(TorchFunctionMode):
+    """Watches one forward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        layers: Sequence[LayerKey],
+        weightless: StandIns | None,
+        need_weights: Collection[type],
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self._layers = list(layers)
+        self._weightless = weightless
+        self._need_weights = need_weights
+        self._device = device
+        self._modules = {module: name for name, module in model.named_modules()}
+        self._units = TakenUnits(model, [key.name for key in layers], self._unit)
+        self._model = model
+        self._reads = UnitReads(model, inputs)
+        self._builder = EventBuilder(model, self._reads)
+        self._called = 0
+        self._inside = False
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """The context of the forward."""
+        with self._units, self:
+            yield
+
+    def record(self, changed_buffers: frozenset[str] | None) -> Record:
+        """What was seen."""
+        builder = self._builder
+        return Record(
+            tuple(self._layers),
+            tuple(builder.events),
+            builder.likeness,
+            frozenset(self._reads.hidden),
+            _holders(self._model, self._layers, builder.events),
+            changed_buffers,
+        )
+
+    def check_all_called(self) -> None:
+        """Raise PartoptError where a layer was not called."""
+        if self._called < len(self._layers):
+            name, call = self._layers[self._called]
+            raise _calls_differ(
+                f'layer {self._called} "{name}" (call {call}) is not called by the model', [name]
+            )
+
+    def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return forward(*args, **kwargs)
+        with _pop_mode_temporarily():
+            return self._note_unit(name, forward, args, kwargs)
+
+    def _note_unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        layer, given = self._enter(name), (args, kwargs)
+        if self._weightless is None:
+            return self._run_unit(name, forward, layer, given, given)
+        unit = self._model.get_submodule(name)
+        if type(unit) in self._need_weights:
+            with self._weightless.real_weights(unit):
+                return self._run_unit(name, forward, layer, given, given)
+        try:
+            faked, real = self._weightless.enter(given)
+            return self._run_unit(name, forward, layer, given, faked, real)
+        except PartoptError:
+            raise
+        except Exception as error:  # it needs values, or an operation has no rule for fakes
+            raise _NeedsWeights(type(unit)) from error
+
+    def _run_unit(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        layer: int,
+        given: Any,
+        run: Any,
+        real: dict[int, Tensor] | None = None,
+    ) -> Any:
+        """Run a unit on the arguments `run`, and note it as run on those `given`."""
+        before = self._builder.before(given, run)
+        self._builder.note_hidden(before, layer)
+        self._inside = True
+        try:
+            with (
+                observe_hooked(self._modules) as seen,
+                self._reads.of(layer, before.tensors) as touched,
+            ):
+                output = forward(*run[0], **run[1])
+        finally:
+            self._inside = False
+        if self._weightless:
+            output = self._weightless.leave(output, real or {})
+        self._builder.add(before, name, name, layer, output, seen, touched)
+        return output
+
+    def _enter(self, name: str) -> int:
+        """The layer that begins with a call of the unit `name`."""
+        layer = self._called
+        if layer == len(self._layers) or self._layers[layer].name != name:
+            expected = (
+                f'calls "{self._layers[layer].name}" there'
+                if layer < len(self._layers)
+                else "has no more layers"
+            )
+            raise _calls_differ(
+                f'the model calls "{name}" as layer {layer}, the plan {expected}', [name]
+            )
+        self._called += 1
+        return layer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the function between units, and note it."""
+        options = kwargs or {}
+        if self._inside or is_question(func, args):
+            return func(*args, **options)
+        before = self._builder.before((args, options), (args, options))
+        random = RandomState(self._device)
+        output = func(*args, **options)
+        if self._weightless:
+            output = self._weightless.leave(output, {})
+        # numbers drawn at random would differ from stage to stage
+        tied = self._builder.is_tied(before) or random.advanced()
+        self._builder.note_hidden(before, self._current)
+        layer = self._current if tied else EVERYWHERE
+        self._builder.add(before, name_of(func), None, layer, output, [], set())
+        return output
+
+    @property
+    def _current(self) -> int:
+        return max(self._called - 1, 0)
+
+
+def _holders(
+    model: nn.Module, layers: Sequence[LayerKey], events: Sequence[Event]
+) -> dict[str, frozenset[int]]:
+    """For each distinct parameter the layers that hold it; what nothing uses is of the first."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held: defaultdict[str, set[int]] = defaultdict(set)
+    for layer, key in enumerate(layers):
+        for parameter in model.get_submodule(key.name).parameters():
+            held[names[id(parameter)]].add(layer)
+    for event in events:
+        for name in event.parameters:
+            held[name].add(event.layer)
+    return {name: frozenset(held[name] or {0}) for name in names.values()}
+
+
+def _calls_differ(message: str, names: list[str]) -> PartoptError:
+    return PartoptError(
+        message,
+        "give the model, its arguments and its inputs as the profile of the plan has them",
+        code="calls-differ",
+        layers=names,
+    )

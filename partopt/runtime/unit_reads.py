@@ -1,0 +1,82 @@
+"""What a unit reads that it was not given: parameters, and tensors hidden in objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
+from partopt.profiler.step import Inputs, local_tensors
+
+
+class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Knows which layer made which storage, and sees what is read while a unit runs.
+
+    A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
+    earlier one left it in an object, no other stage could be sent: `hidden` are pairs of the layer
+    that made such a tensor and the one that read it.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.hidden: set[tuple[int, int]] = set()
+        self._makers = StorageMap()
+        self._constants = StorageMap()
+        self._layer = 0
+        self._given: set[int] = set()
+        self._touched: set[str] = set()
+        for tensor in [*model.buffers(), *local_tensors(inputs)]:
+            self._note_constant(tensor, "")
+        for name, parameter in model.named_parameters():
+            self._note_constant(parameter, name)
+
+    def _note_constant(self, tensor: Tensor, name: str) -> None:
+        for part in storages_in(tensor):
+            names: tuple[str, ...] = self._constants.get(part) or ()
+            self._constants.set(part, (*names, name) if name else names or ("",))
+
+    def maker(self, tensor: Tensor) -> int | None:
+        """The layer that made the storage of `tensor`; None where none did."""
+        found = [self._makers.get(part) for part in storages_in(tensor)]
+        return next((layer for layer in found if layer is not None), None)
+
+    def note_made(self, tensors: Sequence[Tensor], layer: int) -> None:
+        """Note that `layer` made these, unless their storages are known."""
+        for tensor in storages_in(tensors):
+            if self._constants.get(tensor) is None and self._makers.get(tensor) is None:
+                self._makers.set(tensor, layer)
+
+    @contextlib.contextmanager
+    def of(self, layer: int, given: Sequence[Tensor]) -> Iterator[set[str]]:
+        """Watch a unit; it gives the names of the parameters that the unit turns out to read."""
+        self._layer, self._touched = layer, set()
+        self._given = {part.untyped_storage()._cdata for part in storages_in(given)}
+        with self:
+            yield self._touched
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and note what it reads and makes."""
+        if wraps_tensors(types):
+            return NotImplemented
+        options = kwargs or {}
+        for tensor in storages_in([args, options]):
+            self._note_read(tensor)
+        result = func(*args, **options)
+        self.note_made(list(storages_in(result)), self._layer)
+        return result
+
+    def _note_read(self, tensor: Tensor) -> None:
+        names = self._constants.get(tensor)
+        if names is not None:
+            self._touched.update(name for name in names if name)
+            return
+        maker = self._makers.get(tensor)
+        given = tensor.untyped_storage()._cdata in self._given
+        if maker is not None and maker != self._layer and not given:
+            self.hidden.add((maker, self._layer))

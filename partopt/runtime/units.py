@@ -1,0 +1,101 @@
+"""Taking over the calls of units, and seeing what modules inside of them return."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from partopt.errors import PartoptError, did_you_mean
+from partopt.profiler.tracker import LayerKey
+
+UnitCall = Callable[[str, Callable[..., Any], Any, Any], Any]
+
+
+def number_calls(modules: Sequence[str]) -> list[LayerKey]:
+    """The layers of a plan, whose stages name modules: the n-th of a name is its n-th call."""
+    calls: Counter[str] = Counter()
+    layers = []
+    for name in modules:
+        layers.append(LayerKey(name, calls[name]))
+        calls[name] += 1
+    return layers
+
+
+class TakenUnits:
+    """The context in which calls of units go to `called(name, forward, args, kwargs)`."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], called: UnitCall) -> None:
+        self._slots = [_Slot(_find(model, name), name, called) for name in dict.fromkeys(names)]
+
+    def __enter__(self) -> None:
+        for slot in self._slots:
+            slot.take()
+
+    def __exit__(self, *_: object) -> None:
+        for slot in self._slots:
+            slot.give_back()
+
+
+class _Slot:
+    """The forward of one unit, as an attribute of its module."""
+
+    def __init__(self, module: nn.Module, name: str, called: UnitCall) -> None:
+        self.attributes = module.__dict__
+        self.own = self.attributes.get("forward")
+        forward = module.forward
+
+        def taken(*args: Any, **kwargs: Any) -> Any:
+            return called(name, forward, args, kwargs)
+
+        self.taken = taken
+
+    def take(self) -> None:
+        self.attributes["forward"] = self.taken
+
+    def give_back(self) -> None:
+        if self.own is None:
+            self.attributes.pop("forward", None)
+        else:
+            self.attributes["forward"] = self.own
+
+
+def _find(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise PartoptError(
+            f'the model has no module "{name}", which the plan names',
+            did_you_mean(name, [known for known, _ in model.named_modules() if known]),
+            code="no-such-unit",
+            value=name,
+        ) from error
+
+
+@contextlib.contextmanager
+def observe_hooked(names: dict[nn.Module, str]) -> Iterator[list[tuple[str, Any]]]:
+    """Names and results of the modules with forward hooks of their own that run in this context."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if module._forward_hooks and module in names:
+            seen.append((names[module], output))
+
+    handle = register_module_forward_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def fire_hooks(module: nn.Module, output: Any) -> None:
+    """Call a module's forward hooks, as if it had run and returned `output`."""
+    for number, hook in list(module._forward_hooks.items()):
+        if number in module._forward_hooks_with_kwargs:
+            hook(module, (), {}, output)
+        else:
+            hook(module, (), output)

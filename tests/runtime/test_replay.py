@@ -1,0 +1,254 @@
+"""Three stages, each with its own parameters alone, against the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partopt.cost.chain import chain_of
+from partopt.runtime.crossings import cut_before
+from tests.profiler import zoo_language as language
+from tests.profiler import zoo_odd as odd
+from tests.profiler import zoo_vision as vision
+from tests.profiler.helpers import Parts, example, linear, needs_torchvision, needs_transformers
+from tests.runtime.replayed import Replayed, error_of_stages, replayed
+
+TOLERANCE = 1e-6
+
+
+class Case(NamedTuple):
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int], Any]
+    loss_fn: Any = None
+    granularity: str = "auto"
+
+
+def ids(size: int) -> dict[str, Tensor]:
+    tokens = torch.randint(3, language.VOCABULARY, (size, language.LENGTH))
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def masked_ids(size: int) -> dict[str, Tensor]:
+    lengths = torch.randint(4, language.LENGTH, (size, 1))
+    return {**ids(size), "attention_mask": (torch.arange(language.LENGTH) < lengths).long()}
+
+
+def pictures(size: int) -> Tensor:
+    return torch.randn(size, 3, 32, 32)
+
+
+def vectors(size: int) -> Tensor:
+    return torch.randn(size, 4)
+
+
+def small_gpt() -> nn.Module:
+    return example("gpt", layers=3, width=16, heads=2, context=12, vocabulary=31).build()
+
+
+def gpt_ids(size: int) -> Tensor:
+    return torch.randint(31, (size, 12))
+
+
+def gpt_loss(output: Tensor, inputs: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), inputs[:, 1:].flatten())
+
+
+def cached_llama() -> nn.Module:
+    return language.transformers_model(
+        "LlamaForCausalLM", "LlamaConfig", **{**language._DECODER, "use_cache": True}
+    )
+
+
+def small_resnet() -> nn.Module:
+    return vision.torchvision_model("resnet18")
+
+
+class Dense(nn.Module):
+    """Each layer reads the results of all before it, and rectifies them in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4 * (n + 1), 4) for n in range(5))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [x]
+        for layer in self.layers:
+            made.append(self.relu(layer(torch.cat(made, 1))))
+        return torch.cat(made, 1).square().mean()
+
+
+class Pyramid(nn.Module):
+    """Goes down and up again, and returns a result of each level in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(3, 3, 3, stride=2, padding=1) for _ in range(2))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(3, 3, 2, stride=2) for _ in range(2))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        first = self.down[0](x)
+        bottom = self.down[1](first)
+        second = self.up[0](bottom) + first
+        return {"levels": [bottom, second], "top": self.up[1](second).tanh()}
+
+
+def pyramid_loss(output: dict[str, Any], inputs: Tensor) -> Tensor:
+    return (output["top"] - inputs).square().mean() + sum(x.abs().mean() for x in output["levels"])
+
+
+def thrice() -> nn.Module:
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for _ in range(3):
+            x = torch.tanh(self.block(x)) + x
+        return self.head(x).square().mean()
+
+    return Parts(forward, stem=linear(), block=nn.Linear(4, 4), head=linear())
+
+
+def written_in_place() -> nn.Module:
+    """Tensors of other stages are written to between layers, in part and through views."""
+
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        kept = torch.zeros(len(x), 4)
+        first = self.a(x)
+        kept[:, :2] = first[:, 2:]
+        second = self.b(first * 2.0) * 1.5
+        first += second
+        second[:, 0] = 0.0
+        third = self.relu(self.c(first + second).mul_(2.0))
+        return self.d(third + kept).square().mean()
+
+    layers = {name: linear() for name in "abcd"}
+    return Parts(forward, relu=nn.ReLU(inplace=True), **layers)
+
+
+def two_outputs() -> nn.Module:
+    """What the middle stage sends depends in one part on its weights alone."""
+
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        first = self.a(x)
+        free = self.table(torch.arange(4))
+        second = self.b(first) @ self.b(free)
+        return self.c(second + free[1] + first.mean()).square().mean()
+
+    return Parts(forward, a=linear(), table=nn.Embedding(4, 4), b=linear(), c=linear())
+
+
+def transposed() -> nn.Module:
+    """A tensor that is laid out transposed crosses, and is viewed as it only then can be."""
+
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        first = self.a(x).t()
+        second = self.b(x)
+        return self.c(second + first.t().view(-1).view_as(x)).square().mean()
+
+    return Parts(forward, a=linear(), b=linear(), c=linear())
+
+
+class Twice(nn.Linear):
+    """Returns one tensor under two names."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        made = super().forward(x)
+        return {"one": made, "other": made}
+
+
+def twice() -> nn.Module:
+    def forward(self: Parts, x: Tensor) -> Tensor:
+        both = self.a(x)
+        second = self.b(both["other"])
+        return self.c(second * both["one"] + both["other"]).square().mean()
+
+    return Parts(forward, a=Twice(4, 4), b=linear(), c=linear())
+
+
+CASES = {
+    "gpt": Case(small_gpt, gpt_ids, gpt_loss),
+    "gpt2": Case(language.gpt2, ids),
+    "llama": Case(cached_llama, ids),
+    "mixtral": Case(language.mixtral, ids),
+    "t5": Case(language.t5, ids),
+    "bert": Case(language.bert, masked_ids),
+    "vit": Case(vision.vision_transformer, pictures),
+    "resnet": Case(small_resnet, pictures),
+    "unet": Case(vision.UNet, pictures),
+    "dense": Case(Dense, vectors, granularity="leaf"),
+    "pyramid": Case(Pyramid, pictures, pyramid_loss, "leaf"),
+    "thrice": Case(thrice, vectors, granularity="leaf"),
+    "written": Case(written_in_place, vectors, granularity="leaf"),
+    "two outputs": Case(two_outputs, vectors, granularity="leaf"),
+    "transposed": Case(transposed, vectors, granularity="leaf"),
+    "twice": Case(twice, vectors, granularity="leaf"),
+    "routed": Case(lambda: odd.Chain(odd.Routed), lambda size: torch.randn(size, 16)),
+    "lstm": Case(odd.Seq2Seq, lambda size: (torch.randint(97, (size, 5)),) * 2),
+}
+_MARKS = {
+    **dict.fromkeys(["gpt2", "llama", "mixtral", "t5", "bert"], needs_transformers),
+    **dict.fromkeys(["vit", "resnet"], needs_torchvision),
+}
+
+
+def without_dropout(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Stages draw other random numbers than the whole model."""
+
+    def built() -> nn.Module:
+        model = build()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        return model
+
+    return built
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(n, marks=_MARKS.get(n, ())) for n in CASES], ids=str
+)
+def case(request: pytest.FixtureRequest) -> Replayed:
+    own = CASES[request.param]
+    build = without_dropout(own.build)
+    return replayed(build, own.inputs, loss_fn=own.loss_fn, granularity=own.granularity)
+
+
+def test_stages_do_what_the_model_does(case: Replayed) -> None:
+    assert error_of_stages(case) < TOLERANCE
+
+
+def test_a_backward_in_two_parts_gives_the_same(case: Replayed) -> None:
+    assert error_of_stages(case, split=True) < TOLERANCE
+
+
+def test_a_stage_that_recomputes_gives_the_same(case: Replayed) -> None:
+    # torch has kernels of its own, which round otherwise, where no gradient is needed
+    tolerance = 1e-4 if isinstance(case.model, odd.Seq2Seq) else 3e-6
+    assert error_of_stages(case, recompute=True, tolerance=tolerance) < tolerance
+
+
+def test_what_crosses_each_cut_is_what_the_planner_counts(case: Replayed) -> None:
+    chain, record = chain_of(case.profile), case.record
+    cuts = [cut_before(record, layer) for layer in range(len(case.layers) + 1)]
+    assert [cut.bytes for cut in cuts] == list(chain.a)
+
+
+def test_each_layer_can_be_a_stage(case: Replayed) -> None:
+    if len(case.layers) < 9:
+        assert error_of_stages(case, range(len(case.layers))) < TOLERANCE
+
+
+def test_a_record_leaves_the_model_as_it_was(case: Replayed) -> None:
+    before = {name: each.clone() for name, each in case.model.state_dict().items()}
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    assert case.record.events
+    assert torch.equal(torch.rand(1), expected)
+    after = case.model.state_dict()
+    assert all(torch.equal(each, after[name]) for name, each in before.items())
