@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
-from partopt.runtime.gradients import Gradients, Tied
+from partopt.runtime.gradients import Gradients, Sum, Tied
 from partopt.runtime.groups import open_channel
 from partopt.runtime.packing import Packing
 from partopt.runtime.posting import AHEAD, Receives, open_sends
@@ -50,7 +50,8 @@ def execute(
     `stage_of(s)` is stage s on this rank, called once for each that it holds. A step is an
     iteration; of an asynchronous plan it passes `microbatches` through, from an empty pipeline to
     an empty one. Stages see microbatches numbered on from step to step. `optimizer_of(s,
-    parameters)` makes the optimizer of stage s; without it gradients stay, and add up. `clip` is
+    parameters)` makes the optimizer of stage s; without it those of the last
+    step stay. `clip` is
     the most that the norm of all gradients may be. With `barrier` ranks begin every step together,
     as the simulated one does. Raises PartoptError where the plan cannot run, another rank is lost,
     or stages disagree on what crosses a cut.
@@ -130,6 +131,7 @@ class _Engine:
         self.channel = open_channel(context, orders, len(plan.stages))
         self.local: dict[Route, list[Tensor]] = {}
         self.held_back: tuple[Action, list[Tensor]] | None = None
+        self.sums: dict[int, tuple[int, Sum | None]] = {}  # by stage: the round, its exchange
         self.prepared = False  # gradients of this step are summed and clipped
 
     def run(self, steps: int, barrier: bool, ahead: int) -> RankRecord:
@@ -158,19 +160,31 @@ class _Engine:
 
     def _run_step(self, step: int) -> None:
         self.step, self.prepared = step, False
+        self._drop_gradients()
         progress, record = self.context.progress, self.record
         for action in self.actions:
             place, kind = action.place, action.kind
             came_ns = time.perf_counter_ns()
             progress.act(step, kind, action.stage, action.microbatch, RECEIVING)
             received = self._receive(action)
-            progress.note(EXCHANGING if kind in (A, U) else COMPUTING)
+            if kind == U:
+                progress.note(EXCHANGING)
+                self._prepare_update(action.stage)
+            progress.note(EXCHANGING if kind == A else COMPUTING)
             begin_ns = time.perf_counter_ns()
             self._run(action, received)
             record.begin[step, place], record.end[step, place] = begin_ns, time.perf_counter_ns()
             record.waited[step, place] += begin_ns - came_ns
             if self.plan.comm == "serial" and action.sends and not action.sends.is_local:
                 self._wait_for_sends(place)
+        for s in self.stages:  # asynchronous: the last round's
+            self._finish_exchange(s)
+
+    def _drop_gradients(self) -> None:
+        """Drop gradients of the step before, that no optimizer used."""
+        for stage in self.stages.values():
+            for parameter in stage.parameters:
+                parameter.grad = None
 
     def _wait_for_sends(self, place: int) -> None:
         """Let the device wait until what it sent is gone, as one does whose messages are serial."""
@@ -249,19 +263,47 @@ class _Engine:
         return after < len(self.actions) and self.actions[after].kind == A
 
     def _exchange(self, action: Action) -> None:
-        self.gradients.sum_over_replicas(action.stage)
-        if versions := self.versions.get(action.stage):
-            versions.end_round(action.microbatch)
+        """Begin to exchange the gradients of a round, when the exchange before it has ended.
+
+        The rank goes on meanwhile, as the simulated one does, unless the plan blocks.
+        """
+        s, step, place = action.stage, self.step, action.place
+
+        def note_done(when_ns: int) -> None:
+            self.record.exchanged[step, place] = when_ns
+
+        begun = self.gradients.begin_sum(s, note_done)
+        self._finish_exchange(s)
+        self.sums[s] = action.microbatch, begun
         if self.held_back is not None:
+            self._finish_exchange(s)
             self._send(*self.held_back)
             self.held_back = None
 
-    def _update(self, s: int) -> None:
-        if not self.prepared:  # once for all stages of the rank, whose steps come last
+    def _finish_exchange(self, s: int) -> None:
+        """Wait for the exchange of a stage, if it has begun one; asynchronous, use its sums."""
+        if s not in self.sums:
+            return
+        number, begun = self.sums.pop(s)
+        if begun is not None:
+            begun.finish()
+        if s in self.versions:
+            self.versions[s].end_round(number)
+
+    def _prepare_update(self, s: int) -> None:
+        """Wait for the gradients of a step."""
+        whole = self.clip is not None or self.gradients.tied
+        if not whole:
+            self._finish_exchange(s)
+        elif not self.prepared:  # once for all stages of the rank, whose steps come last
+            for each in self.stages:
+                self._finish_exchange(each)
             self.gradients.sum_tied()
             if self.clip is not None:
                 self.gradients.clip(self.clip)
             self.prepared = True
+
+    def _update(self, s: int) -> None:
         if s in self.optimizers:
             self.optimizers[s].step()
             self.optimizers[s].zero_grad()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,8 @@ class Tied:
 class Gradients:
     """The gradients on one rank, whose stages have `parameters` and lie on `ranks`, by stage.
 
-    They are exchanged after the backward that they belong to, not in buckets beside it.
+    Those of a stage are exchanged in one piece when its last backward has ended, while the rank
+    goes on, and not in buckets beside that backward.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class Gradients:
         self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
         self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
 
-    def sum_over_replicas(self, stage: int) -> None:
-        """Add up the gradients of a stage over its replicas; tied ones are left out."""
+    def begin_sum(self, stage: int, done: Callable[[int], None]) -> Sum | None:
+        """Begin to add up the gradients of a stage over its replicas; tied ones are left out.
+
+        They are taken from the parameters until `Sum.finish` puts them back; `done` is called with
+        the time at which the exchange ends. None where the stage has one replica.
+        """
         group = self.replicas[stage]
-        if group is not None:
-            for alike in _by_format(self.own[stage]):
-                _sum_in_place([gradient_of(parameter) for parameter in alike], group)
+        return Sum(self.own[stage], group, done) if group is not None else None
 
     def sum_tied(self) -> None:
         """Add up the gradients of each tied parameter over all ranks and stages that hold it."""
@@ -66,7 +71,8 @@ class Gradients:
             held = [gradient_of(parameter) for parameter in each.parameters]
             total = torch.stack(held).sum(0) if len(held) > 1 else held[0]
             if group is not None:
-                _sum_in_place([total], group)
+                with lost_connections():
+                    dist.all_reduce(total, group=group)
             for gradient in held:
                 gradient.copy_(total)
 
@@ -106,15 +112,40 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
+class Sum:
+    """Gradients of `parameters` on their way to be added up over a group."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: Any, done: Callable[[int], None]
+    ) -> None:
+        self.parts = []
+        for alike in _by_format(parameters):
+            whole = torch.cat([gradient_of(parameter).reshape(-1) for parameter in alike])
+            with lost_connections():
+                work: Any = dist.all_reduce(whole, group=group, async_op=True)
+            self.parts.append((alike, whole, work))
+        for parameter in parameters:
+            parameter.grad = None
+        self.left = len(self.parts)
+        self.done = done
+        for _, _, work in self.parts:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, future: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.done(time.perf_counter_ns())
+
+    def finish(self) -> None:
+        """Wait for the sums, and give them to the parameters as their gradients."""
+        for alike, whole, work in self.parts:
+            with lost_connections():
+                work.wait()
+            sizes = [parameter.numel() for parameter in alike]
+            for parameter, summed in zip(alike, torch.split(whole, sizes), strict=True):
+                parameter.grad = summed.view_as(parameter)
+
+
 def _by_format(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     by_name = sorted(parameters, key=lambda parameter: str(parameter.dtype))
     return [list(alike) for _, alike in groupby(by_name, lambda parameter: parameter.dtype)]
-
-
-def _sum_in_place(gradients: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    whole = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    with lost_connections():
-        dist.all_reduce(whole, group=group)
-    sizes = [gradient.numel() for gradient in gradients]
-    for gradient, summed in zip(gradients, torch.split(whole, sizes), strict=True):
-        gradient.copy_(summed.view_as(gradient))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,8 @@ class RankRecord:
     Times are of `time.perf_counter_ns`, which processes of one host share; `started_ns` is when the
     barrier before each step ended. `waited` are the nanoseconds for which an action waited for its
     message, or for its send where the plan's devices wait; they come before its begin. A received
-    message is there at `received` at the latest: exactly then only where the action waited.
+    message is there at `received` at the latest: exactly then only where the action waited. The exchange that
+    an action A begins ends at `exchanged`, while the rank goes on.
     """
 
     rank: int
@@ -33,7 +33,7 @@ class RankRecord:
     received: Times = field(init=False)
     send_posted: Times = field(init=False)
     sent: Times = field(init=False)
-    results: dict[str, Any] = field(default_factory=dict)
+    exchanged: Times = field(init=False)
 
     def __post_init__(self) -> None:
         shape = self.steps, self.actions
@@ -41,3 +41,4 @@ class RankRecord:
         self.begin, self.end, self.waited = (np.zeros(shape, np.int64) for _ in range(3))
         self.receive_posted, self.received = (np.zeros(shape, np.int64) for _ in range(2))
         self.send_posted, self.sent = (np.zeros(shape, np.int64) for _ in range(2))
+        self.exchanged = np.zeros(shape, np.int64)

@@ -71,14 +71,19 @@ def stale(case: Case) -> Outcome:
 
 
 def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
-    """The updates before each forward in the row of its rank, by stage and microbatch."""
+    """The updates before each forward in the row of its rank, by stage and microbatch.
+
+    An exchange that blocks nothing is used when the next one begins.
+    """
     used, exchanging = {}, set(orders.stage[orders.kind == A].tolist())
+    blocking = plan.allreduce == "blocking"
     for rank in range(orders.ranks):
         made = 0
         for place in range(orders.rows[rank], orders.rows[rank + 1]):
             kind, s = int(orders.kind[place]), int(orders.stage[place])
             if kind == F:
-                used[s, int(orders.microbatch[place])] = made
+                late = s in exchanging and not blocking and made > 0
+                used[s, int(orders.microbatch[place])] = made - late
             made += kind == (A if s in exchanging else B)
     return used
 
