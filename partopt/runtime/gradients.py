@@ -144,6 +144,8 @@ class Sum:
             sizes = [parameter.numel() for parameter in alike]
             for parameter, summed in zip(alike, torch.split(whole, sizes), strict=True):
                 parameter.grad = summed.view_as(parameter)
+        if self.left:  # the last note is on its way in another thread
+            self.done(time.perf_counter_ns())
 
 
 def _by_format(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

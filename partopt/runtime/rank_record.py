@@ -16,9 +16,10 @@ class RankRecord:
 
     Times are of `time.perf_counter_ns`, which processes of one host share; `started_ns` is when the
     barrier before each step ended. `waited` are the nanoseconds for which an action waited for its
-    message, or for its send where the plan's devices wait; they come before its begin. A received
-    message is there at `received` at the latest: exactly then only where the action waited. The exchange that
-    an action A begins ends at `exchanged`, while the rank goes on.
+    message, for its gradients, or for the sends before it where the plan's devices wait; they come
+    before its begin. A received message is there at `received` at the latest: exactly then only
+    where the action waited. The exchange that an action A begins ends at `exchanged`, while the
+    rank goes on.
     """
 
     rank: int
