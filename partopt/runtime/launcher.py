@@ -77,6 +77,7 @@ def run_local(
     memory = starting.RawArray("q", ranks * FIELDS)
     processes: list[Any] = []
     pipes: list[Connection] = []
+    store = None
     try:
         for rank in range(ranks):
             ours, theirs = starting.Pipe()
@@ -94,12 +95,13 @@ def run_local(
         limits = Limits(limit_s, setup_limit_s, grace_s)
         results = Watch(processes, pipes, Progress(ranks, memory), limits).results_of_all()
         end_processes(processes, grace_s)
-        del store
         return results
     finally:
         end_processes([process for process in processes if not process._closed])
         for pipe in pipes:
             pipe.close()
+        # not left to the traceback of an error: a process forked later must not inherit its thread
+        del store
 
 
 def _safe_start() -> str:
