@@ -10,7 +10,7 @@ from partopt.runtime.routes import Route, actions_of
 from partopt.schedules.order import Order
 
 
-def open_channel(context: Context, order: Order, stages: int) -> Channel:
+def open_channel(context: Context, order: Order) -> Channel:
     """The channel for the messages of `order`.
 
     Under gloo the run's own group is enough, for each message has a tag. NCCL has no tags: there
@@ -19,7 +19,7 @@ def open_channel(context: Context, order: Order, stages: int) -> Channel:
     """
     microbatches = int(order.microbatch.max()) + 1
     if dist.get_backend() != "nccl":
-        return Channel(stages, microbatches, None)
+        return Channel(microbatches, None)
     routes = [
         action.sends
         for rank in range(order.ranks)
@@ -31,4 +31,4 @@ def open_channel(context: Context, order: Order, stages: int) -> Channel:
         key: context.group([route.source, route.destination], str(key))
         for key, route in sorted(keys.items())
     }
-    return Channel(stages, microbatches, groups)
+    return Channel(microbatches, groups)

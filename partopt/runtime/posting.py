@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.context import lost_connections
 from partopt.runtime.routes import Route
 from partopt.schedules.order import F
 
@@ -37,13 +36,13 @@ class Receives:
 
     def __init__(
         self,
-        context: Context,
+        device: torch.device,
         routes: Iterator[Route],
         size_of: Callable[[Route], int],
         channel: Channel,
         ahead: int = AHEAD,
     ) -> None:
-        self.context, self.routes, self.size_of, self.channel = context, routes, size_of, channel
+        self.device, self.routes, self.size_of, self.channel = device, routes, size_of, channel
         self.posted: deque[tuple[Route, Tensor, Any, int]] = deque()
         for _ in range(ahead):
             self._post()
@@ -62,8 +61,7 @@ class Receives:
         route = next(self.routes, None)
         if route is None:
             return
-        device = self.context.device
-        message = torch.empty(self.size_of(route), dtype=torch.uint8, device=device)
+        message = torch.empty(self.size_of(route), dtype=torch.uint8, device=self.device)
         with lost_connections():
             work = self.channel.receive(message, route)
         self.posted.append((route, message, work, time.perf_counter_ns()))
@@ -72,8 +70,8 @@ class Receives:
 class Channel:
     """Where messages between two ranks go."""
 
-    def __init__(self, stages: int, microbatches: int, groups: dict[Any, Any] | None) -> None:
-        self.stages, self.microbatches, self.groups = stages, microbatches, groups
+    def __init__(self, microbatches: int, groups: dict[Any, Any] | None) -> None:
+        self.microbatches, self.groups = microbatches, groups
 
     def send(self, message: Tensor, route: Route) -> Any:
         """Begin to send a message."""
@@ -111,14 +109,15 @@ class Sends:
         self._thread = threading.Thread(target=self._wait_for_all, daemon=True)
         self._thread.start()
 
-    def post(self, message: Tensor, route: Route, done: Callable[[int], None]) -> None:
-        """Send a message; `done` is called with the time at which it was sent."""
+    def post(self, message: Tensor, route: Route, done: Callable[[int], None]) -> int:
+        """Begin to send a message; the time. `done` is called with that at which it was sent."""
         self._raise_failure()
         with lost_connections():
             work = self.channel.send(message, route)
         with self._changed:
             self._pending += 1
         self._waiting.put((work, message, done))
+        return time.perf_counter_ns()
 
     def drain(self) -> None:
         """Wait until everything is sent."""
@@ -147,13 +146,3 @@ class Sends:
             with self._changed:
                 self._pending -= 1
                 self._changed.notify_all()
-
-
-@contextlib.contextmanager
-def open_sends(channel: Channel) -> Iterator[Sends]:
-    """Sends whose thread ends with the context."""
-    sends = Sends(channel)
-    try:
-        yield sends
-    finally:
-        sends.close()
