@@ -21,12 +21,13 @@ from partopt.runtime.engine import execute
 from partopt.runtime.gradients import Tied
 from partopt.runtime.launcher import run_local
 from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.sleeping import SleepingStage
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
-from tests.runtime.plans import all_plans, straight
+from tests.runtime.plans import all_plans, looped, straight
 from tests.runtime.stages import LinearStage
 
-RANKS, STEPS = 4, 2
+RANKS, STEPS, SLEEPING_STEPS = 4, 2, 3
 
 
 class Case(NamedTuple):
@@ -46,11 +47,12 @@ class Case(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a rank was left with: weights, losses and forwards by stage, and its record."""
+    """What a rank was left with: weights, losses and forwards by stage, what it ran, its record."""
 
     weights: dict[int, list[torch.Tensor]]
     losses: dict[int, float]
     forwards: dict[int, int]
+    log: list[str]  # of all stages of the rank
     record: RankRecord
 
 
@@ -96,8 +98,9 @@ def optimizer_of(s: int, parameters: Sequence[nn.Parameter]) -> torch.optim.Opti
 
 def run_case(case: Case, context: Context) -> Ran:
     S, rank = len(case.plan.stages), context.rank
+    log: list[str] = []
     stages = {
-        s: LinearStage(s, S, case.M, stage.recompute, case.tied)
+        s: LinearStage(s, S, case.M, stage.recompute, case.tied, log)
         for s, stage in enumerate(case.plan.stages)
         if rank in stage.ranks
     }
@@ -124,12 +127,33 @@ def run_case(case: Case, context: Context) -> Ran:
         {s: [each.detach().clone() for each in own.parameters] for s, own in stages.items()},
         {number: loss for own in stages.values() for number, loss in own.losses.items()},
         {s: own.forwards for s, own in stages.items()},
+        log,
         record,
     )
 
 
-def main(context: Context) -> list[Ran]:
-    return [run_case(case, context) for case in cases()]
+def sleeping() -> list[Plan]:
+    """Plans whose stages sleep and send what the plan says."""
+    costs = {"forward": [0.004] * 4, "backward": [0.008] * 4, "cuts": [100_000] * 3}
+    wide = {"forward": [0.012, 0.004], "backward": [0.024, 0.008], "cuts": [100_000]}
+    return [
+        straight("1f1b", [1, 1, 1, 1], 8, **costs),
+        straight("1f1b", [3, 1], 9, weights=[40_000, 0], **wide),
+        looped("zbv", 2, 2, 6, **costs),
+    ]
+
+
+def run_sleeping(plan: Plan, context: Context) -> RankRecord:
+    def stage_of(s: int) -> SleepingStage:
+        return SleepingStage(plan, s)
+
+    return execute(plan, stage_of, context=context, steps=SLEEPING_STEPS)
+
+
+def main(context: Context) -> tuple[list[Ran], list[RankRecord]]:
+    """What came of all cases, and the records of the sleeping plans."""
+    ran = [run_case(case, context) for case in cases()]
+    return ran, [run_sleeping(plan, context) for plan in sleeping()]
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ class Passed(NamedTuple):
 class LinearStage:
     """Layer s of S, and behind the last one the loss of a microbatch, over M."""
 
-    def __init__(self, s: int, S: int, M: int, recompute: bool = False, tied: bool = False) -> None:
+    def __init__(
+        self, s: int, S: int, M: int, recompute: bool = False, tied: bool = False, log: Any = None
+    ) -> None:
         self.s, self.last, self.M, self.recomputes = s, s == S - 1, M, recompute
         self.layer = layer_of(0 if tied and self.last else s)
         self.parameters = list(self.layer.parameters())
@@ -51,8 +53,10 @@ class LinearStage:
         self.passed: dict[int, Passed] = {}
         self.losses: dict[int, float] = {}
         self.forwards = 0
+        self.log: list[str] = [] if log is None else log  # what was run, as orders name it
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
+        self.log.append(f"{self.s}F{microbatch % self.M}")
         inputs = self._inputs(microbatch, received)
         with torch.set_grad_enabled(not self.recomputes):
             outputs = self._compute(microbatch, inputs)
@@ -63,22 +67,35 @@ class LinearStage:
         return [outputs[0], torch.tensor([microbatch]), outputs[1]]
 
     def recompute(self, microbatch: int) -> None:
+        self.log.append(f"{self.s}R{microbatch % self.M}")
+        self._recompute(microbatch)
+
+    def _recompute(self, microbatch: int) -> None:
         inputs = self.passed[microbatch].inputs
         self.passed[microbatch] = Passed(inputs, self._compute(microbatch, inputs))
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
-        found = self.backward_input(microbatch, gradients)
-        self.backward_weight(microbatch)
+        self.log.append(f"{self.s}B{microbatch % self.M}")
+        found = self._backward_input(microbatch, gradients)
+        self._backward_weight(microbatch)
         return found
 
     def backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        self.log.append(f"{self.s}I{microbatch % self.M}")
+        return self._backward_input(microbatch, gradients)
+
+    def _backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         if not self.passed[microbatch].outputs:
-            self.recompute(microbatch)
+            self._recompute(microbatch)
         self.gradients = getattr(self, "gradients", {}) | {microbatch: list(gradients)}
         inputs = [each for each in self.passed[microbatch].inputs if each.requires_grad]
         return self._gradients(microbatch, inputs) if inputs else []
 
     def backward_weight(self, microbatch: int) -> None:
+        self.log.append(f"{self.s}W{microbatch % self.M}")
+        self._backward_weight(microbatch)
+
+    def _backward_weight(self, microbatch: int) -> None:
         found = self._gradients(microbatch, self.parameters)
         for parameter, gradient in zip(self.parameters, found, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
