@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from partopt.errors import PartoptError
-from partopt.runtime.progress import Progress, Writer
+from partopt.runtime.progress import Writer
 
 
 @dataclass
@@ -24,6 +23,7 @@ class Context:
     ranks: int
     device: torch.device
     progress: Writer
+    tell: Callable[[], None] = lambda: None  # the others of what this rank does, at once
     host: str = field(default_factory=socket.gethostname)
     groups: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
@@ -64,14 +64,3 @@ def lost_connections() -> Iterator[None]:
             "the rank that failed first says why",
             code="lost-connection",
         ) from error
-
-
-def context_from_environment(backend: str) -> Context:
-    """The context of a process that `torchrun` started, its process group made."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cpu")
-    if backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend)
-    return Context(rank, ranks, device, Progress(ranks).writer(rank))

@@ -123,6 +123,8 @@ class _Run:
         for step in range(record.steps):
             if barrier or step == 0:
                 context.progress.note(EXCHANGING)
+                if step == 0:
+                    context.tell()  # none may be stopped before it is known to have begun
                 context.barrier()
             record.started_ns[step] = time.perf_counter_ns()
             self.step = step

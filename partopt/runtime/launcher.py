@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from partopt.documents.plan import Plan
 from partopt.runtime.child import Start, run_child
-from partopt.runtime.context import Context, context_from_environment
-from partopt.runtime.progress import FIELDS, Progress
+from partopt.runtime.context import Context
+from partopt.runtime.heartbeat import Heartbeat, watching
+from partopt.runtime.progress import FIELDS, FINISHED, Progress
 from partopt.runtime.store import open_store
 from partopt.runtime.supervise import Limits, Watch, end_processes
 
@@ -41,14 +42,32 @@ def is_under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
-def run_here(main: Callable[[Context], Result], *, backend: str = "gloo") -> Result:
+def run_here(
+    main: Callable[[Context], Result],
+    *,
+    limit_s: float = LEAST_LIMIT_S,
+    setup_limit_s: float = SETUP_S,
+    backend: str = "gloo",
+) -> Result:
     """Run `main` in this process, which `torchrun` started, as one rank; its result.
 
-    `torchrun` watches the processes.
+    `torchrun` ends the run when a process ends. Where none moves, as `run_local` says, every
+    process that can tells so on standard error and ends with exit code 1.
     """
-    context = context_from_environment(backend)
-    result = main(context)
-    context.barrier()  # a process that ends early closes what the others still read
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    progress = Progress(ranks)
+    writer = progress.writer(rank)
+    heartbeat = Heartbeat(dist.distributed_c10d._get_default_store(), progress, rank)
+    context = Context(rank, ranks, device, writer, tell=heartbeat.tell)
+    with watching(heartbeat, limit_s, setup_limit_s):
+        result = main(context)
+        context.progress.note(FINISHED)
+        context.barrier()  # a process that ends early closes what the others still read
     dist.destroy_process_group()
     return result
 

@@ -1,7 +1,8 @@
 """Runs that fail, one after the other in one process: `python -m tests.runtime.failures`.
 
 It prints a line of JSON for each: what was raised, after how long, and what was left.
-`python -m tests.runtime.failures wait` runs for ever, for a test that ends it.
+`python -m tests.runtime.failures wait` runs for ever, for a test that ends it;
+under torchrun it runs, and `stop` stops a rank.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
-from partopt.runtime.launcher import run_local
+from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
 from partopt.runtime.sleeping import SleepingStage
 from tests.runtime.plans import straight
 
@@ -146,5 +147,9 @@ def report(name: str, run: Callable[[], Any]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["wait"]:
         run_local(3, work_on, start="fork")
+    elif is_under_torchrun():
+        happening = partial(kill, signal.SIGSTOP) if sys.argv[1:] == ["stop"] else boom
+        rank = 1 if sys.argv[1:] else 9
+        print(run_here(partial(fail_at, rank, happening), limit_s=2.0))
     else:
         main()
