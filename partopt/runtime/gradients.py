@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from partopt.documents.plan import Plan
 from partopt.runtime.context import Context, lost_connections
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -27,6 +28,27 @@ class Tied:
     name: str
     ranks: Sequence[int]
     parameters: Sequence[nn.Parameter] = ()
+
+
+def tied_parameters(
+    plan: Plan, rank: int, parameter_of: Callable[[int, str], nn.Parameter]
+) -> list[Tied]:
+    """The tied parameters of `plan`, as it names them, in the same order on every rank.
+
+    `parameter_of(s, name)` is a parameter of stage s on this rank. One object that several stages
+    of the rank share is held once.
+    """
+    stages: dict[str, list[int]] = {}
+    for flow in plan.communication:
+        if flow.kind == "tied" and flow.stage is not None:
+            for name in flow.parameters:
+                stages.setdefault(name, []).append(flow.stage)
+    found = []
+    for name, holding in sorted(stages.items()):
+        own = [parameter_of(s, name) for s in holding if rank in plan.stages[s].ranks]
+        ranks = sorted({each for s in holding for each in plan.stages[s].ranks})
+        found.append(Tied(name, ranks, list({id(each): each for each in own}.values())))
+    return found
 
 
 class Gradients:

@@ -22,12 +22,12 @@ _KEY = "partopt/progress/{}"
 
 
 class Heartbeat:
-    """What a rank has heard of all, and when any of them last moved by this rank's own clock."""
+    """What a rank has heard of all, and when each last moved by this rank's own clock."""
 
     def __init__(self, store: Store, progress: Progress, rank: int) -> None:
         self.store, self.progress, self.rank = store, progress, rank
         self.heard = Progress(progress.ranks)
-        self.moved_s = time.monotonic()
+        self.moved_s = [time.monotonic()] * progress.ranks
 
     def beat(self) -> None:
         """Tell the others of this rank, and hear of them."""
@@ -38,7 +38,7 @@ class Heartbeat:
                 told = bytes.fromhex(self.store.get(key).decode())
                 if told != self.heard.table[rank].tobytes():
                     self.heard.table[rank] = np.frombuffer(told, dtype=np.int64)
-                    self.moved_s = time.monotonic()
+                    self.moved_s[rank] = time.monotonic()
 
     def tell(self) -> None:
         """Tell the others what this rank does."""
@@ -48,11 +48,13 @@ class Heartbeat:
         """What to say of a run that has stood still for too long; of one that moves, nothing."""
         last = [self.heard.last(rank) for rank in range(self.heard.ranks)]
         outside = any(each.state == OUTSIDE for each in last)
-        still_s = time.monotonic() - self.moved_s
+        still_s = time.monotonic() - max(self.moved_s)
         if still_s <= (setup_limit_s if outside else limit_s):
             return ""
         lines = [f"  rank {rank}: {each}" for rank, each in enumerate(last)]
-        return "\n".join([f"no progress of any rank for {still_s:.0f} s", *lines])
+        longest = self.moved_s.index(min(self.moved_s))
+        said = f"no progress of any rank for {still_s:.0f} s, and of rank {longest} for the longest"
+        return "\n".join([said, *lines])
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def cases() -> list[Case]:
             if entry.shape == STRAIGHT:
                 plan = straight(name, replicas, M)
                 found += [Case(f"{name} {replicas}", plan, *([M, 1] if entry.asynchronous else []))]
-    blocking = replace(straight("pipedream", [2, 1], 0), allreduce="blocking")
+    blocking = replace(straight("pipedream", [1, 2], 0), allreduce="blocking")
     pipeline = straight("1f1b", [1, 1, 1, 1], 6)
     return [
         *found,

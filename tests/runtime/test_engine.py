@@ -15,6 +15,7 @@ import torch
 
 from partopt.documents.plan import Plan
 from partopt.report import trace
+from partopt.runtime.gradients import tied_parameters
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, B, F, I, Order, U
@@ -22,6 +23,7 @@ from partopt.simulator.execution import execute as simulate
 from partopt.simulator.timeline import Timeline
 from tests.helpers import ROOT
 from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, cases, sleeping
+from tests.runtime.plans import straight
 from tests.runtime.references import expected
 
 CASES = cases()
@@ -129,3 +131,25 @@ def test_sleeping_stages_take_about_as_long_as_simulated(i: int, plan: Plan, res
     simulated = simulate(plan)
     for each in steps:  # nobody wakes early
         assert each.makespan_s >= simulated.makespan_s * 0.98
+
+
+def test_a_plan_says_which_parameters_are_tied():
+    plan = straight("1f1b", [2, 1, 1], 4, tied=((0, 2), 8))
+    weight = torch.nn.Parameter(torch.zeros(2))
+    found = [tied_parameters(plan, rank, lambda s, name: weight) for rank in range(4)]
+    assert [[each.name for each in own] for own in found] == [["tied"]] * 4
+    assert [own[0].ranks for own in found] == [[0, 1, 3]] * 4
+    assert [len(own[0].parameters) for own in found] == [1, 1, 0, 1]
+
+
+def test_a_stage_that_blocks_sends_its_gradients_after_their_exchange(ran: dict[str, list[Ran]]):
+    case = next(case for case in CASES if case.name == "blocking exchange")
+    orders = simulate(case.plan, case.microbatches).order
+    exchanging = next(s for s, stage in enumerate(case.plan.stages) if stage.replicas > 1)
+    for rank in case.plan.stages[exchanging].ranks:
+        record = ran[case.name][rank].record
+        kinds = orders.kind[orders.rows[rank] : orders.rows[rank + 1]]
+        exchanges = np.flatnonzero(kinds == A)
+        assert len(exchanges)
+        posted = record.send_posted[0, exchanges - 1]
+        assert (posted >= record.exchanged[0, exchanges]).all()
