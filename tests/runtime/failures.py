@@ -114,13 +114,14 @@ def describe(name: str, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    short: dict[str, Any] = {"limit_s": LIMIT_S, "grace_s": 2.0}
+    short: dict[str, Any] = {"grace_s": 2.0}
+    still = short | {"limit_s": LIMIT_S}
     first = {
         "well": (partial(fail_at, 9, boom), {}),
         "raised": (partial(fail_at, 1, boom), short),
         "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), short),
-        "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), short),
-        "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), short),
+        "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), still),
+        "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), still),
         "left": (partial(fail_at, 1, partial(os._exit, 3)), short),
         "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), short),
         "outside": (raise_outside, short),
