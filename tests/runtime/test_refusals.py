@@ -1,0 +1,63 @@
+"""What an engine refuses before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.runtime.context import Context
+from partopt.runtime.delivery import check_cuts
+from partopt.runtime.engine import execute
+from partopt.runtime.launcher import LEAST_LIMIT_S, stall_limit_s
+from partopt.runtime.progress import Progress
+from partopt.runtime.sleeping import SleepingStage
+from tests.runtime.plans import straight
+
+SYNCHRONOUS = straight("1f1b", [2, 1], 4, cuts=[100])
+ASYNCHRONOUS = straight("pipedream", [2, 1], 0)
+
+
+class Alone(Context):
+    """A process that hears nothing but itself."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def alone(ranks: int = 4) -> Context:
+    return Alone(0, ranks, torch.device("cpu"), Progress(ranks).writer(0))
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks", "options", "code"),
+    [
+        (SYNCHRONOUS, 2, {}, "too-few-ranks"),
+        (SYNCHRONOUS, 3, {"microbatches": 4}, "conflicting-options"),
+        (ASYNCHRONOUS, 3, {}, "conflicting-options"),
+        (ASYNCHRONOUS, 3, {"microbatches": 4, "clip": 1.0}, "conflicting-options"),
+    ],
+)
+def test_what_cannot_run_is_refused(plan: Plan, ranks: int, options: dict[str, Any], code: str):
+    with pytest.raises(PartoptError) as raised:
+        execute(plan, lambda s: SleepingStage(plan, s), context=alone(ranks), **options)
+    assert raised.value.code == code
+    assert raised.value.hint
+
+
+def test_stages_that_disagree_on_a_cut_are_refused():
+    other = straight("1f1b", [2, 1], 4, cuts=[104])
+    stages = {0: SleepingStage(SYNCHRONOUS, 0), 1: SleepingStage(other, 1)}
+    with pytest.raises(PartoptError, match=r"stage 0 sends \[100\].*stage 1 receives \[104\]"):
+        check_cuts(stages, alone())
+    check_cuts(stages | {1: SleepingStage(SYNCHRONOUS, 1)}, alone())
+
+
+def test_the_limit_of_a_stall_follows_the_longest_action():
+    quick = straight("1f1b", [1, 1], 4, forward=[1e-3, 1e-3], backward=[2e-3, 2e-3])
+    slow = straight("1f1b", [1, 1], 4, forward=[1.0, 1.0], backward=[2.0, 4.0])
+    assert stall_limit_s(quick) == LEAST_LIMIT_S
+    assert stall_limit_s(slow) == 50.0
