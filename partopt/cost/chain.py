@@ -25,7 +25,7 @@ from partopt.documents.profile import LayerMeasurement, Measurement, Profile, St
 #          a[0] = a[N] = 0
 # back     bytes of gradients that cross it back: of the tensors that have one
 
-_SIXTEEN_BIT = {"bfloat16", "float16"}
+SIXTEEN_BIT = {"bfloat16", "float16"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         ),
         layer_bytes=RangeMax([layer.parameter_bytes for layer in profile.layers]),
         optimizer_s=measurement.optimizer_s or 0.0,
-        sixteen_bit=profile.dtype in _SIXTEEN_BIT,
+        sixteen_bit=profile.dtype in SIXTEEN_BIT,
     )
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from partopt.cost.chain import SIXTEEN_BIT
 from partopt.cost.collectives import allreduce_over
 from partopt.cost.memory import Kept, kept_of
 from partopt.documents.plan import Plan
@@ -68,7 +69,7 @@ def collectives_of(
 
 def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
-    sixteen_bit = plan.profile.sixteen_bit
+    sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
     return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
 
 

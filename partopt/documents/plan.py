@@ -108,14 +108,15 @@ class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=
 
     `estimated` is the device that its times were estimated for, where nobody measured them.
     `sample_flops` are the model's operations on a sample, forward and backward, `peak_flops` what a
-    device computes in a second at most; both are there where they are known. `sixteen_bit` says
-    that its parameters are numbers of 16 bits.
+    device computes in a second at most; both are there where they are known. `dtype` is that of the
+    parameters, `autocast` that of the operations under autocast.
     """
 
     name: str
     sha256: str
     parameter_bytes: Bytes
-    sixteen_bit: bool = False
+    dtype: str = "float32"
+    autocast: str | None = None
     estimated: str | None = None
     tokens_per_sample: Count | None = None
     sample_flops: Positive | None = None

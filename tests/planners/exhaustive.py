@@ -224,7 +224,7 @@ def priced(problem: Problem, partition: Partition) -> Plan:
     profile = Profile(
         model=Model(name="test"),
         device=Device(name="test"),
-        dtype="float32",
+        dtype="bfloat16" if problem.chain.sixteen_bit else "float32",
         layers=[],
         measurements=[],
     )

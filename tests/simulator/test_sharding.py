@@ -29,7 +29,7 @@ def replicated(shard: str, sixteen_bit: bool = False, **options: Any) -> Plan:
         **{"schedule": "1f1b", "microbatches": 2} | options,
     )
     rules = MemoryRules(shard=shard, gradients="float32")  # type: ignore[arg-type]
-    profile = structs.replace(plan.profile, sixteen_bit=sixteen_bit)
+    profile = structs.replace(plan.profile, dtype="bfloat16" if sixteen_bit else "float32")
     return with_conditions(plan, memory_rules=rules, profile=profile)
 
 
