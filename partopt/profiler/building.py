@@ -7,10 +7,7 @@ registered. Where they come to more than fits, the build is left, and done again
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +19,7 @@ from partopt.profiler.fake import build_without_weights, fake_mode, replace_attr
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.free_memory import Memory, Size, size_of
 from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.settings import check_larger
 from partopt.units import format_bytes
 
@@ -46,7 +44,7 @@ def build_within(
     if larger is False:
         whole = build()
         return whole, check_larger(larger, whole)
-    before = _RandomState()
+    before = RandomNumbers()
     if larger is None:
         model = _build_if_it_fits(build, Size(dtype, memory.copies), memory)
         if model is not None:
@@ -119,23 +117,3 @@ def _count_parameters(count: Callable[[nn.Parameter], None]) -> Iterator[None]:
 
     with replace_attribute(nn.Module, "register_parameter", register_and_count):
         yield
-
-
-class _RandomState:
-    """Where random numbers of torch, Python and numpy stand, so that a build can be repeated."""
-
-    def __init__(self) -> None:
-        numpy: Any = sys.modules.get("numpy")
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        self._python = random.getstate()
-        self._numpy = numpy.random.get_state() if numpy else None
-
-    def restore(self) -> None:
-        """Draw the same numbers again."""
-        torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)

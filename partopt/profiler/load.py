@@ -2,9 +2,10 @@
 
 The contract: a callable that returns an `nn.Module` (or the module itself),
 `example_inputs(batch_size)` that returns a tensor, a tuple or a dict, and optionally
-`loss_fn(output, inputs)`. The model is looked up as the named attribute, else `build`,
-`create_model`, `model`, else the sole `nn.Module` of the file: an instance, or else a class that
-the file defines.
+`loss_fn(output, inputs)`; for training also `data(rank, replicas)`, an iterator over the inputs of
+the microbatches of a replica, and `optimizer(parameters)`. The model is looked up as the named
+attribute, else `build`, `create_model`, `model`, else the sole `nn.Module` of the file: an
+instance, or else a class that the file defines.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class ModelSource:
     inputs_of: Callable[[int], Any]
     loss_fn: Callable[[Any, Any], Any] | None
     arguments: dict[str, Any] = field(default_factory=dict)
+    data: Callable[[int, int], Any] | None = None
+    optimizer: Callable[[Any], Any] | None = None
 
     @property
     def place(self) -> str:
@@ -77,6 +80,16 @@ class ModelSource:
         """What the model file offers as the inputs of one microbatch."""
         return self._call(self.inputs_of, batch_size)
 
+    def replica_data(self, rank: int, replicas: int) -> Any:
+        """What the file's `data(rank, replicas)` gives: inputs of microbatches, to iterate over."""
+        assert self.data is not None
+        return self._call(self.data, rank, replicas)
+
+    def optimizer_of(self, parameters: Any) -> Any:
+        """The optimizer that the file's `optimizer(parameters)` makes."""
+        assert self.optimizer is not None
+        return self._call(self.optimizer, parameters)
+
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         where = f"{self.place}: {getattr(function, '__name__', 'model')}"
         with _import_from(self.folder), explain(where):
@@ -107,6 +120,8 @@ def find_model(
         _example_inputs(module, place),
         getattr(module, "loss_fn", None),
         given,
+        getattr(module, "data", None),
+        getattr(module, "optimizer", None),
     )
 
 

@@ -66,7 +66,7 @@ class ReplayStage(Stage):
         self.own_parameters = self._slots.parameters
         self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
         self.losses: dict[int, Tensor] = {}
-        self._loss_fn, self._inputs_of, self._scale = loss_fn, inputs_of, scale
+        self.model, self._loss_fn, self._inputs_of, self._scale = model, loss_fn, inputs_of, scale
         self._recomputes = recompute
         self._before, self._behind = cut_before(record, start), cut_before(record, stop)
         self.receives: Sequence[Crossing] = self._before.crossings

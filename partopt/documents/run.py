@@ -1,0 +1,104 @@
+"""A run of a plan: what was predicted, what was measured (`partopt.run/1`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count, Index, Seconds
+
+Share = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """The plan that was run: the model's name, and what the page of a run repeats of it.
+
+    `estimated` is as in a plan's profile.
+    """
+
+    model: str
+    sha256: str
+    schedule: str
+    shape: str
+    microbatch_size: Count
+    microbatches: Count
+    topology: str
+    estimated: str | None = None
+
+
+class RankSeconds(documents.Part, frozen=True, kw_only=True):
+    """One rank in an iteration, or asynchronous in a cycle of the steady state.
+
+    `forward_s` and `backward_s` are the mean of its actions, of all stages that it holds; the
+    others are seconds in all: spent waiting for messages, for gradients to be exchanged, and for
+    other ranks to compute. `peak_memory_bytes` is null where nothing counts them, as on a CPU.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    transfer_s: Seconds
+    allreduce_s: Seconds
+    idle_s: Seconds
+    peak_memory_bytes: Bytes | None = None
+
+
+class RunRank(documents.Part, frozen=True, kw_only=True):
+    """A rank and the stages that it holds."""
+
+    rank: Index
+    stages: list[Index]
+    predicted: RankSeconds
+    measured: RankSeconds
+
+
+class Check(documents.Part, frozen=True, kw_only=True):
+    """The first iteration against one process: relative errors of its loss and its gradients.
+
+    A gradient's error is its largest difference over its parameter's largest gradient; `worst` is
+    the parameter that has the largest.
+    """
+
+    loss_error: Share
+    largest_gradient_error: Share
+    worst: str
+    parameters: Count
+    equal: bool
+
+
+class MachineLoad(documents.Part, frozen=True, kw_only=True):
+    """Processes that wanted to run on this machine in the minute before and after the run."""
+
+    before: Share
+    after: Share
+    cores: Count
+
+
+class Run(documents.Document, frozen=True, kw_only=True):
+    """What a plan was predicted to take, and what it took.
+
+    `predicted_s` and `measured_s` are an iteration, or asynchronous a microbatch in steady state;
+    `own_times_s` is what the simulator says where every action is as long as it was in the run:
+    what then remains is the network's or the engine's. `measured_s` is the median of the steps, the
+    first left out where there are several; `steps_s` are all of them. `losses` are the means of the
+    steps.
+    """
+
+    schema: str = "partopt.run/1"
+    plan: RanPlan
+    engine: str
+    backend: str
+    device: str
+    ranks_per_core: Share
+    steps: Count
+    steps_s: list[Seconds]
+    losses: list[float]
+    predicted_s: Seconds
+    measured_s: Seconds
+    own_times_s: Seconds
+    samples_per_s: Share
+    check: Check | None = None
+    machine: MachineLoad
+    ranks: list[RunRank]
+    notes: list[str] = []

@@ -1,0 +1,292 @@
+"""One rank of a training by a plan: its stages of the model, their data, and its steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.profiler.device import choose_dtype
+from partopt.profiler.fake import build_without_weights, fake_mode
+from partopt.profiler.load import ModelSource
+from partopt.profiler.step import Loss, default_loss
+from partopt.runtime.context import Context
+from partopt.runtime.crossings import check_cuts
+from partopt.runtime.engine import execute
+from partopt.runtime.events import Record
+from partopt.runtime.gradients import Tied
+from partopt.runtime.inputs import Microbatches
+from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
+from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.recording import record_model
+from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.units import number_calls
+from partopt.runtime.versions import batch_of
+from partopt.schedules import order, schedule
+from partopt.schedules.entry import ALL_IN_FLIGHT
+from partopt.simulator.restate import layout_of
+
+# Each by the name that a plan has for it: the class, and what it is given beside the rate
+OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "adam": (torch.optim.AdamW, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained by which plan.
+
+    `microbatches` pass through in a step. Losses are means over them, or over a round of an
+    asynchronous plan; `clip` is the most that the norm of all gradients may be.
+    """
+
+    plan: Plan
+    source: ModelSource
+    microbatches: int
+    seed: int = 0
+    rate: float = 1e-3
+    clip: float | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the parameters."""
+        return choose_dtype(self.plan.profile.dtype)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first layer of each stage."""
+        return [stage.start for stage in self.plan.stages]
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether there are no iterations."""
+        return self.plan.microbatches is None
+
+    def build(self) -> nn.Module:
+        """The whole model, ready to train; on the CPU, unless the file says otherwise."""
+        found = self.source.found
+        model = copy.deepcopy(found) if isinstance(found, nn.Module) else self.source.build()
+        return model.to(self.dtype).train()
+
+    def cast(self, model: nn.Module, device: torch.device) -> Loss:
+        """Have the model run under the plan's autocast, if any; its loss function, likewise."""
+        loss_fn = self.source.loss_fn or _default_loss
+        if self.plan.profile.autocast is None:
+            return loss_fn
+        dtype = choose_dtype(self.plan.profile.autocast)
+        model.forward = _under_autocast(model.forward, device, dtype)
+        return _under_autocast(loss_fn, device, dtype)
+
+
+@dataclass
+class RankTraining:
+    """The stages of one rank, as they train step after step."""
+
+    training: Training
+    context: Context
+    stages: dict[int, ReplayStage] = field(init=False)
+    record: Record = field(init=False)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        plan, rank = self.training.plan, self.context.rank
+        self.held = [s for s, stage in enumerate(plan.stages) if rank in stage.ranks]
+        self.inputs = {s: self._microbatches(s) for s in self.held}
+        self.optimizers: dict[int, Optimizer] = {}
+        self.first = 0  # number of the step's first microbatch
+        spare = Microbatches(self.training.source, (0, 1), *self._drawn)
+        spare.data = None  # the record needs inputs of the shape alone
+        model, loss_fn = self._without_weights()
+        layers = number_calls([name for stage in plan.stages for name in stage.modules])
+        self.record = record_model(model, spare(0), loss_fn, layers)
+        check_cuts(self.record, self.training.starts[1:])
+        check_parameters(plan, self.record, model)
+        self.trained = {name for name, each in model.named_parameters() if each.requires_grad}
+        self.stages = {s: self._stage(s) for s in self.held}
+        self.tied = self._tied()
+        torch.manual_seed(self.training.seed + rank)  # of dropout
+
+    @property
+    def _drawn(self) -> tuple[int, int, torch.device, torch.dtype]:
+        training = self.training
+        size = training.plan.microbatch_size
+        return size, training.seed, self.context.device, training.dtype
+
+    def _microbatches(self, s: int) -> Microbatches:
+        stage = self.training.plan.stages[s]
+        replica = list(stage.ranks).index(self.context.rank), stage.replicas
+        return Microbatches(self.training.source, replica, *self._drawn)
+
+    def _without_weights(self) -> tuple[nn.Module, Loss]:
+        """The model without weights, or with them where its build needs their values."""
+        training, device = self.training, self.context.device
+        try:
+            with build_without_weights(fake_mode()):
+                model = training.build()
+        except Exception:
+            torch.manual_seed(training.seed)
+            model = training.build().to(device)
+        return model, training.cast(model, device)
+
+    def _stage(self, s: int) -> ReplayStage:
+        training, stage, device = self.training, self.training.plan.stages[s], self.context.device
+        model, loss_fn = self._without_weights()
+        names = own_parameter_names(self.record, stage.start, stage.stop)
+        materialise(model, names, training.build, training.seed, device)
+        inputs = self.inputs[s]
+        return replay_stage(
+            model,
+            self.record,
+            stage.start,
+            stage.stop,
+            loss_fn,
+            lambda number: inputs(self.first + number),
+            1.0 if training.asynchronous else 1.0 / training.microbatches,
+            stage.recompute,
+        )
+
+    def _tied(self) -> list[Tied]:
+        """The parameters that several stages hold, the same on every rank."""
+        plan, found = self.training.plan, []
+        for name, holding in shared_parameters(self.record, self.training.starts).items():
+            ranks = sorted({rank for s in holding for rank in plan.stages[s].ranks})
+            own = [self.stages[s].own_parameters[name] for s in holding if s in self.stages]
+            if name in self.trained:
+                found.append(Tied(name, ranks, own))
+        return found
+
+    def step(self, learn: bool = True) -> RankRecord:
+        """One iteration, or the microbatches of an asynchronous plan; the record of this rank.
+
+        Where it does not `learn`, weights stay and the gradients of the step are left.
+        """
+        training = self.training
+        record = execute(
+            training.plan,
+            self.stages.__getitem__,
+            context=self.context,
+            microbatches=training.microbatches if training.asynchronous else None,
+            optimizer_of=self._optimizer if learn else None,
+            clip=training.clip if learn else None,
+            tied=self.tied,
+        )
+        for inputs in self.inputs.values():
+            inputs.forget()
+        return record
+
+    def end_step(self) -> dict[int, float]:
+        """Go on to the next step; the losses of this one's microbatches that this rank has."""
+        losses = {}
+        for stage in self.stages.values():
+            losses.update({number: float(loss) for number, loss in stage.losses.items()})
+            stage.losses.clear()
+        self.first += self.training.microbatches
+        self.steps += 1
+        return losses
+
+    def gradients(self) -> dict[tuple[int, str], Tensor]:
+        """The gradients of this rank, by stage and parameter."""
+        return {
+            (s, name): each.grad.detach().cpu()
+            for s, stage in self.stages.items()
+            for name, each in stage.own_parameters.items()
+            if each.grad is not None
+        }
+
+    def _optimizer(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
+        if s not in self.optimizers:
+            own = optimizer_of(self.training, parameters)
+            if self.training.asynchronous:
+                own.register_step_pre_hook(_mean_over(self._microbatches_of_step(s)))
+            self.optimizers[s] = own
+        return self.optimizers[s]
+
+    def _microbatches_of_step(self, s: int) -> int:
+        """Microbatches whose gradients an asynchronous stage adds up before it steps."""
+        plan = self.training.plan
+        if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
+            return plan.stages[s].replicas
+        return batch_of(plan, order(plan.schedule, layout_of(plan, self.training.microbatches)))
+
+
+def optimizer_of(training: Training, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The optimizer of some parameters: that of the model's file, or else the plan's.
+
+    Raises PartoptError where torch has none of that name.
+    """
+    if training.source.optimizer is not None:
+        own = training.source.optimizer_of(list(parameters))
+        if not isinstance(own, Optimizer):
+            raise PartoptError(
+                f"{training.source.place}: optimizer(parameters) returned {type(own).__name__}",
+                "return a torch.optim.Optimizer",
+                code="no-optimizer",
+            )
+        return own
+    name = training.plan.optimizer
+    if name not in OPTIMIZERS:
+        raise PartoptError(
+            f"torch has no optimizer {name}",
+            f"write optimizer(parameters) in {training.source.place}",
+            code="no-optimizer",
+        )
+    kind, options = OPTIMIZERS[name]
+    return kind(parameters, lr=training.rate, **options)
+
+
+def check_parameters(plan: Plan, record: Record, model: nn.Module) -> None:
+    """Refuse a model whose stages have other parameters than the plan says."""
+    known = dict(model.named_parameters())
+    for s, stage in enumerate(plan.stages):
+        names = own_parameter_names(record, stage.start, stage.stop)
+        own = sum(known[name].numel() * known[name].element_size() for name in names)
+        if own != stage.parameter_bytes:
+            raise PartoptError(
+                f"stage {s} has {own} bytes of parameters in this model, "
+                f"{stage.parameter_bytes} in the plan",
+                "give the arguments of the model that was profiled, or plan for this one",
+                code="other-model",
+                stage=s,
+            )
+
+
+def _mean_over(microbatches: int) -> Callable[..., None]:
+    def divide(optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.div_(microbatches)
+
+    return divide
+
+
+def _under_autocast(
+    function: Callable[..., Any], device: torch.device, dtype: torch.dtype
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast(device.type, dtype):
+            return function(*arguments, **options)
+
+    return called
+
+
+def _default_loss(output: Any, _inputs: Any) -> Tensor:
+    return default_loss(output)
+
+
+def losses_of(parts: Sequence[Mapping[int, float]]) -> float:
+    """The mean loss of a step, from the losses of microbatches on each rank."""
+    every = [loss for part in parts for loss in part.values()]
+    return sum(every) / len(every)
