@@ -30,6 +30,7 @@ VERBS = {
         "partopt.cli.simulate",
         "execute a plan: where its time goes, and what would change it",
     ),
+    "run": ("partopt.cli.run", "train a model by a plan, measured beside predicted"),
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
     "topology": ("partopt.cli.topology", "list and show the topologies that come with partopt"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import re
@@ -15,6 +14,7 @@ from click.core import ParameterSource
 
 from partopt import documents
 from partopt.cli import progress, stopping, words
+from partopt.cli.assignments import parse_assignments
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def command(
     sizes = _parse_sizes(microbatch)
     given = {
         "microbatch_sizes": sizes,
-        "arguments": _parse_assignments(assignments),
+        "arguments": parse_assignments(assignments),
         "resume": _load_resumed(resume),
         **options,
     }
@@ -300,30 +300,3 @@ def _parse_sizes(text: str) -> list[int | str]:
     """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]
-
-
-def _parse_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments from `K=V`: V is a Python literal where it reads as one, else text."""
-    arguments: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.isidentifier():
-            raise PartoptError(
-                f"--set {assignment}: not of the form K=V",
-                "write --set layers=12",
-                code="invalid-option",
-                option="arguments",
-                value=assignment,
-            )
-        arguments[key] = _literal(value)
-    return arguments
-
-
-def _literal(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return value if isinstance(value, int | float | str | list | dict | None) else text

@@ -12,6 +12,7 @@ from partopt.documents.difference import Difference
 from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
+from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology_file import TopologyFile
@@ -29,6 +30,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "difference": Difference,
     "device": DeviceFile,
     "groups": GroupComparison,
+    "run": Run,
 }
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')

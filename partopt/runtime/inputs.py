@@ -42,8 +42,10 @@ class Microbatches:
     def __call__(self, number: int) -> Inputs:
         """The inputs of microbatch `number`, which is this replica's."""
         if number not in self.made:
-            made = self._next(number) if self.data is not None else self._drawn(number)
-            self.made[number] = place(made, self.device, self.dtype)
+            if self.data is None:
+                self.made[number] = self.drawn(number)
+            else:
+                self.made[number] = place(self._next(number), self.device, self.dtype)
         return self.made[number]
 
     def forget(self) -> None:
@@ -77,10 +79,11 @@ class Microbatches:
             code="too-little-data",
         )
 
-    def _drawn(self, number: int) -> Inputs:
+    def drawn(self, number: int) -> Inputs:
+        """Example inputs, drawn with the seed of microbatch `number`."""
         before = RandomNumbers()
         RandomNumbers.seed(self.seed * _SPREAD + number)
         try:
-            return self.source.example_inputs(self.size)
+            return place(self.source.example_inputs(self.size), self.device, self.dtype)
         finally:
             before.restore()

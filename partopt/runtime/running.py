@@ -24,7 +24,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.launcher import is_under_torchrun, run_here, run_local, stall_limit_s
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.training import RankTraining, Training, losses_of
+from partopt.runtime.training import RankTraining, Training, losses_of, record_training
 from partopt.schedules import schedule
 from partopt.schedules.order import B, F, I, W
 from partopt.simulator.execution import Execution
@@ -78,8 +78,11 @@ def run_plan(
     passing = check_run(plan, steps, check, microbatches)
     name = choose_backend(backend)
     training = Training(plan, source, passing, seed, rate, clip)
+    check_data(training)
     ranks = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
     check_ranks(ranks, name)
+    if not is_under_torchrun():
+        check_model(training)
 
     def main(context: Context) -> list[RankResult]:
         return context.gather(_train(training, context, steps, check))
@@ -112,6 +115,13 @@ def check_run(plan: Plan, steps: int, check: bool, microbatches: int | None) -> 
             "plan with `shard=none`",
             code="cannot-run",
         )
+    if schedule(plan.schedule).asynchronous and any(s.tied_exchange_s for s in plan.stages):
+        raise PartoptError(
+            f"{plan.schedule}: several stages hold one tied parameter, whose gradients an "
+            "asynchronous schedule never has all at once",
+            "plan with `tied=together`, or with `schedule=1f1b`",
+            code="cannot-run",
+        )
     if not schedule(plan.schedule).asynchronous:
         assert plan.microbatches is not None
         if microbatches is not None and microbatches != plan.microbatches:
@@ -124,6 +134,19 @@ def check_run(plan: Plan, steps: int, check: bool, microbatches: int | None) -> 
             code="conflicting-options",
         )
     return microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
+
+
+def check_data(training: Training) -> None:
+    """Refuse data of replicas that do not get the same number of microbatches each."""
+    if training.source.data is not None:
+        for s, stage in enumerate(training.plan.stages):
+            if training.microbatches % stage.replicas:
+                raise PartoptError(
+                    f"stage {s}: {training.microbatches} microbatches a step are no multiple of "
+                    f"its {stage.replicas} replicas, each of which has its own data",
+                    "plan for a multiple, or leave data(rank, replicas) out",
+                    code="uneven-data",
+                )
 
 
 def choose_backend(name: str) -> str:
@@ -166,6 +189,16 @@ def check_ranks(ranks: int, backend: str) -> None:
             "start it by torchrun on several machines, or `backend=gloo` runs on processors",
             code="too-few-devices",
         )
+
+
+def check_model(training: Training) -> None:
+    """Refuse a model that is not the plan's, or cannot be cut so, before any process starts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # processes are forked, which threads do not survive
+    try:
+        record_training(training, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _refused(option: str, value: object, allowed: str) -> PartoptError:

@@ -105,14 +105,7 @@ class RankTraining:
         self.inputs = {s: self._microbatches(s) for s in self.held}
         self.optimizers: dict[int, Optimizer] = {}
         self.first = 0  # number of the step's first microbatch
-        spare = Microbatches(self.training.source, (0, 1), *self._drawn)
-        spare.data = None  # the record needs inputs of the shape alone
-        model, loss_fn = self._without_weights()
-        layers = number_calls([name for stage in plan.stages for name in stage.modules])
-        self.record = record_model(model, spare(0), loss_fn, layers)
-        check_cuts(self.record, self.training.starts[1:])
-        check_parameters(plan, self.record, model)
-        self.trained = {name for name, each in model.named_parameters() if each.requires_grad}
+        self.record, self.trained = record_training(self.training, self.context.device)
         self.stages = {s: self._stage(s) for s in self.held}
         self.tied = self._tied()
         torch.manual_seed(self.training.seed + rank)  # of dropout
@@ -128,20 +121,9 @@ class RankTraining:
         replica = list(stage.ranks).index(self.context.rank), stage.replicas
         return Microbatches(self.training.source, replica, *self._drawn)
 
-    def _without_weights(self) -> tuple[nn.Module, Loss]:
-        """The model without weights, or with them where its build needs their values."""
-        training, device = self.training, self.context.device
-        try:
-            with build_without_weights(fake_mode()):
-                model = training.build()
-        except Exception:
-            torch.manual_seed(training.seed)
-            model = training.build().to(device)
-        return model, training.cast(model, device)
-
     def _stage(self, s: int) -> ReplayStage:
         training, stage, device = self.training, self.training.plan.stages[s], self.context.device
-        model, loss_fn = self._without_weights()
+        model, loss_fn = without_weights(training, device)
         names = own_parameter_names(self.record, stage.start, stage.stop)
         materialise(model, names, training.build, training.seed, device)
         inputs = self.inputs[s]
@@ -218,6 +200,34 @@ class RankTraining:
         if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
             return plan.stages[s].replicas
         return batch_of(plan, order(plan.schedule, layout_of(plan, self.training.microbatches)))
+
+
+def without_weights(training: Training, device: torch.device) -> tuple[nn.Module, Loss]:
+    """The model and its loss; without weights, or with them where its build needs their values."""
+    try:
+        with build_without_weights(fake_mode()):
+            model = training.build()
+    except Exception:
+        torch.manual_seed(training.seed)
+        model = training.build().to(device)
+    return model, training.cast(model, device)
+
+
+def record_training(training: Training, device: torch.device) -> tuple[Record, set[str]]:
+    """What a forward of the model does, as the plan cuts it, and which parameters train.
+
+    Raises PartoptError where the plan is one for another model, or the model cannot be cut so.
+    """
+    plan = training.plan
+    model, loss_fn = without_weights(training, device)
+    given = Microbatches(
+        training.source, (0, 1), plan.microbatch_size, training.seed, device, training.dtype
+    )
+    layers = number_calls([name for stage in plan.stages for name in stage.modules])
+    record = record_model(model, given.drawn(0), loss_fn, layers)
+    check_cuts(record, training.starts[1:])
+    check_parameters(plan, record, model)
+    return record, {name for name, each in model.named_parameters() if each.requires_grad}
 
 
 def optimizer_of(training: Training, parameters: Sequence[nn.Parameter]) -> Optimizer:

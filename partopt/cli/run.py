@@ -1,0 +1,109 @@
+"""`partopt run`: train a model by a plan, measured beside predicted."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt import documents
+from partopt.cli import options, stopping
+from partopt.cli.assignments import parse_assignments
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.runtime.running import Finished
+
+
+@click.command(short_help="train a model by a plan, measured beside predicted")
+@click.argument("plan")
+@click.argument("model", metavar="MODEL[:ATTR]")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="K=V",
+    help="An argument for the function that builds the model.",
+)
+@click.option("--steps", type=int, default=10, show_default=True, help="Iterations to train.")
+@click.option(
+    "--check", is_flag=True, help="Hold loss and gradients of an iteration against one process."
+)
+@click.option("--microbatches", type=int, help="Of a step of an asynchronous plan.")
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Of torch.distributed: gloo, nccl, or auto, nccl where there are GPUs.",
+)
+@click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")
+@click.option("--clip", type=float, help="The most that the norm of all gradients may be.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
+@options.output_options("the run (.json) or its timeline (.trace.json for Perfetto)")
+@options.json_option
+def command(
+    plan: str, model: str, assignments: tuple[str, ...], output: str | None, **given: Any
+) -> None:
+    """Train MODEL by PLAN on torch.distributed: every rank its own stages of the model.
+
+    Starts as many processes as the plan has ranks; under torchrun, on one machine or several, takes
+    part as one of its ranks. Prints what was predicted beside what was measured. With --check the
+    first iteration is held against one process that has the whole model, and the command ends with
+    exit code 1 where they differ.
+
+    \b
+    Example:
+      partopt run plan.json examples/gpt.py --steps 20
+      partopt run plan.json examples/gpt.py --check
+      torchrun --nproc-per-node 4 -m partopt run plan.json model.py
+    """
+    import partopt
+    from partopt.profiler.load import find_model
+    from partopt.runtime.running import run_plan
+
+    force, as_json = given.pop("force"), given.pop("as_json")
+    if output and output != "-":
+        documents.check_writable(output, force)
+    loaded = partopt.Plan.load(plan)
+    source = find_model(model, parse_assignments(assignments))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints
+            finished = run_plan(loaded, source, **given)
+    except KeyboardInterrupt as interrupt:
+        click.echo(f"{stopping.describe(interrupt)}: every process has ended", err=True)
+        raise SystemExit(stopping.exit_code(interrupt)) from None
+    except PartoptError as error:
+        raise source.locate(error) from error.__cause__
+    if finished is not None:
+        _show(finished, output, force, as_json)
+
+
+def _show(finished: Finished, output: str | None, force: bool, as_json: bool) -> None:
+    from partopt.report import trace
+    from partopt.report.run import render
+
+    run = finished.document
+    if as_json:
+        options.write_json(run)
+    elif output != "-":
+        click.echo(render(run))
+    if output:
+        if Path(output).name.endswith(".trace.json"):
+            content = b"".join(trace.write(finished.measured.timeline, finished.measured.plan))
+            documents.write_bytes(output, content, force)
+        else:
+            run.save(output, force)
+        if output != "-":
+            click.echo(f"Wrote {output}", err=True)
+    if run.check is not None and not run.check.equal:
+        raise PartoptError(
+            f"the run is not equal to one process: gradients of {run.check.worst} differ by "
+            f"{run.check.largest_gradient_error:.1g} of the largest",
+            "try a plan with one stage to see whether the model itself can be repeated",
+            ANSWER_IS_NO,
+            code="not-equal",
+        )

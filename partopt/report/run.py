@@ -1,0 +1,85 @@
+"""The page of a run: predicted beside measured, and whether it learned what one process learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partopt.documents.run import RankSeconds, Run
+from partopt.report.basis import basis_lines
+from partopt.report.table import label_lines, table
+from partopt.units import format_bytes, format_rate, format_seconds
+
+_KINDS = ("forward_s", "backward_s", "transfer_s", "allreduce_s", "idle_s")
+
+
+def render(run: Run) -> str:
+    """The page, at most 80 columns wide.
+
+    Each rank has two lines, what was predicted and what was measured: the mean of a forward and of
+    a backward, and for the whole iteration or cycle the seconds of waiting, by what for.
+    """
+    parts = [label_lines(_head(run)), _whole(run), _ranks(run), label_lines(_below(run))]
+    return "\n\n".join(filter(None, parts))
+
+
+def _head(run: Run) -> Iterator[tuple[str, str]]:
+    plan = run.plan
+    yield "model", f"{plan.model}, {plan.schedule}, {plan.shape} on {plan.topology}"
+    many = "a step" if run.steps == 1 else f"{run.steps} steps"
+    yield (
+        "run",
+        f"{many} of {plan.microbatches} microbatches of {plan.microbatch_size}, "
+        f"{len(run.ranks)} ranks, {run.backend} on {run.device}",
+    )
+    first, last = run.losses[0], run.losses[-1]
+    yield "loss", f"{first:.6g}" if run.steps == 1 else f"{first:.6g}, at last {last:.6g}"
+    check = run.check
+    if check is not None:
+        found = "equal to one process" if check.equal else "NOT equal to one process"
+        yield (
+            "check",
+            f"{found}: loss to {check.loss_error:.1g}, gradients of {check.parameters} parameters "
+            f"to {check.largest_gradient_error:.1g}" + ("" if check.equal else f" ({check.worst})"),
+        )
+
+
+def _whole(run: Run) -> str:
+    what = "microbatch" if run.plan.schedule.startswith("pipedream") else "iteration"
+    rows = [
+        [what, *_compared(run.predicted_s, run.measured_s)],
+        ["simulated with the run's own times", *_compared(run.own_times_s, run.measured_s)],
+    ]
+    below = f"{format_rate(run.samples_per_s, 'samples')}"
+    return table(["", "PREDICTED", "MEASURED", "ERROR"], rows) + f"\n{below}"
+
+
+def _compared(predicted: float, measured: float) -> list[str]:
+    return [format_seconds(predicted), format_seconds(measured), error(predicted, measured)]
+
+
+def error(predicted: float, measured: float) -> str:
+    """How far the prediction is from what was measured, of the latter."""
+    return f"{predicted / measured - 1:+.1%}" if measured > 0 else "-"
+
+
+def _ranks(run: Run) -> str:
+    headings = ["RANK", "STAGES", "", "FORWARD", "BACKWARD", "TRANSFER", "ALL-REDUCE", "IDLE"]
+    memory = any(rank.measured.peak_memory_bytes is not None for rank in run.ranks)
+    rows = []
+    for rank in run.ranks:
+        name = [str(rank.rank), ",".join(map(str, rank.stages))]
+        rows.append([*name, "predicted", *_cells(rank.predicted, memory)])
+        rows.append(["", "", "measured", *_cells(rank.measured, memory)])
+    return table([*headings, *(["MEMORY"] if memory else [])], rows, left=(1, 2), gap=1)
+
+
+def _cells(seconds: RankSeconds, memory: bool) -> list[str]:
+    cells = [format_seconds(getattr(seconds, kind)) for kind in _KINDS]
+    peak = seconds.peak_memory_bytes
+    return [*cells, *([format_bytes(peak) if peak is not None else "-"] if memory else [])]
+
+
+def _below(run: Run) -> Iterator[tuple[str, str]]:
+    for note in run.notes:
+        yield "note", note
+    yield from basis_lines(run.plan.estimated)
