@@ -59,6 +59,10 @@ class ModelSource:
         placed = "option" in error.fields or error.message.startswith(self.place)
         return error if placed else error.at(self.place)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How another process gets it: from the file, whose code cannot be sent."""
+        return find_model, (self.entry, self.arguments)
+
     def build(self) -> nn.Module:
         """The model, built with the arguments given.
 

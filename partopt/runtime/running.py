@@ -84,9 +84,7 @@ def run_plan(
     if not is_under_torchrun():
         check_model(training)
 
-    def main(context: Context) -> list[RankResult]:
-        return context.gather(_train(training, context, steps, check))
-
+    main = _Main(training, steps, check)
     before, limit_s = os.getloadavg()[0], stall_limit_s(plan)
     if is_under_torchrun():
         results = run_here(main, limit_s=limit_s, backend=name)
@@ -205,6 +203,19 @@ def _refused(option: str, value: object, allowed: str) -> PartoptError:
     return PartoptError(
         f"`{option}={value}`: not possible", f"give {allowed}", code="invalid-option", option=option
     )
+
+
+@dataclass(frozen=True)
+class _Main:
+    """What every process runs; a class, so that it can be sent to one."""
+
+    training: Training
+    steps: int
+    check: bool
+
+    def __call__(self, context: Context) -> list[RankResult]:
+        """What all ranks found, in their order."""
+        return context.gather(_train(self.training, context, self.steps, self.check))
 
 
 def _train(training: Training, context: Context, steps: int, check: bool) -> RankResult:

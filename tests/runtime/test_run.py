@@ -1,0 +1,189 @@
+"""`partopt run`: a model of a file trains by a plan, and what it prints is what it did."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partopt import Job, Plan, solve
+from partopt.documents.run import Run
+from partopt.profiler import measure_source
+from partopt.profiler.load import find_model
+from partopt.report.run import render
+from partopt.runtime.running import check_run, run_plan
+from tests.helpers import flat
+
+MODEL = '''
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    """An embedding, three layers, and the embedding again as the head."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.Tanh())
+                                    for _ in range(3)])
+        self.head = nn.Linear(width, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.body(self.embed(ids)))
+
+
+def build(width=8):
+    return Tied(width)
+
+
+def example_inputs(batch_size):
+    return torch.randint(0, 11, (batch_size, 5))
+
+
+def loss_fn(output, inputs):
+    return nn.functional.cross_entropy(output.flatten(0, 1), inputs.flatten())
+'''
+OPTIMIZER = "\n\ndef optimizer(parameters):\n    return torch.optim.SGD(parameters, lr=0.5)\n"
+DATA = """
+
+def data(rank, replicas):
+    for number in range(rank, 6, replicas):
+        yield torch.full((2, 5), number)
+"""
+UNTIED = MODEL.replace("        self.head.weight = self.embed.weight\n", "")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Any:
+    """Writes a model file, measures it, and plans it; gives the paths of plan and model."""
+    folder = tmp_path_factory.mktemp("run")
+
+    def make(name: str, text: str = MODEL, **options: Any) -> tuple[str, str]:
+        model = folder / f"{name}.py"
+        model.write_text(textwrap.dedent(text))
+        given = {"schedule": "1f1b", "microbatches": 4} | options
+        profile = measure_source(str(model), microbatch_sizes=[2], steps=1, granularity="block")
+        devices = sum(given.get("replicas", [1, 1]))
+        plan = solve(Job(profile, flat(devices), **given)).plan
+        path = folder / f"{name}.json"
+        plan.save(str(path), force=True)
+        return str(path), str(model)
+
+    return make
+
+
+def partopt(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "partopt", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process(made, tmp_path):
+    plan, model = made("tied", cuts=[2], replicas=[2, 1])
+    written = tmp_path / "out.trace.json"
+    ran = partopt("run", plan, model, "--check", "--steps", 3, "--json", "-o", written)
+    assert ran.returncode == 0, ran.stderr
+    document = Run.parse(ran.stdout.encode())
+    check = document.check
+    assert check is not None and check.equal
+    assert check.loss_error < 1e-6 and check.largest_gradient_error < 1e-5
+    assert check.parameters == 7  # the tied one counts once
+    assert (document.steps, len(document.losses), len(document.steps_s)) == (3, 3, 3)
+    assert [(row.rank, row.stages) for row in document.ranks] == [(0, [0]), (1, [0]), (2, [1])]
+    assert sorted(document.steps_s[1:])[0] == document.measured_s
+    assert document.predicted_s == pytest.approx(Plan.load(plan).predicted.iteration_s)
+    names = {event.get("name") for event in json.loads(written.read_text())["traceEvents"]}
+    assert {"0F0", "1B3"} <= names or {"F0", "B3"} <= names
+    page = render(document)
+    assert "check    equal to one process" in page
+    assert max(len(line) for line in page.splitlines()) <= 80
+
+
+def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
+    """Labels are the inputs, and every microbatch is one number: the model learns the six."""
+    options = {"schedule": "pipedream", "microbatches": None, "cuts": [2], "replicas": [2, 1]}
+    plan, model = made("data", UNTIED + OPTIMIZER + DATA, **options)
+    ran = partopt("run", plan, model, "--steps", 1, "--microbatches", 6, "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert Run.parse(ran.stdout.encode()).plan.microbatches == 6
+    over = partopt("run", plan, model, "--steps", 2, "--microbatches", 6)
+    assert over.returncode != 0
+    assert "ended after 3 microbatches, before number 6" in over.stderr
+    assert "rank" in over.stderr and "Traceback" not in over.stderr
+    uneven = partopt("run", plan, model, "--microbatches", 7)
+    assert (uneven.returncode, uneven.stdout) == (2, "")
+    assert "7 microbatches a step are no multiple of its 2 replicas" in uneven.stderr
+
+
+def test_a_gradient_that_is_wrong_is_told(made, tmp_path):
+    """A loss that counts the last stage's rank twice is not that of one process."""
+    broken = MODEL.replace(
+        "    return nn.functional",
+        "    import torch.distributed as dist\n"
+        "    twice = 2 if dist.get_rank() else 1\n"
+        "    return twice * nn.functional",
+    ).replace("dist.get_rank()", "dist.is_initialized() and dist.get_rank()")
+    plan, model = made("wrong", broken, cuts=[2])
+    ran = partopt("run", plan, model, "--check", "--steps", 1)
+    assert ran.returncode == 1
+    assert "NOT equal to one process" in ran.stdout
+    assert "error: the run is not equal to one process: gradients of " in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"steps": 0}, "`steps=0`"),
+        ({"backend": "mpi"}, "`backend=mpi`: unknown backend"),
+        ({"backend": "nccl"}, "`backend=nccl`"),
+        ({"microbatches": 8}, "`microbatches=8`: not possible"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_process_starts(made, options, expected):
+    plan, model = made("refused", cuts=[2])
+    with pytest.raises(Exception, match=expected):
+        run_plan(Plan.load(plan), find_model(model), **options)
+
+
+def test_another_model_is_refused_before_any_process_starts(made):
+    plan, model = made("other", cuts=[2])
+    with pytest.raises(Exception, match="bytes of parameters in this model"):
+        run_plan(Plan.load(plan), find_model(model, {"width": 4}))
+
+
+def test_another_world_size_is_refused(made, monkeypatch):
+    plan, model = made("world", cuts=[2])
+    for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(Exception, match="the plan has 2 ranks, torchrun started 3"):
+        run_plan(Plan.load(plan), find_model(model))
+
+
+def test_shares_and_tied_parameters_of_asynchronous_plans_are_not_run(made):
+    shared, _ = made("shared", cuts=[2], replicas=[2, 2], shard="optimizer")
+    with pytest.raises(Exception, match="shard=optimizer"):
+        check_run(Plan.load(shared), 1, False, None)
+    tied, _ = made("stale", schedule="pipedream", microbatches=None, cuts=[2], replicas=[1, 1])
+    with pytest.raises(Exception, match="hold one tied parameter"):
+        check_run(Plan.load(tied), 1, False, None)
+
+
+def test_a_process_that_dies_ends_the_run_and_says_which(made):
+    dying = MODEL.replace(
+        "    return nn.functional",
+        "    import os, torch.distributed as dist\n"
+        "    if dist.is_initialized() and torch.is_grad_enabled():\n"
+        "        os._exit(7)\n"
+        "    return nn.functional",
+    )
+    plan, model = made("dying", dying, cuts=[2])
+    ran = partopt("run", plan, model, "--steps", 1)
+    assert ran.returncode == 1
+    assert "rank 1" in ran.stderr and "Traceback" not in ran.stderr
+    assert Path(model).exists()
