@@ -15,7 +15,7 @@ from partopt.cli.assignments import parse_assignments
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt.runtime.running import Finished
+    from partopt.runtime.run_document import Finished
 
 
 @click.command(short_help="train a model by a plan, measured beside predicted")
@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 @click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--clip", type=float, help="The most that the norm of all gradients may be.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
+@click.option(
+    "--save", metavar="DIR", help="Write checkpoints into this folder, the last at the end."
+)
+@click.option("--every", type=int, metavar="N", help="And after every N steps.")
+@click.option(
+    "--resume", metavar="DIR", help="Go on from the last checkpoint in it, whatever its plan was."
+)
 @options.output_options("the run (.json) or its timeline (.trace.json for Perfetto)")
 @options.json_option
 def command(
@@ -59,6 +66,7 @@ def command(
     Example:
       partopt run plan.json examples/gpt.py --steps 20
       partopt run plan.json examples/gpt.py --check
+      partopt run plan.json model.py --save checkpoints --every 100
       torchrun --nproc-per-node 4 -m partopt run plan.json model.py
     """
     import partopt

@@ -11,7 +11,7 @@ from partopt.profiler.load import ModelSource
 from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import Inputs, place
 
-_SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
+SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
 
 
 class Microbatches:
@@ -82,7 +82,7 @@ class Microbatches:
     def drawn(self, number: int) -> Inputs:
         """Example inputs, drawn with the seed of microbatch `number`."""
         before = RandomNumbers()
-        RandomNumbers.seed(self.seed * _SPREAD + number)
+        RandomNumbers.seed(self.seed * SPREAD + number)
         try:
             return place(self.source.example_inputs(self.size), self.device, self.dtype)
         finally:

@@ -80,6 +80,12 @@ class ReplayStage(Stage):
         self._kept: dict[int, _Kept] = {}
         self._weight_parts: dict[int, WeightPart] = {}
 
+    @property
+    def changing_buffers(self) -> dict[str, Tensor]:
+        """The buffers that the stage's forwards may change, by their names in the model."""
+        buffers = {name: holder[key] for holder, key, name in self._buffers}
+        return {name: each for name, each in buffers.items() if each is not None}
+
     def use_weights(self, weights: Mapping[str, Tensor] | None) -> None:
         """Run from here on with these tensors in place of own parameters; None: with their own.
 

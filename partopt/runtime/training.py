@@ -17,13 +17,15 @@ from partopt.errors import PartoptError
 from partopt.profiler.device import choose_dtype
 from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.load import ModelSource
+from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import Loss, default_loss
 from partopt.runtime.context import Context
 from partopt.runtime.crossings import check_cuts
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.gradients import Tied
-from partopt.runtime.inputs import Microbatches
+from partopt.runtime.inputs import SPREAD, Microbatches
+from partopt.runtime.optimizers import mean_over, optimizer_of
 from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.recording import record_model
@@ -33,14 +35,6 @@ from partopt.runtime.versions import batch_of
 from partopt.schedules import order, schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.simulator.restate import layout_of
-
-# Each by the name that a plan has for it: the class, and what it is given beside the rate
-OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {}),
-    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
-    "adam": (torch.optim.AdamW, {}),
-    "adafactor": (torch.optim.Adafactor, {}),
-}
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,6 @@ class RankTraining:
         self.record, self.trained = record_training(self.training, self.context.device)
         self.stages = {s: self._stage(s) for s in self.held}
         self.tied = self._tied()
-        torch.manual_seed(self.training.seed + rank)  # of dropout
 
     @property
     def _drawn(self) -> tuple[int, int, torch.device, torch.dtype]:
@@ -154,12 +147,16 @@ class RankTraining:
         Where it does not `learn`, weights stay and the gradients of the step are left.
         """
         training = self.training
+        # of dropout: the same, whether the steps before ran here or in another run
+        RandomNumbers.seed(
+            training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
+        )
         record = execute(
             training.plan,
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self._optimizer if learn else None,
+            optimizer_of=self.optimizer if learn else None,
             clip=training.clip if learn else None,
             tied=self.tied,
         )
@@ -186,11 +183,20 @@ class RankTraining:
             if each.grad is not None
         }
 
-    def _optimizer(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    def begin_at(self, steps: int) -> None:
+        """Go on behind so many steps of an earlier run, whose data is passed over."""
+        self.steps, self.first = steps, steps * self.training.microbatches
+        for inputs in self.inputs.values():
+            inputs.skip(self.first)
+
+    def optimizer(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
+        """The optimizer of stage s, the same one in every step."""
         if s not in self.optimizers:
-            own = optimizer_of(self.training, parameters)
+            own = optimizer_of(
+                self.training.source, self.training.plan.optimizer, self.training.rate, parameters
+            )
             if self.training.asynchronous:
-                own.register_step_pre_hook(_mean_over(self._microbatches_of_step(s)))
+                own.register_step_pre_hook(mean_over(self._microbatches_of_step(s)))
             self.optimizers[s] = own
         return self.optimizers[s]
 
@@ -230,31 +236,6 @@ def record_training(training: Training, device: torch.device) -> tuple[Record, s
     return record, {name for name, each in model.named_parameters() if each.requires_grad}
 
 
-def optimizer_of(training: Training, parameters: Sequence[nn.Parameter]) -> Optimizer:
-    """The optimizer of some parameters: that of the model's file, or else the plan's.
-
-    Raises PartoptError where torch has none of that name.
-    """
-    if training.source.optimizer is not None:
-        own = training.source.optimizer_of(list(parameters))
-        if not isinstance(own, Optimizer):
-            raise PartoptError(
-                f"{training.source.place}: optimizer(parameters) returned {type(own).__name__}",
-                "return a torch.optim.Optimizer",
-                code="no-optimizer",
-            )
-        return own
-    name = training.plan.optimizer
-    if name not in OPTIMIZERS:
-        raise PartoptError(
-            f"torch has no optimizer {name}",
-            f"write optimizer(parameters) in {training.source.place}",
-            code="no-optimizer",
-        )
-    kind, options = OPTIMIZERS[name]
-    return kind(parameters, lr=training.rate, **options)
-
-
 def check_parameters(plan: Plan, record: Record, model: nn.Module) -> None:
     """Refuse a model whose stages have other parameters than the plan says."""
     known = dict(model.named_parameters())
@@ -269,16 +250,6 @@ def check_parameters(plan: Plan, record: Record, model: nn.Module) -> None:
                 code="other-model",
                 stage=s,
             )
-
-
-def _mean_over(microbatches: int) -> Callable[..., None]:
-    def divide(optimizer: Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.div_(microbatches)
-
-    return divide
 
 
 def _under_autocast(

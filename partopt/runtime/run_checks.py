@@ -1,0 +1,126 @@
+"""What cannot be run, said before any process starts."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError, did_you_mean
+from partopt.runtime.launcher import is_under_torchrun
+from partopt.runtime.training import Training, record_training
+from partopt.schedules import schedule
+
+BACKENDS = ("auto", "gloo", "nccl")
+ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
+
+
+def check_run(plan: Plan, steps: int, check: bool, microbatches: int | None) -> int:
+    """The microbatches of a step, where the plan can run; PartoptError where it cannot."""
+    if steps < 1:
+        raise refused("steps", steps, "at least 1")
+    if plan.topology.group is not None:
+        raise PartoptError(
+            f"a plan for groups of {plan.topology.group.ranks} ranks: a group is not run yet",
+            "plan with a profile of one rank",
+            code="cannot-run",
+        )
+    if plan.memory_rules.shard != "none":
+        raise PartoptError(
+            f"a plan with `shard={plan.memory_rules.shard}`: replicas that hold shares are not run",
+            "plan with `shard=none`",
+            code="cannot-run",
+        )
+    if schedule(plan.schedule).asynchronous and any(s.tied_exchange_s for s in plan.stages):
+        raise PartoptError(
+            f"{plan.schedule}: several stages hold one tied parameter, whose gradients an "
+            "asynchronous schedule never has all at once",
+            "plan with `tied=together`, or with `schedule=1f1b`",
+            code="cannot-run",
+        )
+    if not schedule(plan.schedule).asynchronous:
+        assert plan.microbatches is not None
+        if microbatches is not None and microbatches != plan.microbatches:
+            raise refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
+        return plan.microbatches
+    if check:
+        raise PartoptError(
+            f"check: {plan.schedule} is asynchronous: its weights are not those of one process",
+            "check the model under a schedule with a flush: `schedule=1f1b`",
+            code="conflicting-options",
+        )
+    return microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
+
+
+def check_data(training: Training) -> None:
+    """Refuse data of replicas that do not get the same number of microbatches each."""
+    if training.source.data is not None:
+        for s, stage in enumerate(training.plan.stages):
+            if training.microbatches % stage.replicas:
+                raise PartoptError(
+                    f"stage {s}: {training.microbatches} microbatches a step are no multiple of "
+                    f"its {stage.replicas} replicas, each of which has its own data",
+                    "plan for a multiple, or leave data(rank, replicas) out",
+                    code="uneven-data",
+                )
+
+
+def choose_backend(name: str) -> str:
+    """The backend of torch.distributed: nccl where there are GPUs.
+
+    Raises PartoptError for one that is unknown or not there.
+    """
+    if name not in BACKENDS:
+        raise PartoptError(
+            f"`backend={name}`: unknown backend",
+            did_you_mean(name, BACKENDS),
+            code="invalid-option",
+            option="backend",
+        )
+    if name == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise PartoptError(
+            "`backend=nccl`: this machine has no GPU that torch sees, or torch no NCCL",
+            "`backend=gloo` runs on processors",
+            code="no-such-device",
+            option="backend",
+        )
+    if name == "auto":
+        return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    return name
+
+
+def check_ranks(ranks: int, backend: str) -> None:
+    """Refuse a world of another size, and more ranks than GPUs."""
+    if is_under_torchrun():
+        world = int(os.environ["WORLD_SIZE"])
+        if world != ranks:
+            raise PartoptError(
+                f"the plan has {ranks} ranks, torchrun started {world}",
+                f"torchrun --nproc-per-node {ranks}, or as many on all machines together",
+                code="other-world-size",
+            )
+    elif backend == "nccl" and torch.cuda.device_count() < ranks:
+        raise PartoptError(
+            f"the plan has {ranks} ranks, this machine {torch.cuda.device_count()} GPUs",
+            "start it by torchrun on several machines, or `backend=gloo` runs on processors",
+            code="too-few-devices",
+        )
+
+
+def check_model(training: Training) -> None:
+    """Refuse a model that is not the plan's, or cannot be cut so, before any process starts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # processes are forked, which threads do not survive
+    try:
+        record_training(training, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def refused(option: str, value: object, allowed: str) -> PartoptError:
+    """The error of an option with a value that is not possible."""
+    return PartoptError(
+        f"`{option}={value}`: not possible", f"give {allowed}", code="invalid-option", option=option
+    )
