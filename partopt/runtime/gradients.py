@@ -1,0 +1,153 @@
+"""Gradients summed over the replicas of a stage, and over all ranks that hold a tied parameter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from partopt.runtime.context import Context, lost_connections
+
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter that several stages hold: its name, and all ranks that hold it.
+
+    `parameters` are what this rank holds of it, one for each stage that has its own.
+    """
+
+    name: str
+    ranks: Sequence[int]
+    parameters: Sequence[nn.Parameter] = ()
+
+
+class Gradients:
+    """The gradients on one rank, whose stages have `parameters` and lie on `ranks`, by stage.
+
+    Those of a stage are exchanged in one piece when its last backward has ended, while the rank
+    goes on, and not in buckets beside that backward.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        parameters: Mapping[int, Sequence[nn.Parameter]],
+        ranks: Sequence[Sequence[int]],
+        tied: Sequence[Tied],
+    ) -> None:
+        self.context, self.ranks, self.tied = context, ranks, tied
+        apart = {id(own) for each in tied for own in each.parameters}
+        self.own = {
+            s: [parameter for parameter in held if id(parameter) not in apart]
+            for s, held in parameters.items()
+        }
+        self.working = sorted({rank for replicas in ranks for rank in replicas})
+        # every rank makes all groups, in one order
+        self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
+        self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
+
+    def begin_sum(self, stage: int, done: Callable[[int], None]) -> Sum | None:
+        """Begin to add up the gradients of a stage over its replicas; tied ones are left out.
+
+        They are taken from the parameters until `Sum.finish` puts them back; `done` is called with
+        the time at which the exchange ends. None where the stage has one replica.
+        """
+        group = self.replicas[stage]
+        return Sum(self.own[stage], group, done) if group is not None else None
+
+    def sum_tied(self) -> None:
+        """Add up the gradients of each tied parameter over all ranks and stages that hold it."""
+        for each, group in zip(self.tied, self.holders, strict=True):
+            if self.context.rank not in each.ranks:
+                continue
+            held = [gradient_of(parameter) for parameter in each.parameters]
+            total = torch.stack(held).sum(0) if len(held) > 1 else held[0]
+            if group is not None:
+                with lost_connections():
+                    dist.all_reduce(total, group=group)
+            for gradient in held:
+                gradient.copy_(total)
+
+    def clip(self, limit: float) -> float:
+        """Scale all gradients so that their norm over the whole model is at most `limit`.
+
+        Every parameter counts once, whatever ranks hold it. Returns the norm before.
+        """
+        rank = self.context.rank
+        counted = [
+            gradient_of(parameter)
+            for s, held in self.own.items()
+            if self.ranks[s][0] == rank
+            for parameter in held
+        ]
+        counted += [
+            gradient_of(each.parameters[0]) for each in self.tied if min(each.ranks) == rank
+        ]
+        square = torch.zeros(1, dtype=torch.float64, device=self.context.device)
+        for gradient in counted:
+            square += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+        with lost_connections():
+            dist.all_reduce(square, group=self.context.group(self.working, "working"))
+        norm = float(square.sqrt())
+        factor = min(1.0, limit / (norm + _EPSILON))
+        every = [parameter for held in self.own.values() for parameter in held]
+        every += [parameter for each in self.tied for parameter in each.parameters]
+        for parameter in {id(each): each for each in every}.values():
+            gradient_of(parameter).mul_(factor)
+        return norm
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, zeros where no backward has reached it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+class Sum:
+    """Gradients of `parameters` on their way to be added up over a group."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], group: Any, done: Callable[[int], None]
+    ) -> None:
+        self.parts = []
+        for alike in _by_format(parameters):
+            whole = torch.cat([gradient_of(parameter).reshape(-1) for parameter in alike])
+            with lost_connections():
+                work: Any = dist.all_reduce(whole, group=group, async_op=True)
+            self.parts.append((alike, whole, work))
+        for parameter in parameters:
+            parameter.grad = None
+        self.left = len(self.parts)
+        self.done = done
+        for _, _, work in self.parts:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, future: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.done(time.perf_counter_ns())
+
+    def finish(self) -> None:
+        """Wait for the sums, and give them to the parameters as their gradients."""
+        for alike, whole, work in self.parts:
+            with lost_connections():
+                work.wait()
+            sizes = [parameter.numel() for parameter in alike]
+            for parameter, summed in zip(alike, torch.split(whole, sizes), strict=True):
+                parameter.grad = summed.view_as(parameter)
+        if self.left:  # the last note is on its way in another thread
+            self.done(time.perf_counter_ns())
+
+
+def _by_format(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    by_name = sorted(parameters, key=lambda parameter: str(parameter.dtype))
+    return [list(alike) for _, alike in groupby(by_name, lambda parameter: parameter.dtype)]

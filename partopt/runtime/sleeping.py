@@ -1,0 +1,81 @@
+"""Stages that sleep for as long as the plan predicts and send as many bytes: a run of no model.
+
+What such a run takes longer than the simulation is the engine's, the network's or the schedule's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from partopt.documents.plan import Plan
+from partopt.runtime.stage import Crossing
+from partopt.schedules import schedule
+from partopt.schedules.order import B, F, I, R, U, W
+from partopt.simulator.work import work_of
+
+
+class SleepingStage:
+    """A stage that sleeps; its gradients have the bytes of the plan's and are zeros."""
+
+    def __init__(self, plan: Plan, s: int, scale: float = 1.0) -> None:
+        work = work_of(plan, schedule(plan.schedule).recomputes)
+        own = plan.stages[s]
+        self.seconds: list[float] = (work.seconds[:, s] * scale).tolist()  # by kind
+        self.receives = _crossings(own.input_bytes, own.gradient_bytes) if s > 0 else []
+        last = s == len(plan.stages) - 1
+        after = None if last else plan.stages[s + 1]
+        self.sends = _crossings(after.input_bytes, after.gradient_bytes) if after else []
+        self.output = [torch.zeros(crossing.shape, dtype=crossing.dtype) for crossing in self.sends]
+        self.gradients = [
+            torch.zeros(crossing.shape, dtype=crossing.dtype)
+            for crossing in self.receives
+            if crossing.gradient
+        ]
+        size = own.trained_bytes if own.replicas > 1 else 0
+        self.parameters: Sequence[nn.Parameter] = [nn.Parameter(torch.zeros(size // 4))]
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
+        """Sleep for a forward."""
+        time.sleep(self.seconds[F])
+        return self.output
+
+    def recompute(self, microbatch: int) -> None:
+        """Sleep for a forward once more."""
+        time.sleep(self.seconds[R])
+
+    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Sleep for a backward."""
+        time.sleep(self.seconds[B])
+        return self.gradients
+
+    def backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Sleep for the backward of the inputs."""
+        time.sleep(self.seconds[I])
+        return self.gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Sleep for the backward of the weights."""
+        time.sleep(self.seconds[W])
+
+
+class SleepingOptimizer(torch.optim.SGD):
+    """An optimizer whose step sleeps for as long as the plan predicts and changes nothing."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], plan: Plan, s: int) -> None:
+        super().__init__(parameters, lr=0.0)
+        work = work_of(plan, schedule(plan.schedule).recomputes)
+        self.seconds = float(work.seconds[U, s])
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Sleep for a step."""
+        time.sleep(self.seconds)
+
+
+def _crossings(forward: int, back: int) -> list[Crossing]:
+    """Tensors with these bytes: what has a gradient, and what goes forward alone."""
+    parts = [(min(forward, back), True), (forward - min(forward, back), False)]
+    return [Crossing((size,), torch.uint8, has) for size, has in parts if size]

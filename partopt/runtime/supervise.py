@@ -1,0 +1,169 @@
+"""Watches the processes of a local run, and ends them all when one fails or nothing moves."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.runtime.child import Failure
+from partopt.runtime.progress import OUTSIDE, Progress
+
+POLL_S = 0.2
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may stand still, in seconds.
+
+    Within a schedule it is stalled when no rank has begun or ended anything for `action_s`; while a
+    rank is in the program around it, for `setup_s`; and while a process is stopped, for `action_s`
+    in any case. After the first failure the others have `grace_s` to say why they fail.
+    """
+
+    action_s: float
+    setup_s: float
+    grace_s: float
+
+
+class Watch:
+    """The processes of a run, in the order of their ranks, and the pipes that they report by."""
+
+    def __init__(
+        self,
+        processes: Sequence[BaseProcess],
+        pipes: Sequence[Connection],
+        progress: Progress,
+        limits: Limits,
+    ) -> None:
+        self.processes, self.pipes, self.progress = processes, pipes, progress
+        self.limits = limits
+        self.results: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
+        self.began_ns = time.perf_counter_ns()
+
+    def results_of_all(self) -> list[Any]:
+        """Wait for all results. Raises PartoptError that names the first failure."""
+        while len(self.results) < len(self.processes):
+            self._wait(POLL_S)
+            self._find_stall()
+            if self.failures:
+                self._hear_the_others()
+                raise self._error()
+        return [self.results[rank] for rank in range(len(self.processes))]
+
+    def _hear_the_others(self) -> None:
+        until = time.perf_counter() + self.limits.grace_s
+        while (left_s := until - time.perf_counter()) > 0 and self._open():
+            if any(failure.reason.startswith("no progress") for failure in self.failures.values()):
+                return  # nobody else has anything to say
+            self._wait(min(POLL_S, left_s))
+
+    def _open(self) -> list[int]:
+        """The ranks that have neither a result nor a failure."""
+        ranks = range(len(self.processes))
+        return [rank for rank in ranks if rank not in self.results and rank not in self.failures]
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for reports and ends of processes, and take them down."""
+        open_ = self._open()
+        ready = wait(
+            [self.pipes[rank] for rank in open_]
+            + [self.processes[rank].sentinel for rank in open_],
+            seconds,
+        )
+        for rank in open_:
+            if self.pipes[rank] in ready or self.processes[rank].sentinel in ready:
+                self._take_report(rank)
+
+    def _take_report(self, rank: int) -> None:
+        now_ns = time.perf_counter_ns()
+        try:
+            message = self.pipes[rank].recv_bytes() if self.pipes[rank].poll() else b""
+        except (EOFError, OSError):
+            message = b""
+        if message[:1] == b"R":
+            self.results[rank] = pickle.loads(message[1:])
+        elif message[:1] == b"F":
+            self.failures[rank] = pickle.loads(message[1:])
+        else:
+            self.processes[rank].join()
+            self.failures[rank] = _ended(rank, now_ns, self.processes[rank].exitcode or 0)
+
+    def _find_stall(self) -> None:
+        """Take down that the run stands still: the rank that moved last the longest ago."""
+        open_ = self._open()
+        if not open_:
+            return
+        last = {rank: self.progress.last(rank) for rank in range(len(self.processes))}
+        newest_ns = max(self.began_ns, *(each.time_ns for each in last.values()))
+        still_s = (time.perf_counter_ns() - newest_ns) / _NS
+        stopped = [rank for rank in open_ if _is_stopped(self.processes[rank].pid)]
+        outside = any(last[rank].state == OUTSIDE for rank in open_)
+        limit_s = self.limits.setup_s if outside and not stopped else self.limits.action_s
+        if still_s <= limit_s:
+            return
+        rank = stopped[0] if stopped else min(open_, key=lambda rank: last[rank].time_ns)
+        why = ": the process is stopped" if stopped else ""
+        self.failures[rank] = Failure(
+            rank, newest_ns, f"no progress of any rank for {still_s:.0f} s{why}"
+        )
+
+    def _error(self) -> PartoptError:
+        found = self.failures.values()
+        first = min(found, key=lambda failure: (failure.consequence, failure.time_ns))
+        last = [self.progress.last(rank) for rank in range(len(self.processes))]
+        lines = [f"  rank {rank}: {each}" for rank, each in enumerate(last)]
+        where = f" at {last[first.rank].action}" if last[first.rank].action else ""
+        return PartoptError(
+            "\n".join([f"rank {first.rank} failed{where}: {first.reason}", *lines]),
+            first.hint,
+            ANSWER_IS_NO,
+            code="run-failed",
+            rank=first.rank,
+            reason=first.reason,
+            details=first.details,
+            last_actions=[each.action for each in last],
+            failures=[(each.rank, each.reason) for each in found],
+        )
+
+
+def _ended(rank: int, now_ns: int, code: int) -> Failure:
+    """The failure of a process that ended without a report."""
+    if code >= 0:
+        return Failure(rank, now_ns, f"the process ended with exit code {code}")
+    name = signal.Signals(-code).name
+    hint = ""
+    if -code == signal.SIGKILL:
+        hint = "the system kills a process so when memory runs out: see `dmesg`"
+    return Failure(rank, now_ns, f"the process was killed by signal {-code} ({name})", hint)
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process is stopped by a signal; only Linux tells."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def end_processes(processes: Sequence[BaseProcess], grace_s: float = 0.0) -> None:
+    """Kill what still runs after `grace_s`, stopped processes too, and wait for the ends of all."""
+    until = time.perf_counter() + grace_s
+    for process in processes:
+        process.join(max(0.0, until - time.perf_counter()))
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+    for process in processes:
+        process.join()
+        process.close()

@@ -1,0 +1,146 @@
+"""Weights of asynchronous schedules: which version a microbatch uses, and when the next is made.
+
+A version is put in place by giving the parameters its memory, so that any stage can be run with it
+and needs to know nothing of versions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.optim import Optimizer
+
+from partopt.documents.plan import Plan
+from partopt.runtime.gradients import gradient_of
+from partopt.schedules import schedule
+from partopt.schedules.entry import ALL_IN_FLIGHT
+from partopt.schedules.in_flight import in_flight
+from partopt.schedules.order import Order
+
+# r   replicas of the stage
+# G   microbatches of a batch of 2BW, between two versions
+
+Weights = list[Tensor]
+
+
+class Versions:
+    """PipeDream's weight stashing: a microbatch's backward uses the weights of its forward.
+
+    The forward uses the newest ones. There is a new version after each round, of one microbatch on
+    each replica; one that no microbatch in flight uses is freed.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], optimizer: Optimizer | None, replicas: int
+    ) -> None:
+        self.parameters, self.optimizer, self.replicas = list(parameters), optimizer, replicas
+        self.newest: Weights = [parameter.data for parameter in parameters]
+        self.in_flight: dict[int, Weights] = {}  # by microbatch
+
+    def use_for_forward(self, microbatch: int) -> None:
+        """Put the weights of a microbatch in place, and keep them until its backward."""
+        self.in_flight[microbatch] = self.version_of(microbatch)
+        self._use(self.in_flight[microbatch])
+
+    def use_for_backward(self, microbatch: int) -> None:
+        """Put the weights in place that the microbatch's forward used."""
+        self._use(self.in_flight[microbatch])
+
+    def end_backward(self, microbatch: int) -> None:
+        """Forget the weights of a microbatch, and put the newest in place."""
+        del self.in_flight[microbatch]
+        self._use(self.newest)
+
+    def end_round(self, number: int) -> None:
+        """Make a new version, if this round ends a batch."""
+        self._step()
+
+    def version_of(self, microbatch: int) -> Weights:
+        """The weights that the forward of a microbatch uses."""
+        return self.newest
+
+    def _step(self) -> None:
+        if self.optimizer is None:
+            self._drop_gradients()
+            return
+        self._use([weight.clone() for weight in self.newest])
+        # the new memory is nobody's saved tensor: autograd need not mind that it changes
+        with _unsafe_preserve_version_counter(tuple(self.parameters)):
+            self.optimizer.step()
+        self._drop_gradients()
+        self.newest = [parameter.data for parameter in self.parameters]
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _use(self, weights: Weights) -> None:
+        for parameter, weight in zip(self.parameters, weights, strict=True):
+            parameter.data = weight
+
+
+class DoubleBuffered(Versions):
+    """PipeDream-2BW's two versions (Narayanan et al., ICML 2021, section 3.1).
+
+    Microbatches of batch t use version t - 1, that before the newest where batch t - 1 has ended.
+    Gradients are exchanged after every round; those of a batch add up to one step.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        optimizer: Optimizer | None,
+        replicas: int,
+        batch: int,
+    ) -> None:
+        super().__init__(parameters, optimizer, replicas)
+        self.batch = batch
+        self.kept = {0: self.newest}  # the newest version and the one before, by number
+        self.total: list[Tensor] = []  # gradients of the batch's rounds so far
+
+    def version_of(self, microbatch: int) -> Weights:
+        """The weights that both passes of a microbatch use."""
+        return self.kept[max(0, microbatch // self.batch - 1)]
+
+    def end_round(self, number: int) -> None:
+        """Make a new version, if this round ends a batch."""
+        rounds = [gradient_of(parameter) for parameter in self.parameters]
+        self.total = (
+            [before + own for before, own in zip(self.total, rounds, strict=True)]
+            if self.total
+            else rounds
+        )
+        self._drop_gradients()  # those of the next round are summed over the replicas alone
+        batch, left = divmod((number + 1) * self.replicas, self.batch)
+        if left == 0:
+            for parameter, gradient in zip(self.parameters, self.total, strict=True):
+                parameter.grad = gradient
+            self.total = []
+            self._step()
+            self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
+
+
+def versions_of(
+    plan: Plan,
+    order: Order,
+    stage: int,
+    parameters: Sequence[nn.Parameter],
+    optimizer: Optimizer | None,
+) -> Versions:
+    """The weight versions of a stage of an asynchronous plan."""
+    replicas = plan.stages[stage].replicas
+    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
+        return Versions(parameters, optimizer, replicas)
+    return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order))
+
+
+def batch_of(plan: Plan, order: Order) -> int:
+    """G of 2BW: a multiple of all numbers of replicas, and no fewer than are in flight."""
+    peaks = in_flight(order)
+    most = max(int(np.sum(peaks[stage.ranks])) for stage in plan.stages)
+    whole = math.lcm(*(stage.replicas for stage in plan.stages))
+    return -(-most // whole) * whole

@@ -1,0 +1,162 @@
+"""Cases for the engine, run one after the other by four processes of one launch.
+
+`python -m tests.runtime.engine_cases FILE` writes what came of each to FILE.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from partopt.documents.plan import Plan
+from partopt.runtime.context import Context
+from partopt.runtime.engine import execute
+from partopt.runtime.gradients import Tied
+from partopt.runtime.launcher import run_local
+from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.sleeping import SleepingStage
+from partopt.schedules import SCHEDULES
+from partopt.schedules.layout import STRAIGHT
+from tests.runtime.plans import all_plans, looped, straight
+from tests.runtime.stages import LinearStage
+
+RANKS, STEPS, SLEEPING_STEPS = 4, 2, 3
+
+
+class Case(NamedTuple):
+    """A plan to run, and how."""
+
+    name: str
+    plan: Plan
+    microbatches: int | None = None  # of an asynchronous plan
+    steps: int = STEPS
+    clip: float | None = None
+    tied: bool = False
+    ahead: int = 6
+
+    @property
+    def M(self) -> int:
+        return self.plan.microbatches or self.microbatches or 0
+
+
+class Ran(NamedTuple):
+    """What a rank was left with: weights, losses and forwards by stage, what it ran, its record."""
+
+    weights: dict[int, list[torch.Tensor]]
+    losses: dict[int, float]
+    forwards: dict[int, int]
+    log: list[str]  # of all stages of the rank
+    record: RankRecord
+
+
+def cases() -> list[Case]:
+    """Every schedule at 2 and 4 ranks, unequal replicas, and what else an engine must do."""
+    found = [
+        Case(f"{name} on {ranks}", plan, M, STEPS if M is None else 1)
+        for ranks in (2, 4)
+        for name, plan, M in all_plans(ranks)
+    ]
+    for name, entry in SCHEDULES.items():
+        for replicas in ([2, 1], [1, 2], [3, 1], [1, 2, 1]) if entry.uneven else ([2, 2],):
+            M = 17 if entry.asynchronous else 8 if replicas == [2, 2] else 7
+            if entry.shape == STRAIGHT:
+                plan = straight(name, replicas, M)
+                found += [Case(f"{name} {replicas}", plan, *([M, 1] if entry.asynchronous else []))]
+    blocking = replace(straight("pipedream", [2, 1], 0), allreduce="blocking")
+    pipeline = straight("1f1b", [1, 1, 1, 1], 6)
+    return [
+        *found,
+        Case("fewer microbatches than replicas", straight("gpipe", [3, 1], 2)),
+        Case("blocking exchange", blocking, 9, 1),
+        Case("serial messages", replace(straight("1f1b", [1, 2, 1], 8), comm="serial")),
+        Case("recompute", _recomputing(straight("1f1b", [2, 1], 6))),
+        Case("recompute in the backward", _recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
+        Case("recompute apart", _recomputing(straight("gpipe", [1, 1, 1], 5))),
+        Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
+        Case("tied", straight("1f1b", [2, 1, 1], 6), tied=True),
+        Case("tied and clip", straight("gpipe", [1, 2], 6), tied=True, clip=0.05),
+        Case("one receive ahead", pipeline, ahead=1),
+        Case("one step", pipeline, steps=1),
+    ]
+
+
+def _recomputing(plan: Plan) -> Plan:
+    return replace(plan, stages=[replace(stage, recompute=True) for stage in plan.stages])
+
+
+def optimizer_of(s: int, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of every stage, with a state of its own."""
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+
+
+def run_case(case: Case, context: Context) -> Ran:
+    S, rank = len(case.plan.stages), context.rank
+    log: list[str] = []
+    stages = {
+        s: LinearStage(s, S, case.M, stage.recompute, case.tied, log)
+        for s, stage in enumerate(case.plan.stages)
+        if rank in stage.ranks
+    }
+    tied: list[Tied] = []
+    if case.tied:
+        ranks = sorted({*case.plan.stages[0].ranks, *case.plan.stages[-1].ranks})
+        held = [stages[s].layer for s in (0, S - 1) if s in stages]
+        tied = [
+            Tied(name, ranks, [getattr(layer, name) for layer in held])
+            for name in ("weight", "bias")
+        ]
+    record = execute(
+        case.plan,
+        stages.__getitem__,
+        context=context,
+        steps=case.steps,
+        microbatches=case.microbatches,
+        optimizer_of=optimizer_of,
+        clip=case.clip,
+        tied=tied,
+        ahead=case.ahead,
+    )
+    return Ran(
+        {s: [each.detach().clone() for each in own.parameters] for s, own in stages.items()},
+        {number: loss for own in stages.values() for number, loss in own.losses.items()},
+        {s: own.forwards for s, own in stages.items()},
+        log,
+        record,
+    )
+
+
+def sleeping() -> list[Plan]:
+    """Plans whose stages sleep and send what the plan says."""
+    costs = {"forward": [0.004] * 4, "backward": [0.008] * 4, "cuts": [100_000] * 3}
+    wide = {"forward": [0.012, 0.004], "backward": [0.024, 0.008], "cuts": [100_000]}
+    return [
+        straight("1f1b", [1, 1, 1, 1], 8, **costs),
+        straight("1f1b", [3, 1], 9, weights=[40_000, 0], **wide),
+        looped("zbv", 2, 2, 6, **costs),
+    ]
+
+
+def run_sleeping(plan: Plan, context: Context) -> RankRecord:
+    def stage_of(s: int) -> SleepingStage:
+        return SleepingStage(plan, s)
+
+    return execute(plan, stage_of, context=context, steps=SLEEPING_STEPS)
+
+
+def main(context: Context) -> tuple[list[Ran], list[RankRecord]]:
+    """What came of all cases, and the records of the sleeping plans."""
+    ran = [run_case(case, context) for case in cases()]
+    return ran, [run_sleeping(plan, context) for plan in sleeping()]
+
+
+if __name__ == "__main__":
+    from tests.runtime import engine_cases  # under the name by which results are unpickled
+
+    Path(sys.argv[1]).write_bytes(pickle.dumps(run_local(RANKS, engine_cases.main)))

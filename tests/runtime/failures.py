@@ -1,0 +1,155 @@
+"""Runs that fail, one after the other in one process: `python -m tests.runtime.failures`.
+
+It prints a line of JSON for each: what was raised, after how long, and what was left.
+`python -m tests.runtime.failures wait` runs for ever, for a test that ends it;
+under torchrun it runs, and `stop` stops a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from partopt.errors import PartoptError
+from partopt.runtime.context import Context
+from partopt.runtime.engine import execute
+from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
+from partopt.runtime.sleeping import SleepingStage
+from tests.runtime.plans import straight
+
+PLAN = straight("1f1b", [1, 1, 1], 6, forward=[0.002] * 3, backward=[0.004] * 3)
+LIMIT_S = 1.0
+
+
+class Failing(SleepingStage):
+    """A stage to which something happens in the forward of a microbatch."""
+
+    happening: Callable[[], object] = staticmethod(lambda: None)
+    microbatch = 3
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
+        if microbatch == self.microbatch:
+            self.happening()
+        return super().forward(microbatch, received)
+
+
+def boom() -> None:
+    raise ValueError("boom")
+
+
+def kill(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def fail_at(rank: int, happening: Callable[[], object], context: Context) -> str:
+    """Run the plan; on one rank something happens."""
+
+    def stage_of(s: int) -> SleepingStage:
+        stage = Failing(PLAN, s)
+        if s == rank:
+            stage.happening = happening
+        return stage
+
+    execute(PLAN, stage_of, context=context)
+    return "done"
+
+
+def raise_outside(context: Context) -> str:
+    if context.rank == 0:
+        raise PartoptError("no such model", "name another", code="test")
+    context.barrier()
+    return "done"
+
+
+def work_on(context: Context) -> str:
+    """Run the plan again and again."""
+    if len(sys.argv) > 1:
+        os.write(1, b"%d\n" % os.getpid())  # whole, beside those of others
+    execute(PLAN, partial(SleepingStage, PLAN), context=context, steps=100)
+    return "done"
+
+
+def kill_later(chance: random.Random) -> None:
+    """Kill a random child of this process after a random time, from a process of its own."""
+    seconds, which, parent = chance.uniform(0.0, 1.0), chance.randrange(3), os.getpid()
+    if os.fork() == 0:
+        others: list[int] = []
+        while len(others) < 3:
+            time.sleep(0.01)
+            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            others = [int(child) for child in children if int(child) != os.getpid()]
+        time.sleep(seconds)
+        os.kill(others[which], signal.SIGKILL)
+        os._exit(0)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def describe(name: str, run: Callable[[], Any]) -> dict[str, Any]:
+    """What came of a run."""
+    before, began = open_files(), time.monotonic()
+    found: dict[str, Any] = {"name": name, "message": "", "fields": {}, "hint": ""}
+    try:
+        found["results"] = run()
+    except PartoptError as error:
+        found |= {"message": error.message, "hint": error.hint, "code": error.code}
+        found["fields"] = {key: error.fields[key] for key in ("rank", "reason", "last_actions")}
+    found["seconds"] = time.monotonic() - began
+    found["left"] = len(multiprocessing.active_children()), open_files() - before
+    return found
+
+
+def main() -> None:
+    short: dict[str, Any] = {"limit_s": LIMIT_S, "grace_s": 2.0}
+    first = {
+        "well": (partial(fail_at, 9, boom), {}),
+        "raised": (partial(fail_at, 1, boom), short),
+        "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), short),
+        "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), short),
+        "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), short),
+        "left": (partial(fail_at, 1, partial(os._exit, 3)), short),
+        "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), short),
+        "outside": (raise_outside, short),
+    }
+    run_local(1, rank_of, start="fork")  # what is opened once in a process is open
+    for name, (run, options) in first.items():
+        report(name, partial(run_local, 3, run, start="fork", **options))
+    chance = random.Random(1)
+    for number in range(4):
+        kill_later(chance)
+        report(f"random kill {number}", partial(run_local, 3, work_on, start="fork", **short))
+        os.wait()
+    # last, for it starts a process of multiprocessing's own
+    report("spawned", partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short))
+
+
+def rank_of(context: Context) -> int:
+    return context.rank
+
+
+def report(name: str, run: Callable[[], Any]) -> None:
+    print(json.dumps(describe(name, run)), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["wait"]:
+        run_local(3, work_on, start="fork")
+    elif is_under_torchrun():
+        happening = partial(kill, signal.SIGSTOP) if sys.argv[1:] == ["stop"] else boom
+        rank = 1 if sys.argv[1:] else 9
+        print(run_here(partial(fail_at, rank, happening), limit_s=2.0))
+    else:
+        main()

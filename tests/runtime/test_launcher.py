@@ -1,0 +1,128 @@
+"""A run whose rank fails, dies, stops or hangs ends soon, says which, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import ROOT
+
+COMMAND = [sys.executable, "-m", "tests.runtime.failures"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict[str, Any]]:
+    done = subprocess.run(
+        COMMAND, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {run["name"]: run for run in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "first_line"),
+    [
+        ("raised", "rank 1 failed at 1F3: ValueError: boom"),
+        ("killed", "rank 1 failed at 1F3: the process was killed by signal 9 (SIGKILL)"),
+        ("left", "rank 1 failed at 1F3: the process ended with exit code 3"),
+        ("memory", "rank 1 failed at 1F3: MemoryError:"),
+        ("outside", "rank 0 failed: no such model"),
+        ("spawned", "rank 1 failed at 1F3: ValueError: boom"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(
+    name: str, first_line: str, runs: dict[str, dict[str, Any]]
+):
+    assert runs[name]["message"].splitlines()[0] == first_line
+    assert runs[name]["code"] == "run-failed"
+
+
+@pytest.mark.parametrize(("name", "rank"), [("stopped", 2), ("hung", 0)])
+def test_a_rank_that_does_not_move_is_named(name: str, rank: int, runs: dict[str, dict[str, Any]]):
+    first_line = runs[name]["message"].splitlines()[0]
+    assert first_line.startswith(f"rank {rank} failed at {rank}F3: no progress of any rank for")
+    assert first_line.endswith("the process is stopped") == (name == "stopped")
+
+
+def test_the_last_action_of_every_rank_is_named(runs: dict[str, dict[str, Any]]):
+    lines = runs["hung"]["message"].splitlines()
+    assert lines[1:] == [
+        "  rank 0: 0F3 of step 0, computing",
+        "  rank 1: 1F2 of step 0, waiting to receive",
+        "  rank 2: 2F1 of step 0, waiting to receive",
+    ] or all(line.endswith("waiting to receive") for line in lines[2:])
+    assert runs["raised"]["fields"]["last_actions"][1] == "1F3"
+
+
+def test_hints_say_what_may_help(runs: dict[str, dict[str, Any]]):
+    assert "memory" in runs["killed"]["hint"]
+    assert "memory" in runs["memory"]["hint"]
+    assert runs["outside"]["hint"] == "name another"
+    assert runs["raised"]["hint"] == ""
+
+
+def test_a_run_that_goes_well_gives_its_results(runs: dict[str, dict[str, Any]]):
+    assert runs["well"]["results"] == ["done"] * 3
+    assert not runs["well"]["message"]
+
+
+def test_a_rank_killed_at_any_time_ends_the_run(runs: dict[str, dict[str, Any]]):
+    for name in (f"random kill {number}" for number in range(4)):
+        assert "killed by signal 9" in runs[name]["message"].splitlines()[0]
+
+
+def test_nothing_is_left_and_nobody_waits_long(runs: dict[str, dict[str, Any]]):
+    for run in runs.values():
+        tracker = 1 if run["name"] == "spawned" else 0  # a pipe to multiprocessing's own process
+        assert run["left"] in ([0, 0], [0, tracker]), run["name"]
+        assert run["seconds"] < 30, run["name"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_children_end_with_their_parent(number: int):
+    with started("wait") as parent:
+        assert parent.stdout is not None
+        children = [int(parent.stdout.readline()) for _ in range(3)]
+        os.kill(parent.pid, number)
+        parent.wait(20)
+        until = time.monotonic() + 20
+        while any(is_running(child) for child in children) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not [child for child in children if is_running(child)]
+        assert parent.returncode != 0
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
