@@ -20,7 +20,7 @@ _OPTIONS = (
     "replicas comm messages allreduce bucket cost servers warmup "
     "bandwidth latency links device devices dtype granularity steps autocast compile "
     "resume larger_than_memory name force scaling weak estimate calibrate "
-    "group topology jitter slow seed draws"
+    "group topology jitter slow seed draws ranks per_server sizes backend accept_poor"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {
