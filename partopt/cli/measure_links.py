@@ -86,7 +86,9 @@ def command(
       partopt topology measure -o cluster.yaml
       torchrun --nnodes 2 --nproc-per-node 8 ... -m partopt topology measure -o cluster.yaml
     """
-    documents.check_writable(output, force)
+    writes = os.environ.get("RANK", "0") == "0"  # of ranks on several hosts, one
+    if writes:
+        documents.check_writable(output, force)
     if as_json and output == "-":
         raise PartoptError(
             "--json: standard output already has the file",
@@ -102,7 +104,7 @@ def command(
         except KeyboardInterrupt as interrupt:
             click.echo(f"{stopping.describe(interrupt)}: nothing is written", err=True)
             raise SystemExit(stopping.exit_code(interrupt)) from None
-    if os.environ.get("RANK", "0") == "0":
+    if writes:
         name = name or (Path(output).stem if output != "-" else "cluster")
         _finish(measurement, name, run.settings.per_server, (output, force), as_json, accept_poor)
 

@@ -62,7 +62,7 @@ def _comments(name: str, comparisons: Iterable[Comparison]) -> Iterator[str]:
     """A comment for each kind of traffic of a level: fitted against measured, size by size."""
     for (level, what), rows in grouped(comparisons):
         if level == name:
-            errors = ", ".join(f"{_size(each)} {each.error:+.0%}" for each in rows)
+            errors = ", ".join(f"{_size(each)} {each.error:+z.0%}" for each in rows)
             yield f"# {what}: {errors}"
 
 

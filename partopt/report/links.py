@@ -67,7 +67,7 @@ def _hosts(measurement: LinkMeasurement) -> str:
 
 
 def _row(comparison: Comparison) -> list[str]:
-    error = f"{comparison.error:+.1%}"
+    error = f"{comparison.error:+z.1%}"
     return [
         comparison.level,
         comparison.what,
