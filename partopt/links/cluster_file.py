@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from partopt.documents.topology import Topology
-from partopt.links.errors import Comparison, worst
+from partopt.links.errors import POOR, Comparison, worst
 from partopt.units import format_bytes
 
 _WIDTH = 110
@@ -45,7 +45,7 @@ def quality(comparisons: Sequence[Comparison]) -> str:
         f"{level}, {what}: {', '.join(_size(each) for each in rows)}"
         for (level, what), rows in grouped(failing)
     )
-    return f"POOR FIT: {largest}; over 15 % off at {places}"
+    return f"POOR FIT: {largest}; over {POOR:.0%} off at {places}"
 
 
 def grouped(

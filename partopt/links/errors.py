@@ -62,9 +62,7 @@ def worst(comparisons: Iterable[Comparison]) -> Comparison:
 def message_s(sample: MessageSample, level: Level) -> float:
     """What the level says of messages under way at once, from send to arrival of the last."""
     n = messages_in_turn(sample.traffic, Sharing(level.bus, level.links))
-    x = sample.size_bytes
-    ends = 2 * (level.message_s + x * level.copy_byte_s)
-    return ends + level.latency_s + n * x / level.bandwidth_bytes_per_s
+    return level.latency_s + n * sample.size_bytes / level.bandwidth_bytes_per_s
 
 
 def _messages(samples: LevelSamples, level: Level) -> Iterator[Comparison]:
@@ -75,7 +73,7 @@ def _messages(samples: LevelSamples, level: Level) -> Iterator[Comparison]:
 
 def _handling(samples: LevelSamples, level: Level) -> Iterator[Comparison]:
     for each in samples.handling:
-        fitted = 2 * (level.message_s + each.size_bytes * level.copy_byte_s)
+        fitted = level.message_s + each.size_bytes * level.copy_byte_s
         error = (fitted - each.send_s) / samples.single_s[each.size_bytes]
         yield Comparison(level.name, SENDER, each.size_bytes, each.send_s, fitted, error)
 

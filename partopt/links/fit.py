@@ -1,14 +1,14 @@
 """A level of a topology from the seconds that were measured on it.
 
-A message of x bytes takes o + c x of the device at each end and l + n x / b in between, as the
-simulator has it, one after the other: n messages share a link where all of a level's are on one
-bus, or where more leave a member than it has links. The thread that sends is kept for 2 (o + c x),
-so each end gets half of that. An all-reduce is a ring (Patarasuk and Yuan, 2009).
+A message of x bytes takes l + n x / b from its send to its arrival: n messages share a link where
+all of a level's are on one bus, or where more leave a member than it has links. The call that sends
+keeps its thread for o + c x of that, which the topology says of both devices. An all-reduce is a
+ring (Patarasuk and Yuan, 2009).
 """
 
-# o, c   seconds a message and a byte take of each of its two devices (overhead, 1 / copy)
 # l, b   latency and bandwidth of a link
 # n      messages that a link carries one after the other
+# o, c   seconds a message and a byte take of the device that sends them (overhead, 1 / copy)
 # r      ranks of an all-reduce
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ def fit_topology(measurement: LinkMeasurement, name: str) -> Topology:
 def fit_level(samples: LevelSamples, link: str = "", holds_devices: bool = True) -> Level:
     """The level that comes nearest to the samples, its figures of four digits."""
     fits = [
-        (_fit_messages(samples, sharing, holds_devices), sharing)
+        (_fit_messages(samples, sharing), sharing)
         for sharing in _sharings([each.traffic for each in samples.messages])
     ]
     # of equal ones the first: neither a bus nor several links
     (factors, _), sharing = min(fits, key=lambda fit: fit[0][1])
-    latency, byte_s, overhead, copy = factors.tolist()
+    latency, byte_s = factors.tolist()
+    overhead, copy = _fit_sender(samples) if holds_devices else (0.0, 0.0)
     return Level(
         name=samples.name,
         link=link,
@@ -85,22 +86,21 @@ def _sharings(traffic: Sequence[Traffic]) -> Iterator[Sharing]:
             yield from (Sharing(False, links), Sharing(True, links))
 
 
-def _fit_messages(
-    samples: LevelSamples, sharing: Sharing, holds_devices: bool
-) -> tuple[Floats, float]:
-    """l, 1 / b, o and c, and the mean error of messages and of what they take of the sender."""
-    rows: list[tuple[float, ...]] = []
-    target, scale = [], []
-    for each in samples.messages:
-        n, x = messages_in_turn(each.traffic, sharing), each.size_bytes
-        rows.append((1.0, n * x, 2.0 * holds_devices, 2.0 * x * holds_devices))
-        target.append(each.seconds)
-        scale.append(each.seconds)
-    for held in samples.handling if holds_devices else ():
-        rows.append((0.0, 0.0, 2.0, 2.0 * held.size_bytes))
-        target.append(held.send_s)
-        scale.append(samples.single_s[held.size_bytes])
-    return fit_factors(np.array(rows), np.array(target), np.array(scale))
+def _fit_messages(samples: LevelSamples, sharing: Sharing) -> tuple[Floats, float]:
+    """l and 1 / b, and the mean error."""
+    sizes = np.array([each.size_bytes for each in samples.messages], dtype=np.float64)
+    counts = np.array([messages_in_turn(each.traffic, sharing) for each in samples.messages])
+    seconds = np.array([each.seconds for each in samples.messages])
+    return fit_factors(np.stack([np.ones_like(sizes), counts * sizes], 1), seconds, seconds)
+
+
+def _fit_sender(samples: LevelSamples) -> tuple[float, float]:
+    """o and c; errors are shares of the whole message."""
+    sizes = np.array([each.size_bytes for each in samples.handling], dtype=np.float64)
+    seconds = np.array([each.send_s for each in samples.handling])
+    scale = np.array([samples.single_s[each.size_bytes] for each in samples.handling])
+    factors, _ = fit_factors(np.stack([np.ones_like(sizes), sizes], 1), seconds, scale)
+    return float(factors[0]), float(factors[1])
 
 
 def _fit_allreduce(samples: Sequence[AllReduceSample], sharing: Sharing) -> AllReduceRates:

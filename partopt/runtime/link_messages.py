@@ -34,8 +34,9 @@ class Peer:
                 message, self.rank, group=self._group(self.context.rank, self.rank), tag=turn % 2
             )
 
-    def receive(self, message: Tensor, turn: int) -> Any:
-        """Post a receive."""
+    def receive(self, size_bytes: int, turn: int) -> Any:
+        """Post a receive, into new memory as in a run: a system pays for it when it is written."""
+        message = torch.empty(size_bytes, dtype=torch.uint8, device=self.context.device)
         with lost_connections():
             return dist.irecv(
                 message, self.rank, group=self._group(self.rank, self.context.rank), tag=turn % 2
@@ -64,9 +65,9 @@ class Seconds(NamedTuple):
 
 def ping(peer: Peer, size_bytes: int, repetitions: int) -> Seconds:
     """Half round trips as the rank that begins them; every receive is posted before its send."""
-    message, replies = _buffers(peer, size_bytes)
+    message = _message(peer, size_bytes)
     trips, sends = [], []
-    reply = peer.receive(replies[0], 0)
+    reply = peer.receive(size_bytes, 0)
     for turn in range(repetitions):
         began = time.perf_counter()
         sending = peer.send(message, turn)
@@ -75,7 +76,7 @@ def ping(peer: Peer, size_bytes: int, repetitions: int) -> Seconds:
         ended = time.perf_counter()
         peer.wait(sending)
         if turn + 1 < repetitions:
-            reply = peer.receive(replies[(turn + 1) % 2], turn + 1)
+            reply = peer.receive(size_bytes, turn + 1)
         trips.append((ended - began) / 2)
         sends.append(sent - began)
     return Seconds(_median(trips), _median(sends))
@@ -83,12 +84,12 @@ def ping(peer: Peer, size_bytes: int, repetitions: int) -> Seconds:
 
 def pong(peer: Peer, size_bytes: int, repetitions: int) -> None:
     """The other end of `ping`."""
-    message, received = _buffers(peer, size_bytes)
-    work = peer.receive(received[0], 0)
+    message = _message(peer, size_bytes)
+    work = peer.receive(size_bytes, 0)
     for turn in range(repetitions):
         following = None
         if turn + 1 < repetitions:
-            following = peer.receive(received[(turn + 1) % 2], turn + 1)
+            following = peer.receive(size_bytes, turn + 1)
         peer.wait(work)
         peer.wait(peer.send(message, turn))
         work = following
@@ -96,13 +97,13 @@ def pong(peer: Peer, size_bytes: int, repetitions: int) -> None:
 
 def exchange(peer: Peer, size_bytes: int, repetitions: int) -> float:
     """Seconds of a message each way at once; both ends call it, receives are posted before."""
-    message, received = _buffers(peer, size_bytes)
+    message = _message(peer, size_bytes)
     seconds = []
-    work = peer.receive(received[0], 0)
+    work = peer.receive(size_bytes, 0)
     for turn in range(repetitions):
         following = None
         if turn + 1 < repetitions:
-            following = peer.receive(received[(turn + 1) % 2], turn + 1)
+            following = peer.receive(size_bytes, turn + 1)
         began = time.perf_counter()
         sending = peer.send(message, turn)
         peer.wait(work)
@@ -114,21 +115,21 @@ def exchange(peer: Peer, size_bytes: int, repetitions: int) -> float:
 
 def send_early(peer: Peer, size_bytes: int, repetitions: int) -> None:
     """Send before the other end, which says when it is ready, posts its receive."""
-    message, (ready, _) = _buffers(peer, size_bytes)
+    message = _message(peer, size_bytes)
     for turn in range(repetitions):
-        peer.wait(peer.receive(ready[:1], turn))
+        peer.wait(peer.receive(1, turn))
         peer.wait(peer.send(message, turn))
 
 
 def receive_late(peer: Peer, size_bytes: int, repetitions: int, message_s: float) -> float:
     """Seconds from a receive to the arrival of what was sent long before, as messages go."""
-    ready, (received, _) = _buffers(peer, size_bytes)
+    ready = _message(peer, 1)
     seconds = []
     for turn in range(repetitions):
-        peer.wait(peer.send(ready[:1], turn))
+        peer.wait(peer.send(ready, turn))
         time.sleep(LATE_LEAST_S + LATE_FACTOR * message_s)
         began = time.perf_counter()
-        peer.wait(peer.receive(received, turn))
+        peer.wait(peer.receive(size_bytes, turn))
         seconds.append(time.perf_counter() - began)
     return _median(seconds)
 
@@ -147,12 +148,8 @@ def allreduce(context: Context, group: Any, size_bytes: int, repetitions: int) -
     return _median(seconds)
 
 
-def _buffers(peer: Peer, size_bytes: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A message to send, and two to receive in turn."""
-    first, second, third = (
-        torch.zeros(size_bytes, dtype=torch.uint8, device=peer.context.device) for _ in range(3)
-    )
-    return first, (second, third)
+def _message(peer: Peer, size_bytes: int) -> Tensor:
+    return torch.zeros(size_bytes, dtype=torch.uint8, device=peer.context.device)
 
 
 def _median(seconds: list[float]) -> float:

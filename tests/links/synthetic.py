@@ -33,17 +33,17 @@ def level_samples(
     def noisy(seconds: float) -> float:
         return seconds * (1 + noise * draw.uniform(-1, 1))
 
-    ends = {size: 2 * (OVERHEAD_S + size / COPY) for size in SIZES}
+    sender = {size: OVERHEAD_S + size / COPY for size in SIZES}
     messages = [
         MessageSample(
             traffic,
             size,
-            noisy(ends[size] + seconds_of(size) + (in_turn[traffic.label] - 1) * size / BANDWIDTH),
+            noisy(seconds_of(size) + (in_turn[traffic.label] - 1) * size / BANDWIDTH),
         )
         for traffic in level.traffic
         for size in SIZES
     ]
-    handling = [HandlingSample(size, noisy(ends[size]), 2 * seconds_of(size)) for size in SIZES]
+    handling = [HandlingSample(size, noisy(sender[size]), 2 * seconds_of(size)) for size in SIZES]
     reduced = []
     for ranks in map(len, level.allreduces):
         shared = ranks if on_a_bus else 1

@@ -38,7 +38,7 @@ def test_a_poor_fit_says_where_it_fails():
     topology = fit_topology(measured, "kinked")
     found = compare(measured, topology)
     assert quality(found).startswith("POOR FIT: largest error ")
-    assert "; over 15 % off at server, one message: 64 kB" in quality(found)
+    assert "; over 15% off at server, one message: 64 kB" in quality(found)
     assert cluster_text(topology, found, []).startswith("# POOR FIT: ")
     assert " poor\n" in render(measured, topology, found)
 
