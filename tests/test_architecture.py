@@ -33,9 +33,10 @@ MAY_IMPORT = {
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator"},
-    "report": PLANNING | {"simulator"},
+    "links": DOCUMENTS | {"cost"},
+    "report": PLANNING | {"simulator", "links"},
     "exporters": PLANNING | {"registry", "simulator"},
-    "runtime": PLANNING | {"profiler", "simulator"},
+    "runtime": PLANNING | {"profiler", "simulator", "links"},
     "simulation": PLANNING | {"options", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)

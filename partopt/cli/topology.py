@@ -5,20 +5,23 @@ from __future__ import annotations
 import click
 
 from partopt import documents
+from partopt.cli import measure_links
 from partopt.documents import shipped
 
 
-@click.group(
-    short_help="list and show the topologies that come with partopt", no_args_is_help=False
-)
+@click.group(short_help="list, show and measure topologies", no_args_is_help=False)
 def command() -> None:
-    """List and show topologies.
+    """List, show and measure topologies.
 
     \b
     Example:
       partopt topology list
       partopt topology show dgx-h100 --servers 4
+      partopt topology measure -o cluster.yaml
     """
+
+
+command.add_command(measure_links.command)
 
 
 @command.command("list")

@@ -1,0 +1,200 @@
+"""`partopt topology measure`: measure the links between ranks and write a cluster file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt import documents
+from partopt.cli import stopping, words
+from partopt.errors import ANSWER_IS_NO, PartoptError
+
+if TYPE_CHECKING:
+    from partopt.documents.topology import Topology
+    from partopt.links.errors import Comparison
+    from partopt.links.samples import LinkMeasurement
+
+
+@click.command("measure", short_help="measure the links between ranks")
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="The file to write; - is standard output."
+)
+@click.option(
+    "--ranks",
+    metavar="N",
+    type=int,
+    help="Processes to start here [default: 4, at most the cores].",
+)
+@click.option(
+    "--per-server",
+    metavar="K",
+    type=int,
+    help="Ranks of a server [default: all; under torchrun those of a host].",
+)
+@click.option(
+    "--sizes",
+    default="4kB,64kB,1MB,4MB,16MB",
+    show_default=True,
+    metavar="LIST",
+    help="Bytes of the messages and all-reduces.",
+)
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "gloo", "nccl"]),
+    help="auto takes NCCL where every rank has a GPU.",
+)
+@click.option(
+    "--repetitions",
+    default=10,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(min=5),
+    help="Of large messages, in each of three rounds; small ones have up to ten times as many.",
+)
+@click.option("--name", metavar="NAME", help="Of the cluster [default: the file's name].")
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+@click.option("--accept-poor", is_flag=True, help="Write the file even where the fit is poor.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def command(
+    output: str,
+    sizes: str,
+    name: str | None,
+    as_json: bool,
+    accept_poor: bool,
+    force: bool,
+    **options: Any,
+) -> None:
+    """Measure the links between ranks and write a topology of them.
+
+    Messages one way, both ways and between all pairs at once, with receives posted before and after
+    them, and all-reduces over 2, 4, ... and all ranks are timed at each size. Bandwidth, latency,
+    what messages take of their senders, and whether links are shared are fitted to that, for each
+    level. Where the file is more than 15 % off anywhere the fit is poor: it is written only with
+    --accept-poor.
+
+    Without torchrun N processes are started here. Under torchrun all its ranks take part, hosts are
+    servers, and rank 0 writes.
+
+    \b
+    Example:
+      partopt topology measure -o cluster.yaml
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m partopt topology measure -o cluster.yaml
+    """
+    writes = os.environ.get("RANK", "0") == "0"  # of ranks on several hosts, one
+    if writes:
+        documents.check_writable(output, force)
+    if as_json and output == "-":
+        raise PartoptError(
+            "--json: standard output already has the file",
+            "name a file with --output",
+            code="unused-option",
+        )
+    from partopt.runtime.link_run import prepare
+
+    run = prepare(_parse_sizes(sizes), **options)
+    with stopping.stopped_by_signals():
+        try:
+            measurement = run.measure(_tell)
+        except KeyboardInterrupt as interrupt:
+            click.echo(f"{stopping.describe(interrupt)}: nothing is written", err=True)
+            raise SystemExit(stopping.exit_code(interrupt)) from None
+    if writes:
+        name = name or (Path(output).stem if output != "-" else "cluster")
+        _finish(measurement, name, run.settings.per_server, (output, force), as_json, accept_poor)
+
+
+def _finish(
+    measurement: LinkMeasurement,
+    name: str,
+    per_server: int,
+    file: tuple[str, bool],
+    as_json: bool,
+    accept_poor: bool,
+) -> None:
+    """Fit, print and, where the fit is good or accepted, write."""
+    from partopt.links.cluster_file import cluster_text
+    from partopt.links.errors import compare
+    from partopt.links.fit import fit_topology
+    from partopt.report.links import notes_of, render
+
+    topology = fit_topology(measurement, name)
+    comparisons = compare(measurement, topology)
+    notes = list(notes_of(measurement, per_server))
+    words.print_notes(notes)
+    output, force = file
+    if as_json:
+        click.echo(_json(measurement, topology, comparisons, notes))
+    else:
+        click.echo(render(measurement, topology, comparisons), err=output == "-")
+    if not accept_poor:
+        _refuse_poor(comparisons, output)
+    text = cluster_text(topology, comparisons, [note.text for note in notes])
+    _write(text, topology, output, force)
+
+
+def _write(text: str, topology: Topology, output: str, force: bool) -> None:
+    from partopt import Topology
+
+    assert Topology.parse(text.encode(), output) == topology
+    with stopping.not_stopped():
+        documents.write_bytes(output, text.encode(), force)
+    if output == "-":
+        return
+    if Path(output).is_file():
+        assert Topology.load(output) == topology
+    click.echo(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+
+
+def _refuse_poor(comparisons: Sequence[Comparison], output: str) -> None:
+    from partopt.links.errors import POOR, worst
+
+    far = worst(comparisons)
+    if far.is_poor:
+        raise PartoptError(
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off where {POOR:.0%} is "
+            "allowed",
+            "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
+            "`accept_poor=True` writes it all the same",
+            ANSWER_IS_NO,
+            code="poor-fit",
+            error=far.error,
+        )
+
+
+def _json(
+    measurement: LinkMeasurement,
+    topology: Topology,
+    comparisons: Sequence[Comparison],
+    notes: Sequence[documents.Note],
+) -> str:
+    import msgspec
+
+    document = {
+        "schema": "partopt.links/1",
+        "topology": topology,
+        "is_poor": any(each.is_poor for each in comparisons),
+        "comparisons": comparisons,
+        "measurement": measurement,
+        "notes": notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _parse_sizes(text: str) -> list[int]:
+    from partopt import units
+
+    try:
+        return [units.parse_bytes(part) for part in text.split(",") if part.strip()]
+    except PartoptError as error:
+        raise error.at("--sizes") from None
+
+
+def _tell(what: str) -> None:
+    """Say what is measured next; called in the process of rank 0."""
+    click.echo(f"measuring {what}", err=True)

@@ -1,0 +1,1 @@
+"""What links achieve, from measured seconds to a topology: no device and no torch here."""
