@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
+    from partopt.links.fitted import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
+    from partopt.runtime.link_run import prepare_links
+    from partopt.runtime.run_document import TrainingRun
+    from partopt.runtime.running import run_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
@@ -42,6 +46,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
+    "FittedLinks": "partopt.links.fitted",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
@@ -55,6 +60,7 @@ _PLACES = {
     "Simulation": "partopt.simulation",
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
+    "TrainingRun": "partopt.runtime.run_document",
     "compare": "partopt.search.compare",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
@@ -65,6 +71,8 @@ _PLACES = {
     "import_times": "partopt.importers.torch_profile",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
+    "prepare_links": "partopt.runtime.link_run",
+    "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
@@ -76,6 +84,7 @@ __all__ = [
     "PLANNERS",
     "SCHEDULES",
     "Certificate",
+    "FittedLinks",
     "Fitting",
     "Job",
     "Note",
@@ -87,6 +96,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "Topology",
+    "TrainingRun",
     "__version__",
     "compare",
     "compare_groups",
@@ -98,6 +108,8 @@ __all__ = [
     "list_tried",
     "measure",
     "measure_source",
+    "prepare_links",
+    "run_source",
     "scale",
     "simulate",
     "solve",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt import documents
+from partopt.cli import options as printing
 from partopt.cli import stopping, words
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
+    from partopt import FittedLinks
     from partopt.documents.topology import Topology
-    from partopt.links.errors import Comparison
-    from partopt.links.samples import LinkMeasurement
 
 
 @click.command("measure", short_help="measure the links between ranks")
@@ -95,47 +94,41 @@ def command(
             "name a file with --output",
             code="unused-option",
         )
-    from partopt.runtime.link_run import prepare
+    from partopt import prepare_links
 
-    run = prepare(_parse_sizes(sizes), **options)
+    run = prepare_links(_parse_sizes(sizes), **options)
+    name = name or (Path(output).stem if output != "-" else "cluster")
     with stopping.stopped_by_signals():
         try:
-            measurement = run.measure(_tell)
+            links = run.fit(name, _tell)
         except KeyboardInterrupt as interrupt:
             click.echo(f"{stopping.describe(interrupt)}: nothing is written", err=True)
             raise SystemExit(stopping.exit_code(interrupt)) from None
     if writes:
-        name = name or (Path(output).stem if output != "-" else "cluster")
-        _finish(measurement, name, run.settings.per_server, (output, force), as_json, accept_poor)
+        _finish(links, output, force, as_json, accept_poor)
 
 
-def _finish(
-    measurement: LinkMeasurement,
-    name: str,
-    per_server: int,
-    file: tuple[str, bool],
-    as_json: bool,
-    accept_poor: bool,
-) -> None:
-    """Fit, print and, where the fit is good or accepted, write."""
-    from partopt.links.cluster_file import cluster_text
-    from partopt.links.errors import compare
-    from partopt.links.fit import fit_topology
-    from partopt.report.links import notes_of, render
+def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
+    """Print and, where the fit is good or accepted, write."""
+    from partopt.report.links import render
 
-    topology = fit_topology(measurement, name)
-    comparisons = compare(measurement, topology)
-    notes = list(notes_of(measurement, per_server))
-    words.print_notes(notes)
-    output, force = file
+    words.print_notes(links.notes)
     if as_json:
-        click.echo(_json(measurement, topology, comparisons, notes))
+        printing.write_json(links.document)
     else:
-        click.echo(render(measurement, topology, comparisons), err=output == "-")
-    if not accept_poor:
-        _refuse_poor(comparisons, output)
-    text = cluster_text(topology, comparisons, [note.text for note in notes])
-    _write(text, topology, output, force)
+        click.echo(render(links), err=output == "-")
+    far = links.worst
+    if far.is_poor and not accept_poor:
+        raise PartoptError(
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off where "
+            f"{far.allowed:.0%} is allowed",
+            "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
+            "`accept_poor=True` writes it all the same",
+            ANSWER_IS_NO,
+            code="poor-fit",
+            error=far.error,
+        )
+    _write(links.text, links.topology, output, force)
 
 
 def _write(text: str, topology: Topology, output: str, force: bool) -> None:
@@ -149,41 +142,6 @@ def _write(text: str, topology: Topology, output: str, force: bool) -> None:
     if Path(output).is_file():
         assert Topology.load(output) == topology
     click.echo(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
-
-
-def _refuse_poor(comparisons: Sequence[Comparison], output: str) -> None:
-    from partopt.links.errors import POOR, worst
-
-    far = worst(comparisons)
-    if far.is_poor:
-        raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off where {POOR:.0%} is "
-            "allowed",
-            "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
-            "`accept_poor=True` writes it all the same",
-            ANSWER_IS_NO,
-            code="poor-fit",
-            error=far.error,
-        )
-
-
-def _json(
-    measurement: LinkMeasurement,
-    topology: Topology,
-    comparisons: Sequence[Comparison],
-    notes: Sequence[documents.Note],
-) -> str:
-    import msgspec
-
-    document = {
-        "schema": "partopt.links/1",
-        "topology": topology,
-        "is_poor": any(each.is_poor for each in comparisons),
-        "comparisons": comparisons,
-        "measurement": measurement,
-        "notes": notes,
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
 def _parse_sizes(text: str) -> list[int]:

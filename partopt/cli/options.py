@@ -248,7 +248,7 @@ def job(profile: str, given: dict[str, Any]) -> Job:
         raise
 
 
-def write_json(document: Struct) -> None:
+def write_json(document: Struct | dict[str, Any]) -> None:
     """Print one JSON document."""
     from partopt import documents
 

@@ -15,7 +15,7 @@ from partopt.cli.assignments import parse_assignments
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
-    from partopt.runtime.run_document import Finished
+    from partopt import TrainingRun
 
 
 @click.command(short_help="train a model by a plan, measured beside predicted")
@@ -70,27 +70,22 @@ def command(
       torchrun --nproc-per-node 4 -m partopt run plan.json model.py
     """
     import partopt
-    from partopt.profiler.load import find_model
-    from partopt.runtime.running import run_plan
 
     force, as_json = given.pop("force"), given.pop("as_json")
     if output and output != "-":
         documents.check_writable(output, force)
-    loaded = partopt.Plan.load(plan)
-    source = find_model(model, parse_assignments(assignments))
+    loaded, arguments = partopt.Plan.load(plan), parse_assignments(assignments)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints
-            finished = run_plan(loaded, source, **given)
+            finished = partopt.run_source(loaded, model, arguments=arguments, **given)
     except KeyboardInterrupt as interrupt:
         click.echo(f"{stopping.describe(interrupt)}: every process has ended", err=True)
         raise SystemExit(stopping.exit_code(interrupt)) from None
-    except PartoptError as error:
-        raise source.locate(error) from error.__cause__
     if finished is not None:
         _show(finished, output, force, as_json)
 
 
-def _show(finished: Finished, output: str | None, force: bool, as_json: bool) -> None:
+def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool) -> None:
     from partopt.report import trace
     from partopt.report.run import render
 

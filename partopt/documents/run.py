@@ -101,4 +101,4 @@ class Run(documents.Document, frozen=True, kw_only=True):
     check: Check | None = None
     machine: MachineLoad
     ranks: list[RunRank]
-    notes: list[str] = []
+    remarks: list[str] = []

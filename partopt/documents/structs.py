@@ -98,7 +98,7 @@ def refuse(faults: Iterable[PartoptError], where: str) -> None:
         raise PartoptError.together(found)
 
 
-def encode(document: msgspec.Struct) -> bytes:
+def encode(document: msgspec.Struct | dict[str, Any]) -> bytes:
     """Indented JSON in the order of the fields, ending in a newline.
 
     The same document gives the same bytes.

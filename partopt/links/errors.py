@@ -26,6 +26,11 @@ class Comparison:
     error: float
 
     @property
+    def allowed(self) -> float:
+        """The largest error of a good fit."""
+        return POOR
+
+    @property
     def is_poor(self) -> bool:
         """Whether the topology is too far off here."""
         return abs(self.error) > POOR

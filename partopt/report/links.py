@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from partopt.documents import Note
-from partopt.documents.topology import Topology
 from partopt.links.cluster_file import quality
 from partopt.links.errors import Comparison
+from partopt.links.fitted import FittedLinks
 from partopt.links.samples import LinkMeasurement
 from partopt.report.table import label_lines, table
 from partopt.report.topology import render as render_topology
 from partopt.units import format_bytes, format_seconds
 
-_BUSY = 0.25  # runnable processes for each core, above which a host is busy
 
-
-def render(
-    measurement: LinkMeasurement, topology: Topology, comparisons: Sequence[Comparison]
-) -> str:
+def render(links: FittedLinks) -> str:
     """The table of all figures, the topology, and whether the fit is good."""
-    rows = [_row(each) for each in comparisons]
+    measurement = links.measurement
+    rows = [_row(each) for each in links.comparisons]
     rows += [
         [samples.name, "late receive", *_cells(each.size_bytes, each.late_s), "-", "-"]
         for samples in measurement.levels
@@ -32,33 +26,10 @@ def render(
         [
             ("ranks", f"{measurement.ranks} on {_hosts(measurement)}, {measurement.backend}"),
             ("load", f"{load} before the measurement"),
-            ("fit", quality(comparisons)),
+            ("fit", quality(links.comparisons)),
         ]
     )
-    return f"{table(headings, rows, left=(0, 1))}\n\n{render_topology(topology)}\n\n{lines}"
-
-
-def notes_of(measurement: LinkMeasurement, per_server: int) -> Iterator[Note]:
-    """What makes the figures doubtful: busy hosts, shared cores, servers that are not hosts."""
-    cores, hosts = measurement.cores, measurement.hosts
-    if measurement.load > _BUSY:
-        load = measurement.load * cores
-        yield _note(
-            "busy-host",
-            f"the machine is busy: a load of {load:.1f} on {cores} cores before the measurement",
-        )
-    on_one = max(hosts.count(host) for host in hosts)
-    if measurement.backend == "gloo" and on_one > cores:
-        yield _note("shared-cores", f"{on_one} ranks share {cores} cores of a host")
-    servers = [hosts[first : first + per_server] for first in range(0, len(hosts), per_server)]
-    if any(len(set(server)) > 1 for server in servers):
-        yield _note("split-server", "ranks of one server lie on several hosts")
-    if len(servers) > len({host for server in servers for host in server}):
-        yield _note("one-host", "servers lie on one host: the level between them is no network")
-
-
-def _note(code: str, text: str) -> Note:
-    return Note(code=code, text=text)
+    return f"{table(headings, rows, left=(0, 1))}\n\n{render_topology(links.topology)}\n\n{lines}"
 
 
 def _hosts(measurement: LinkMeasurement) -> str:

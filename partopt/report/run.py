@@ -80,6 +80,6 @@ def _cells(seconds: RankSeconds, memory: bool) -> list[str]:
 
 
 def _below(run: Run) -> Iterator[tuple[str, str]]:
-    for note in run.notes:
+    for note in run.remarks:
         yield "note", note
     yield from basis_lines(run.plan.estimated)

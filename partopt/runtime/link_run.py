@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from partopt.errors import PartoptError
+from partopt.links.fitted import FittedLinks
 from partopt.links.layout import levels_of
 from partopt.links.samples import LinkMeasurement
 from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
@@ -29,6 +30,10 @@ class LinkRun:
     backend: str
     settings: LinkSettings
 
+    def fit(self, name: str, tell: Callable[[str], None]) -> FittedLinks:
+        """Measure, and fit the topology `name`; as `measure`."""
+        return FittedLinks.of(self.measure(tell), name, self.settings.per_server)
+
     def measure(self, tell: Callable[[str], None]) -> LinkMeasurement:
         """Measure: as a rank that `torchrun` started, or with processes of its own.
 
@@ -44,7 +49,7 @@ class LinkRun:
         )[0]
 
 
-def prepare(
+def prepare_links(
     sizes: Sequence[int],
     ranks: int | None = None,
     per_server: int | None = None,

@@ -98,7 +98,7 @@ def check_ranks(ranks: int, backend: str) -> None:
         if world != ranks:
             raise PartoptError(
                 f"the plan has {ranks} ranks, torchrun started {world}",
-                f"torchrun --nproc-per-node {ranks}, or as many on all machines together",
+                f"start {ranks} in all, on all machines together",
                 code="other-world-size",
             )
     elif backend == "nccl" and torch.cuda.device_count() < ranks:

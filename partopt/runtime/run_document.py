@@ -32,7 +32,7 @@ class RankResult:
 
 
 @dataclass(frozen=True)
-class Finished:
+class TrainingRun:
     """A run, and its median step as an execution like a simulated one."""
 
     document: Run
@@ -41,7 +41,7 @@ class Finished:
 
 def put_together(
     training: Training, results: Sequence[RankResult], load: MachineLoad, backend: str
-) -> Finished:
+) -> TrainingRun:
     """The document of a run, and its median step as an execution."""
     plan, asynchronous = training.plan, training.asynchronous
     passing = training.microbatches if asynchronous else None
@@ -91,9 +91,9 @@ def put_together(
         check=results[0].check,
         machine=load,
         ranks=ranks,
-        notes=list(_notes(plan, load, backend, len(results))),
+        remarks=list(_remarks(plan, load, backend, len(results))),
     )
-    return Finished(document, measured)
+    return TrainingRun(document, measured)
 
 
 def _seconds(execution: Execution) -> float:
@@ -117,7 +117,7 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
     )
 
 
-def _notes(plan: Plan, load: MachineLoad, backend: str, ranks: int) -> list[str]:
+def _remarks(plan: Plan, load: MachineLoad, backend: str, ranks: int) -> list[str]:
     notes = []
     if load.before > BUSY * load.cores:
         notes.append(

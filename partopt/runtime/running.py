@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
+from partopt.errors import PartoptError
 from partopt.profiler.device import describe_device
-from partopt.profiler.load import ModelSource
+from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.check import check_first
 from partopt.runtime.checkpoint import check_folder, last_checkpoint, resume, save
 from partopt.runtime.context import Context
@@ -26,8 +29,27 @@ from partopt.runtime.run_checks import (
     choose_backend,
     refused,
 )
-from partopt.runtime.run_document import Finished, RankResult, put_together
+from partopt.runtime.run_document import RankResult, TrainingRun, put_together
 from partopt.runtime.training import RankTraining, Training, losses_of
+
+
+def run_source(
+    plan: Plan,
+    source: str | os.PathLike[str],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> TrainingRun | None:
+    """Train by `plan` the model that `source` names, built with these `arguments`.
+
+    `source` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`; `options` are those of `run_plan`, and
+    so are the errors, which name the file where they are about it.
+    """
+    found = find_model(source, arguments)
+    try:
+        return run_plan(plan, found, **options)
+    except PartoptError as error:
+        raise found.locate(error) from error.__cause__
 
 
 def run_plan(
@@ -44,7 +66,7 @@ def run_plan(
     save: str | None = None,
     every: int | None = None,
     resume: str | None = None,
-) -> Finished | None:
+) -> TrainingRun | None:
     """Train the model of `source` by `plan` for so many steps.
 
     Here as processes of this machine; under `torchrun` as its ranks, of which all but rank 0 get

@@ -4,8 +4,9 @@ from partopt.documents.topology import Topology
 from partopt.links.cluster_file import cluster_text, quality
 from partopt.links.errors import compare
 from partopt.links.fit import fit_topology
+from partopt.links.fitted import FittedLinks, notes_of
 from partopt.links.layout import ALL, SERVERS, levels_of
-from partopt.report.links import notes_of, render
+from partopt.report.links import render
 from tests.links.synthetic import SWITCHED, level_samples, measurement
 
 LEVELS = [level_samples(level, {**SWITCHED, SERVERS: 2, ALL: 2}) for level in levels_of(4, 2)]
@@ -40,11 +41,11 @@ def test_a_poor_fit_says_where_it_fails():
     assert quality(found).startswith("POOR FIT: largest error ")
     assert "; over 15% off at server, one message: 64 kB" in quality(found)
     assert cluster_text(topology, found, []).startswith("# POOR FIT: ")
-    assert " poor\n" in render(measured, topology, found)
+    assert " poor\n" in render(FittedLinks(measured, topology, found, []))
 
 
 def test_the_report_has_a_row_for_every_figure():
-    text = render(MEASURED, TOPOLOGY, FOUND)
+    text = render(FittedLinks(MEASURED, TOPOLOGY, FOUND, []))
     rows = [line for line in text.splitlines() if line.startswith(("server ", "cluster "))]
     assert len(rows) == len(FOUND) + 2 * 5 + 2  # late receives, and the levels themselves
     assert max(map(len, text.splitlines())) <= 100

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 
-from partopt.runtime.link_run import prepare
+from partopt.runtime.link_run import prepare_links
 
 
 def tell(what: str) -> None:
@@ -20,5 +20,5 @@ def tell(what: str) -> None:
 
 if __name__ == "__main__":
     repetitions = 10**7 if "wait" in sys.argv else 5
-    run = prepare([4096, 65536], ranks=2, backend="gloo", repetitions=repetitions)
+    run = prepare_links([4096, 65536], ranks=2, backend="gloo", repetitions=repetitions)
     print(json.dumps(dataclasses.asdict(run.measure(tell))))

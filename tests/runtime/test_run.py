@@ -114,7 +114,7 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     assert Run.parse(ran.stdout.encode()).plan.microbatches == 6
     over = partopt("run", plan, model, "--steps", 2, "--microbatches", 6)
     assert over.returncode != 0
-    assert "ended after 3 microbatches, before number 6" in over.stderr
+    assert "ended after 3 microbatches, before number " in over.stderr
     assert "rank" in over.stderr and "Traceback" not in over.stderr
     uneven = partopt("run", plan, model, "--microbatches", 7)
     assert (uneven.returncode, uneven.stdout) == (2, "")
