@@ -1,0 +1,137 @@
+"""A stage as torch's pipeline runtime takes it: torch moves the tensors, the stage computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.torch_times import ActionTimes
+from partopt.schedules.order import B, F, I, W
+
+# m   number of a microbatch in its pipeline, one of d side by side: microbatch first + m d of all
+
+
+class TorchStage(PipelineStage):
+    """Stage `s` of `S`, with tensors of static shape; `first` changes from step to step.
+
+    What crosses a cut without a gradient is sent forward alone. Between two stages of a rank torch
+    hands tensors over as they are. `exchange(s)` is called when the last backward of a step ended.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        s: int,
+        S: int,
+        d: int,
+        device: torch.device,
+        group: Any,
+        times: ActionTimes,
+        exchange: Callable[[int], None],
+    ) -> None:
+        super().__init__(
+            nn.Module(),  # torch asks it whether it is sharded, and calls nothing
+            s,
+            S,
+            device,
+            input_args=_examples(stage.receives),
+            output_args=_examples(stage.sends),
+            input_grads=_gradients(stage.receives),
+            output_grads=_gradients(stage.sends),
+            group=group,
+        )
+        self.stage, self.d, self.first = stage, d, 0
+        self.times, self.exchange = times, exchange
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+    ) -> tuple[Tensor, ...]:
+        """Run the forward of microbatch m = `fwd_chunk_id`."""
+        s, m = self.stage_index, fwd_chunk_id
+        is_local = not self.is_first and self._is_same_rank(s - 1)
+        received = _take(self.args_recv_info[m], is_local)
+        self.times.begin(F, s, m)
+        made = self.stage.forward(self._number(m), received)
+        self.times.end(F, s, m)
+        sent = tuple(each.detach().contiguous() for each in made)
+        if not self.is_last and not self._is_same_rank(s + 1):
+            self.fwd_cache[m] = sent, []
+        return sent
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Run the backward of microbatch m = `bwd_chunk_id`, of the inputs alone unless full."""
+        s, m = self.stage_index, bwd_chunk_id
+        infos = [info for info in self.grad_recv_info[m] if info.tensor_meta is not None]
+        gradients = _take(infos, not self.is_last and self._is_same_rank(s + 1))
+        run = self.stage.backward if full_backward else self.stage.backward_input
+        kind = B if full_backward else I
+        self.times.begin(kind, s, m)
+        found = iter(run(self._number(m), gradients))
+        self.times.end(kind, s, m)
+        self.bwd_cache[m] = tuple(
+            next(found).detach().contiguous() if crossing.gradient else None
+            for crossing in self.stage.receives
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the backward of the weights alone of microbatch m = `bwd_chunk_id`."""
+        s, m = self.stage_index, bwd_chunk_id
+        self.times.begin(W, s, m)
+        self.stage.backward_weight(self._number(m))
+        self.times.end(W, s, m)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Begin to exchange the gradients of the stage, whose last backward has ended."""
+        self.exchange(self.stage_index)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The sends of a forward, which are posted next; torch keeps the tensors with them."""
+        operations = super().get_fwd_send_ops(fwd_chunk_id)
+        del self.fwd_cache[fwd_chunk_id]
+        self.times.note_send(F, self.stage_index, fwd_chunk_id)
+        return operations
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The sends of a backward, which are posted next."""
+        operations = super().get_bwd_send_ops(bwd_chunk_id)
+        self.times.note_send(B, self.stage_index, bwd_chunk_id)
+        return operations
+
+    def _number(self, m: int) -> int:
+        return self.first + m * self.d
+
+
+def _examples(crossings: Sequence[Crossing]) -> tuple[Tensor, ...]:
+    """Tensors without memory, as the ones that cross."""
+    return tuple(
+        torch.empty(each.shape, dtype=each.dtype, device="meta", requires_grad=each.gradient)
+        for each in crossings
+    )
+
+
+def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
+    return tuple(each.detach() if each.requires_grad else None for each in _examples(crossings))
+
+
+def _take(infos: Sequence[Any], is_local: bool) -> list[Tensor]:
+    """The tensors that came; local ones are let go of, which torch would keep until the next step.
+
+    Each counts its own changes (`.data`), so that a stage may change one in place.
+    """
+    taken = [info.buffer.data for info in infos]
+    if is_local:
+        for info in infos:
+            info.buffer = None
+    return taken
