@@ -7,9 +7,11 @@ clipping and optimizer steps (`updates`).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -152,7 +154,7 @@ class _Run:
             return
         for stage in self.stages:
             stage.first = step * self.M + self.k
-        with lost_connections():
+        with lost_connections(), _without_log():
             self.runtime.step(return_outputs=False)
         self.times.end_sends()
         for s in self.stepped:
@@ -203,6 +205,18 @@ class Runtime(_PipelineScheduleRuntime):
 
     def _maybe_get_loss(self, *_: Any) -> None:
         return None
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """The context in which torch does not log its whole schedule because an action fails."""
+    logger = logging.getLogger(_PipelineScheduleRuntime.__module__)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _no_loss(*_: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from partopt.runtime.torch_times import ActionTimes
 from partopt.schedules.order import B, F, I, W
 
 # m   number of a microbatch in its pipeline, one of d side by side: microbatch first + m d of all
+
+# crosses a cut where nothing has a gradient, for others wait: without it ranks would run ahead
+TOKEN = Crossing((1,), torch.float32, True)
 
 
 class TorchStage(PipelineStage):
@@ -35,17 +38,20 @@ class TorchStage(PipelineStage):
         times: ActionTimes,
         exchange: Callable[[int], None],
     ) -> None:
+        before = _with_token(stage.receives) if s > 0 else []
+        behind = _with_token(stage.sends) if s < S - 1 else []
         super().__init__(
             nn.Module(),  # torch asks it whether it is sharded, and calls nothing
             s,
             S,
             device,
-            input_args=_examples(stage.receives),
-            output_args=_examples(stage.sends),
-            input_grads=_gradients(stage.receives),
-            output_grads=_gradients(stage.sends),
+            input_args=_examples(before),
+            output_args=_examples(behind),
+            input_grads=_gradients(before),
+            output_grads=_gradients(behind),
             group=group,
         )
+        self.before, self.behind = before, behind
         self.stage, self.d, self.first = stage, d, 0
         self.times, self.exchange = times, exchange
 
@@ -55,11 +61,11 @@ class TorchStage(PipelineStage):
         """Run the forward of microbatch m = `fwd_chunk_id`."""
         s, m = self.stage_index, fwd_chunk_id
         is_local = not self.is_first and self._is_same_rank(s - 1)
-        received = _take(self.args_recv_info[m], is_local)
+        received = _take(self.args_recv_info[m], is_local)[: len(self.stage.receives)]
         self.times.begin(F, s, m)
         made = self.stage.forward(self._number(m), received)
         self.times.end(F, s, m)
-        sent = tuple(each.detach().contiguous() for each in made)
+        sent = tuple(self._complete(made, len(self.behind)))
         if not self.is_last and not self._is_same_rank(s + 1):
             self.fwd_cache[m] = sent, []
         return sent
@@ -74,15 +80,16 @@ class TorchStage(PipelineStage):
         """Run the backward of microbatch m = `bwd_chunk_id`, of the inputs alone unless full."""
         s, m = self.stage_index, bwd_chunk_id
         infos = [info for info in self.grad_recv_info[m] if info.tensor_meta is not None]
-        gradients = _take(infos, not self.is_last and self._is_same_rank(s + 1))
+        is_local = not self.is_last and self._is_same_rank(s + 1)
+        gradients = _take(infos, is_local)[: len(_graded(self.stage.sends))]
         run = self.stage.backward if full_backward else self.stage.backward_input
         kind = B if full_backward else I
         self.times.begin(kind, s, m)
-        found = iter(run(self._number(m), gradients))
+        found = run(self._number(m), gradients)
         self.times.end(kind, s, m)
+        graded = self._complete(found, len(_graded(self.before)))
         self.bwd_cache[m] = tuple(
-            next(found).detach().contiguous() if crossing.gradient else None
-            for crossing in self.stage.receives
+            next(graded) if crossing.gradient else None for crossing in self.before
         )
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -109,29 +116,45 @@ class TorchStage(PipelineStage):
         self.times.note_send(B, self.stage_index, bwd_chunk_id)
         return operations
 
+    def _complete(self, tensors: Sequence[Tensor], crossing: int) -> Iterator[Tensor]:
+        """The tensors as torch sends them, with the token where one more is `crossing`."""
+        for each in tensors:
+            yield each.detach().contiguous()
+        if len(tensors) < crossing:
+            yield torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device)
+
     def _number(self, m: int) -> int:
         return self.first + m * self.d
 
 
+def _with_token(crossings: Sequence[Crossing]) -> list[Crossing]:
+    """What crosses a cut, with something in it that has a gradient."""
+    return [*crossings, *([] if _graded(crossings) else [TOKEN])]
+
+
+def _graded(crossings: Sequence[Crossing]) -> list[Crossing]:
+    return [each for each in crossings if each.gradient]
+
+
 def _examples(crossings: Sequence[Crossing]) -> tuple[Tensor, ...]:
     """Tensors without memory, as the ones that cross."""
-    return tuple(
-        torch.empty(each.shape, dtype=each.dtype, device="meta", requires_grad=each.gradient)
-        for each in crossings
-    )
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in crossings)
 
 
 def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
-    return tuple(each.detach() if each.requires_grad else None for each in _examples(crossings))
+    """The same of their gradients, None where there is none."""
+    pairs = zip(crossings, _examples(crossings), strict=True)
+    return tuple(example if crossing.gradient else None for crossing, example in pairs)
 
 
 def _take(infos: Sequence[Any], is_local: bool) -> list[Tensor]:
     """The tensors that came; local ones are let go of, which torch would keep until the next step.
 
-    Each counts its own changes (`.data`), so that a stage may change one in place.
+    Received ones count their own changes (`.data`), so that a stage may change one in place.
     """
-    taken = [info.buffer.data for info in infos]
-    if is_local:
-        for info in infos:
-            info.buffer = None
+    if not is_local:
+        return [info.buffer.data for info in infos]
+    taken = [info.buffer for info in infos]
+    for info in infos:
+        info.buffer = None
     return taken
