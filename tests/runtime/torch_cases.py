@@ -66,6 +66,7 @@ def model_plans() -> dict[str, Plan]:
     return {
         "1f1b": straight("1f1b", [1, 1, 1], M),
         "1f1b [2, 2]": straight("1f1b", [2, 2], M),
+        "1f1b that recomputes": recomputing(straight("1f1b", [1, 1], M)),
         "zbv": looped("zbv", 2, 2, M),
         "interleaved-zb": looped("interleaved-zb", 2, 2, M),
     }
@@ -103,6 +104,7 @@ def run_model(plan: Plan, context: Context, engine: Callable[..., RankRecord]) -
             gpt_loss,
             inputs.__getitem__,
             1 / M,
+            stage.recompute,
         )
         for s, stage in enumerate(plan.stages)
         if context.rank in stage.ranks
