@@ -25,6 +25,7 @@ from partopt.schedules.order import A, U
 from partopt.simulator.execution import execute as simulate
 from tests.helpers import ROOT
 from tests.runtime.engine_cases import Case, Ran, recomputing
+from tests.runtime.odd_cuts import CUTS
 from tests.runtime.plans import all_plans, straight
 from tests.runtime.references import expected
 from tests.runtime.test_engine import check_times, names_of
@@ -59,7 +60,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
 @pytest.fixture(scope="module")
 def ran(results: list[Results]) -> dict[str, list[tuple[Ran, ...]]]:
     """What every rank was left with, of each engine, by case."""
-    return {case.name: [cases[i] for cases, _ in results] for i, case in enumerate(CASES)}
+    return {case.name: [rank.cases[i] for rank in results] for i, case in enumerate(CASES)}
 
 
 def test_every_schedule_that_torch_can_run_is_a_case_on_2_and_4_ranks():
@@ -123,7 +124,7 @@ def test_a_tied_gpt_trains_alike_on_both_engines_and_in_one_process(
 ):
     losses, whole = trained_alone()
     weights = dict(whole.named_parameters())
-    ranks: list[tuple[Trained, ...]] = [models[name] for _, models in results]
+    ranks: list[tuple[Trained, ...]] = [rank.models[name] for rank in results]
     found: dict[int, torch.Tensor] = {}
     held = set()
     for own, on_torch in ranks:
@@ -136,6 +137,12 @@ def test_a_tied_gpt_trains_alike_on_both_engines_and_in_one_process(
                 torch.testing.assert_close(weight, weights[key].detach(), rtol=1e-5, atol=1e-6)
     assert held == weights.keys()
     torch.testing.assert_close([found[i] for i in sorted(found)], losses, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_what_crosses_an_odd_cut_comes_as_it_was_sent(name: str, results: list[Results]):
+    for rank in results:
+        assert rank.cuts[name] == [[], []]
 
 
 REFUSED = {

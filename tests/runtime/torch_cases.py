@@ -26,6 +26,7 @@ from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage, replay_stage
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from tests.runtime.engine_cases import Case, Ran, cases, optimizer_of, recomputing, run_case
+from tests.runtime.odd_cuts import CUTS, faults_of
 from tests.runtime.plans import looped, straight
 from tests.runtime.replayed import Replayed, replayed
 from tests.runtime.test_replay import gpt_ids, gpt_loss, small_gpt
@@ -149,17 +150,23 @@ def trained_alone() -> tuple[list[Tensor], nn.Module]:
     return losses, whole
 
 
-Results = tuple[list[tuple[Ran, ...]], dict[str, tuple[Trained, ...]]]
+class Results(NamedTuple):
+    """What a rank was left with; of each engine where there are several."""
+
+    cases: list[tuple[Ran, ...]]
+    models: dict[str, tuple[Trained, ...]]
+    cuts: dict[str, list[list[str]]]  # what came otherwise than it was sent, by odd cut
 
 
 def main(context: Context) -> Results:
-    """What each engine made of all cases, and of the plans for a model."""
+    """What each engine made of all cases, of the plans for a model, and of odd cuts."""
     ran = [tuple(run_case(case, context, each) for each in ENGINES) for case in torch_cases()]
     models = {
         name: tuple(run_model(plan, context, each) for each in ENGINES)
         for name, plan in model_plans().items()
     }
-    return ran, models
+    cuts = {name: [faults_of(cut, context, each) for each in ENGINES] for name, cut in CUTS.items()}
+    return Results(ran, models, cuts)
 
 
 if __name__ == "__main__":
