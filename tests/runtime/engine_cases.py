@@ -143,11 +143,13 @@ def sleeping() -> list[Plan]:
     ]
 
 
-def run_sleeping(plan: Plan, context: Context) -> RankRecord:
+def run_sleeping(
+    plan: Plan, context: Context, engine: Callable[..., RankRecord] = execute
+) -> RankRecord:
     def stage_of(s: int) -> SleepingStage:
         return SleepingStage(plan, s)
 
-    return execute(plan, stage_of, context=context, steps=SLEEPING_STEPS)
+    return engine(plan, stage_of, context=context, steps=SLEEPING_STEPS)
 
 
 def main(context: Context) -> tuple[list[Ran], list[RankRecord]]:

@@ -18,13 +18,13 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.report import trace
 from partopt.runtime import torch_engine
-from partopt.runtime.measured import measured_execution
+from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, U
 from partopt.simulator.execution import execute as simulate
 from tests.helpers import ROOT
-from tests.runtime.engine_cases import Case, Ran, recomputing
+from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, recomputing
 from tests.runtime.odd_cuts import CUTS
 from tests.runtime.plans import all_plans, straight
 from tests.runtime.references import expected
@@ -33,6 +33,7 @@ from tests.runtime.torch_cases import (
     Results,
     Trained,
     model_plans,
+    sleeping_plans,
     torch_cases,
     trained_alone,
 )
@@ -143,6 +144,20 @@ def test_a_tied_gpt_trains_alike_on_both_engines_and_in_one_process(
 def test_what_crosses_an_odd_cut_comes_as_it_was_sent(name: str, results: list[Results]):
     for rank in results:
         assert rank.cuts[name] == [[], []]
+
+
+@pytest.mark.parametrize("i", range(len(sleeping_plans())))
+def test_sleeping_stages_take_about_as_long_as_simulated(i: int, results: list[Results]):
+    """No rank runs ahead; the best of the steps, at its own action times, is near the simulated."""
+    plan = sleeping_plans()[i]
+    records = [rank.sleeping[i] for rank in results]
+    steps = [measured_execution(plan, records, step) for step in range(SLEEPING_STEPS)]
+    simulated = simulate(plan)
+    for each in steps:
+        check_times(each.timeline)
+        assert each.makespan_s >= simulated.makespan_s * 0.98
+    ratio = min(each.makespan_s / with_measured_times(each).makespan_s for each in steps)
+    assert 0.9 < ratio < 1.4
 
 
 REFUSED = {

@@ -25,7 +25,16 @@ from partopt.runtime.parameters import shared_parameters
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage, replay_stage
 from partopt.runtime.torch_engine import can_say, execute_on_torch
-from tests.runtime.engine_cases import Case, Ran, cases, optimizer_of, recomputing, run_case
+from tests.runtime.engine_cases import (
+    Case,
+    Ran,
+    cases,
+    optimizer_of,
+    recomputing,
+    run_case,
+    run_sleeping,
+    sleeping,
+)
 from tests.runtime.odd_cuts import CUTS, faults_of
 from tests.runtime.plans import looped, straight
 from tests.runtime.replayed import Replayed, replayed
@@ -71,6 +80,13 @@ def model_plans() -> dict[str, Plan]:
         "zbv": looped("zbv", 2, 2, M),
         "interleaved-zb": looped("interleaved-zb", 2, 2, M),
     }
+
+
+def sleeping_plans() -> list[Plan]:
+    """Plans whose stages sleep, on torch; across the cuts of the last one goes nothing."""
+    equal = [plan for plan in sleeping() if can_say(plan) is None]
+    empty = straight("1f1b", [1, 1, 1], 6, forward=[0.004] * 3, backward=[0.008] * 3)
+    return [*equal, empty]
 
 
 class Trained(NamedTuple):
@@ -155,6 +171,7 @@ class Results(NamedTuple):
 
     cases: list[tuple[Ran, ...]]
     models: dict[str, tuple[Trained, ...]]
+    sleeping: list[RankRecord]  # on torch
     cuts: dict[str, list[list[str]]]  # what came otherwise than it was sent, by odd cut
 
 
@@ -166,7 +183,8 @@ def main(context: Context) -> Results:
         for name, plan in model_plans().items()
     }
     cuts = {name: [faults_of(cut, context, each) for each in ENGINES] for name, cut in CUTS.items()}
-    return Results(ran, models, cuts)
+    slept = [run_sleeping(plan, context, execute_on_torch) for plan in sleeping_plans()]
+    return Results(ran, models, slept, cuts)
 
 
 if __name__ == "__main__":
