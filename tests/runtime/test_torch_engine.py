@@ -19,6 +19,7 @@ from partopt.errors import PartoptError
 from partopt.report import trace
 from partopt.runtime import torch_engine
 from partopt.runtime.measured import measured_execution, with_measured_times
+from partopt.runtime.routes import actions_of
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, U
@@ -117,6 +118,29 @@ def test_a_measured_execution_is_like_a_simulated_one(case: Case, ran: dict[str,
         assert (found.end > found.start)[~np.isin(found.order.kind, (A, U))].all()
         assert (found.transfers.end > 0).all()
     json.loads(b"".join(trace.write(found, case.plan)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_messages_are_recorded_within_their_bounds(case: Case, ran: dict[str, Any]):
+    for rank, (_, own) in enumerate(ran[case.name]):
+        record = own.record
+        for action in actions_of(simulate(case.plan).order, rank):
+            times = [
+                each[:, action.place] for each in (record.end, record.send_posted, record.sent)
+            ]
+            if action.sends and not action.sends.is_local:
+                assert (np.diff(times, axis=0) >= 0).all()
+            else:
+                assert not np.any(times[1:])
+            times = [record.receive_posted, record.received, record.begin]
+            times = [each[:, action.place] for each in times]
+            if action.receives and not action.receives.is_local:
+                assert (np.diff(times, axis=0) >= 0).all()
+                waited = record.waited[:, action.place]
+                assert (waited <= times[2] - times[0]).all()
+                assert (waited > 0).all()
+            else:
+                assert not np.any(times[:2])
 
 
 @pytest.mark.parametrize("name", model_plans())
