@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from partopt.errors import PartoptError
 from partopt.runtime.stage import Crossing, Stage
 from partopt.runtime.torch_times import ActionTimes
 from partopt.schedules.order import B, F, I, W
@@ -65,7 +66,7 @@ class TorchStage(PipelineStage):
         self.times.begin(F, s, m)
         made = self.stage.forward(self._number(m), received)
         self.times.end(F, s, m)
-        sent = tuple(self._complete(made, len(self.behind)))
+        sent = tuple(self._outgoing(made, self.stage.sends, self.behind))
         if not self.is_last and not self._is_same_rank(s + 1):
             self.fwd_cache[m] = sent, []
         return sent
@@ -87,7 +88,7 @@ class TorchStage(PipelineStage):
         self.times.begin(kind, s, m)
         found = run(self._number(m), gradients)
         self.times.end(kind, s, m)
-        graded = self._complete(found, len(_graded(self.before)))
+        graded = iter(self._outgoing(found, _graded(self.stage.receives), _graded(self.before)))
         self.bwd_cache[m] = tuple(
             next(graded) if crossing.gradient else None for crossing in self.before
         )
@@ -116,12 +117,25 @@ class TorchStage(PipelineStage):
         self.times.note_send(B, self.stage_index, bwd_chunk_id)
         return operations
 
-    def _complete(self, tensors: Sequence[Tensor], crossing: int) -> Iterator[Tensor]:
-        """The tensors as torch sends them, with the token where one more is `crossing`."""
-        for each in tensors:
-            yield each.detach().contiguous()
-        if len(tensors) < crossing:
-            yield torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device)
+    def _outgoing(
+        self, tensors: Sequence[Tensor], own: Sequence[Crossing], every: Sequence[Crossing]
+    ) -> list[Tensor]:
+        """The tensors as torch sends them, and the token where `every` has one more than `own`.
+
+        Raises PartoptError where they are not as `own` says: the receiver's buffers are.
+        """
+        for tensor, crossing in zip(tensors, own, strict=True):
+            if tensor.shape != crossing.shape or tensor.dtype != crossing.dtype:
+                raise PartoptError(
+                    f"stage {self.stage_index} made a tensor of {list(tensor.shape)} "
+                    f"{tensor.dtype}, its cut has {list(crossing.shape)} {crossing.dtype}",
+                    "give every microbatch the same number of samples",
+                    code="cut-mismatch",
+                )
+        sent = [each.detach().contiguous() for each in tensors]
+        if len(every) > len(own):
+            sent.append(torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device))
+        return sent
 
     def _number(self, m: int) -> int:
         return self.first + m * self.d
