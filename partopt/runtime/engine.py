@@ -55,7 +55,7 @@ def execute(
     Raises PartoptError where the plan cannot run, another rank is lost, or stages disagree on what
     crosses a cut.
     """
-    _check(plan, microbatches, context)
+    check_run(plan, microbatches, context)
     if schedule(plan.schedule).asynchronous and (clip is not None or tied):
         raise PartoptError(
             f"{plan.schedule}: an asynchronous schedule has no gradients of the whole model at "
@@ -82,7 +82,8 @@ def execute(
     return record
 
 
-def _check(plan: Plan, microbatches: int | None, context: Context) -> None:
+def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
+    """Raise PartoptError where ranks are too few, or `microbatches` do not fit the schedule."""
     needed = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
     if context.ranks < needed:
         raise PartoptError(
@@ -96,6 +97,16 @@ def _check(plan: Plan, microbatches: int | None, context: Context) -> None:
             "give it for pipedream and pipedream-2bw, and leave it out otherwise",
             code="conflicting-options",
         )
+
+
+def begin_step(step: int, record: RankRecord, context: Context, barrier: bool) -> None:
+    """Begin a step, with `barrier` and in the first one together with the other ranks."""
+    if barrier or step == 0:
+        context.progress.note(EXCHANGING)
+        if step == 0:
+            context.tell()  # none may be stopped before it is known to have begun
+        context.barrier()
+    record.started_ns[step] = time.perf_counter_ns()
 
 
 class _Run:
@@ -121,12 +132,7 @@ class _Run:
         """Run all steps."""
         self.context, record = context, self.delivery.record
         for step in range(record.steps):
-            if barrier or step == 0:
-                context.progress.note(EXCHANGING)
-                if step == 0:
-                    context.tell()  # none may be stopped before it is known to have begun
-                context.barrier()
-            record.started_ns[step] = time.perf_counter_ns()
+            begin_step(step, record, context, barrier)
             self.step = step
             self.updates.begin_step()
             for action in self.actions:

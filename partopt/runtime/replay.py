@@ -118,7 +118,7 @@ class ReplayStage(Stage):
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the whole backward: gradients of `sends` to gradients of `receives`."""
-        graph = self._graphs.pop(microbatch)
+        graph = self._take_graph(microbatch)
         outputs, gradients = _with_gradients(graph.outputs, gradients)
         if outputs:
             torch.autograd.backward(outputs, gradients)
@@ -126,7 +126,7 @@ class ReplayStage(Stage):
 
     def backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the backward of the inputs alone; `backward_weight` follows some time later."""
-        graph = self._graphs.pop(microbatch)
+        graph = self._take_graph(microbatch)
         outputs, gradients = _with_gradients(graph.outputs, gradients)
         found, self._weight_parts[microbatch] = backward_of_inputs(
             outputs, gradients, graph.leaves, graph.weights
@@ -136,6 +136,11 @@ class ReplayStage(Stage):
     def backward_weight(self, microbatch: int) -> None:
         """Run the backward of the weights alone."""
         self._weight_parts.pop(microbatch).run()
+
+    def _take_graph(self, microbatch: int) -> _Graph:
+        if microbatch in self._kept:  # the schedule recomputes within the backward
+            self.recompute(microbatch)
+        return self._graphs.pop(microbatch)
 
     def _run(self, microbatch: int, received: Sequence[Tensor]) -> tuple[list[Tensor], _Graph]:
         leaves: list[Tensor] = []

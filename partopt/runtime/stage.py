@@ -35,7 +35,10 @@ class Stage(Protocol):
         """Run the forward; where the stage recomputes, only its inputs are kept."""
 
     def recompute(self, microbatch: int) -> None:
-        """Run the forward once more from the kept inputs, for a backward that comes next."""
+        """Run the forward once more from the kept inputs, for a backward that comes next.
+
+        A backward that comes without it recomputes on its own.
+        """
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the whole backward: gradients of `sends` to gradients of `receives`.

@@ -36,7 +36,7 @@ def to_csv(order: Order, layout: Layout) -> str:
     Recomputation, all-reduces and updates are left out. Raises PartoptError where torch could not
     execute it: unequal replicas, stages on two ranks of one pipeline, or unlike pipelines.
     """
-    side_by_side = _pipelines(layout)
+    side_by_side = pipelines(layout)
     d = len(side_by_side)
     texts = ["".join(_line(order, rank, d) + "\n" for rank in ranks) for ranks in side_by_side]
     for k, text in enumerate(texts):
@@ -56,7 +56,7 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
     The all-reduces and updates that follow from it are added. Raises PartoptError that names row
     and cell, counted from 1, or the rank and the action that does not fit the layout.
     """
-    side_by_side = _pipelines(layout)
+    side_by_side = pipelines(layout)
     lines = text.splitlines()
     P, d = len(side_by_side[0]), len(side_by_side)
     while len(lines) > P and not lines[-1].strip():
@@ -82,7 +82,7 @@ def from_csv(text: str, layout: Layout, asynchronous: bool = False) -> Order:
     return add_updates(order, held_chunks(layout), layout, asynchronous)
 
 
-def _pipelines(layout: Layout) -> list[list[int]]:
+def pipelines(layout: Layout) -> list[list[int]]:
     """The ranks of each pipeline, those of its first stages first.
 
     PartoptError where the layout is not of pipelines side by side.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,9 +76,9 @@ def cases() -> list[Case]:
         Case("fewer microbatches than replicas", straight("gpipe", [3, 1], 2)),
         Case("blocking exchange", blocking, 9, 1),
         Case("serial messages", replace(straight("1f1b", [1, 2, 1], 8), comm="serial")),
-        Case("recompute", _recomputing(straight("1f1b", [2, 1], 6))),
-        Case("recompute in the backward", _recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
-        Case("recompute apart", _recomputing(straight("gpipe", [1, 1, 1], 5))),
+        Case("recompute", recomputing(straight("1f1b", [2, 1], 6))),
+        Case("recompute in the backward", recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
+        Case("recompute apart", recomputing(straight("gpipe", [1, 1, 1], 5))),
         Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
         Case("tied", straight("1f1b", [2, 1, 1], 6), tied=True),
         Case("tied and clip", straight("gpipe", [1, 2], 6), tied=True, clip=0.05),
@@ -87,7 +87,7 @@ def cases() -> list[Case]:
     ]
 
 
-def _recomputing(plan: Plan) -> Plan:
+def recomputing(plan: Plan) -> Plan:
     return replace(plan, stages=[replace(stage, recompute=True) for stage in plan.stages])
 
 
@@ -96,7 +96,7 @@ def optimizer_of(s: int, parameters: Sequence[nn.Parameter]) -> torch.optim.Opti
     return torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
 
 
-def run_case(case: Case, context: Context) -> Ran:
+def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = execute) -> Ran:
     S, rank = len(case.plan.stages), context.rank
     log: list[str] = []
     stages = {
@@ -112,7 +112,7 @@ def run_case(case: Case, context: Context) -> Ran:
             Tied(name, ranks, [getattr(layer, name) for layer in held])
             for name in ("weight", "bias")
         ]
-    record = execute(
+    record = engine(
         case.plan,
         stages.__getitem__,
         context=context,
@@ -143,11 +143,13 @@ def sleeping() -> list[Plan]:
     ]
 
 
-def run_sleeping(plan: Plan, context: Context) -> RankRecord:
+def run_sleeping(
+    plan: Plan, context: Context, engine: Callable[..., RankRecord] = execute
+) -> RankRecord:
     def stage_of(s: int) -> SleepingStage:
         return SleepingStage(plan, s)
 
-    return execute(plan, stage_of, context=context, steps=SLEEPING_STEPS)
+    return engine(plan, stage_of, context=context, steps=SLEEPING_STEPS)
 
 
 def main(context: Context) -> tuple[list[Ran], list[RankRecord]]:

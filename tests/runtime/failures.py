@@ -52,7 +52,12 @@ def kill(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def fail_at(rank: int, happening: Callable[[], object], context: Context) -> str:
+def fail_at(
+    rank: int,
+    happening: Callable[[], object],
+    context: Context,
+    engine: Callable[..., Any] = execute,
+) -> str:
     """Run the plan; on one rank something happens."""
 
     def stage_of(s: int) -> SleepingStage:
@@ -61,7 +66,7 @@ def fail_at(rank: int, happening: Callable[[], object], context: Context) -> str
             stage.happening = happening
         return stage
 
-    execute(PLAN, stage_of, context=context)
+    engine(PLAN, stage_of, context=context)
     return "done"
 
 

@@ -1,0 +1,230 @@
+"""Executes a plan on torch's own pipeline runtime, where it can run the plan's schedule.
+
+torch executes the order, written as its CSV: it adds the messages, in its own order, and calls the
+stages. What it lacks stays the project's: sums of gradients over replicas, tied parameters,
+clipping and optimizer steps (`updates`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.delivery import check_cuts
+from partopt.runtime.engine import begin_step, check_run
+from partopt.runtime.gradients import Tied
+from partopt.runtime.posting import AHEAD
+from partopt.runtime.progress import OUTSIDE
+from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.routes import actions_of
+from partopt.runtime.stage import Stage
+from partopt.runtime.torch_stage import TorchStage
+from partopt.runtime.torch_times import ActionTimes, Awaited
+from partopt.runtime.updates import OptimizerOf, Updates
+from partopt.schedules import order, schedule
+from partopt.schedules.order import A, B, F, Order, R, U
+from partopt.schedules.torch_csv import pipelines, to_csv
+from partopt.simulator.restate import layout_of
+
+# d   pipelines side by side, the replicas of every stage; pipeline k gets the microbatches g with
+#     g mod d = k
+
+
+def can_say(plan: Plan) -> str | None:
+    """Why torch's pipeline runtime cannot run `plan`; None where it can."""
+    if schedule(plan.schedule).asynchronous:
+        return f"{plan.schedule} never flushes, and torch runs one iteration after the other"
+    if "output_grads" not in inspect.signature(PipelineStage).parameters:
+        return f"torch {torch.__version__} cannot be told which tensors have no gradient"
+    layout = layout_of(plan)
+    try:
+        orders = order(plan.schedule, layout)
+        to_csv(orders, layout)
+    except PartoptError as error:
+        return error.message
+    if (orders.kind == R).any():
+        return f"{plan.schedule} recomputes while it waits, and torch has no action for that"
+    return None
+
+
+def execute_on_torch(
+    plan: Plan,
+    stage_of: Callable[[int], Stage],
+    *,
+    context: Context,
+    steps: int = 1,
+    microbatches: int | None = None,
+    optimizer_of: OptimizerOf | None = None,
+    clip: float | None = None,
+    tied: Sequence[Tied] = (),
+    barrier: bool = True,
+    ahead: int = AHEAD,
+) -> RankRecord:
+    """Execute `plan` on all ranks of `context` with torch's runtime; the record of this one.
+
+    Everything is as `partopt.runtime.engine.execute` says, but for messages: torch posts receives
+    where its own order has them, whatever `ahead` is, waits for sends at the end of a step alone,
+    whatever the plan's `comm` is, and has a buffer for every microbatch of an iteration.
+    `microbatches` are for asynchronous schedules, which torch cannot run.
+
+    In the record `send_posted` is when torch was about to post a send, and `sent` when the sends of
+    the step had ended: both are bounds. `waited` has the wait for a message or for gradients; the
+    times that torch takes between actions are in none.
+
+    Raises PartoptError where `can_say` has a reason against the plan, and where `execute` does.
+    """
+    if reason := can_say(plan):
+        raise PartoptError(
+            f"torch's pipeline runtime cannot run the plan: {reason}",
+            "run it on partopt's own engine",
+            code="torch-cannot-run",
+        )
+    check_run(plan, microbatches, context)
+    orders = order(plan.schedule, layout_of(plan))
+    stages = {s: stage_of(s) for s, each in enumerate(plan.stages) if context.rank in each.ranks}
+    check_cuts(stages, context)
+    parameters = {s: stage.parameters for s, stage in stages.items()}
+    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied)
+    run = _Run(plan, orders, stages, context, steps, updates)
+    for step in range(steps):
+        begin_step(step, run.record, context, barrier)
+        run.run_step(step)
+    context.progress.note(OUTSIDE)
+    return run.record
+
+
+class _Run:
+    """The part of one rank in a plan, step by step."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        orders: Order,
+        stages: dict[int, Stage],
+        context: Context,
+        steps: int,
+        updates: Updates,
+    ) -> None:
+        actions = actions_of(orders, context.rank)
+        self.record = RankRecord(context.rank, context.host, steps, len(actions))
+        self.updates = updates
+        self.stepped = [action.stage for action in actions if action.kind == U]
+        layout = layout_of(plan)
+        side_by_side = pipelines(layout)
+        self.M, d = layout.microbatches, len(side_by_side)
+        self.times = ActionTimes(self.record, context.progress, actions, d)
+        # every rank makes all groups, in one order
+        groups = [context.group(ranks, "pipeline") for ranks in side_by_side]
+        self.k = next((k for k, own in enumerate(side_by_side) if context.rank in own), None)
+        self.stages: list[TorchStage] = []
+        if self.k is None:
+            return
+        self.stages = [
+            TorchStage(
+                stage,
+                s,
+                len(plan.stages),
+                d,
+                context.device,
+                groups[self.k],
+                self.times,
+                self._exchange,
+            )
+            for s, stage in stages.items()
+        ]
+        text = _with_rows_by_rank(to_csv(orders, layout), side_by_side[self.k])
+        self.runtime = Runtime(self.stages, self.M // d, text, self.times)
+
+    def run_step(self, step: int) -> None:
+        """Run the step: the actions that torch runs, then the updates."""
+        self.times.step = step
+        self.updates.begin_step()
+        if self.k is None:
+            return
+        for stage in self.stages:
+            stage.first = step * self.M + self.k
+        with lost_connections(), _without_log():
+            self.runtime.step(return_outputs=False)
+        self.times.end_sends()
+        for s in self.stepped:
+            self.times.begin_wait(U, s)
+            self.updates.prepare(s)
+            self.times.begin(U, s)
+            self.updates.step(s)
+            self.times.end(U, s)
+        self.updates.finish_exchanges()
+
+    def _exchange(self, s: int) -> None:
+        step, exchanged = self.times.step, self.record.exchanged
+        place = self.times.place(A, s)
+        if place is None:  # of one replica, and nothing tied
+            return
+
+        def note_done(when_ns: int) -> None:
+            exchanged[step, place] = when_ns
+
+        self.times.begin(A, s)
+        self.updates.begin_exchange(s, 0, note_done)
+        self.times.end(A, s)
+
+
+class Runtime(_PipelineScheduleRuntime):
+    """torch's runtime for stages that compute their own loss and its gradients.
+
+    It runs `microbatches` through the pipeline, in the order that the CSV `text` spells.
+    """
+
+    def __init__(
+        self, stages: Sequence[TorchStage], microbatches: int, text: str, times: ActionTimes
+    ) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            list(stages), microbatches, loss_fn=_no_loss, scale_grads=False
+        )
+        self.fwd_recv_ops = Awaited(F, times)
+        self.bwd_recv_ops = Awaited(B, times)
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write(text)
+            file.flush()
+            self._load_csv(file.name, format="compute_only")
+        with lost_connections():
+            self._initialize_stages((), {})  # or the first step would make the buffers
+
+    def _maybe_compute_loss(self, *_: Any) -> None:
+        return None
+
+    def _maybe_get_loss(self, *_: Any) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """The context in which torch does not log its whole schedule because an action fails."""
+    logger = logging.getLogger(_PipelineScheduleRuntime.__module__)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _no_loss(*_: Any) -> Any:
+    """What tells torch that there are backwards."""
+    raise AssertionError("stages compute their own loss")
+
+
+def _with_rows_by_rank(text: str, ranks: Sequence[int]) -> str:
+    """The CSV with its rows in the order of rank, as a group has them; now they are of `ranks`."""
+    rows = dict(zip(ranks, text.splitlines(keepends=True), strict=True))
+    return "".join(rows[rank] for rank in sorted(rows))

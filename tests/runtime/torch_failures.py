@@ -1,0 +1,43 @@
+"""Runs that fail on torch's pipeline runtime: `python -m tests.runtime.torch_failures`.
+
+It prints a line of JSON for each, as `tests.runtime.failures` does.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from partopt.runtime.context import Context
+from partopt.runtime.launcher import run_local
+from partopt.runtime.torch_engine import execute_on_torch
+from tests.runtime.failures import boom, fail_at, kill, report
+from tests.runtime.odd_cuts import ONE, CheckingStage
+from tests.runtime.plans import straight
+
+
+class Growing(CheckingStage):
+    """A stage that makes another shape once than crosses its cut."""
+
+    def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
+        sent = super().forward(microbatch, received)
+        return [torch.zeros(2) for _ in sent] if microbatch == 3 else sent
+
+
+def grow(context: Context) -> None:
+    def stage_of(s: int) -> CheckingStage:
+        return Growing([ONE], s, 2)
+
+    execute_on_torch(straight("1f1b", [1, 1], 6), stage_of, context=context)
+
+
+if __name__ == "__main__":
+    fail = partial(fail_at, 1, engine=execute_on_torch)
+    run = partial(run_local, start="fork", grace_s=2.0)
+    report("raised", partial(run, 3, partial(fail, boom)))
+    report("killed", partial(run, 3, partial(fail, partial(kill, signal.SIGKILL))))
+    report("another shape", partial(run, 2, grow))
