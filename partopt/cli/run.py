@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Of torch.distributed: gloo, nccl, or auto, nccl where there are GPUs.",
 )
+@click.option(
+    "--engine",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="torch's pipeline runtime (torch), partopt's own (partopt), or torch's where it can.",
+)
 @click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--clip", type=float, help="The most that the norm of all gradients may be.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")

@@ -9,6 +9,7 @@ from partopt.report.basis import basis_lines
 from partopt.report.table import label_lines, table
 from partopt.units import format_bytes, format_rate, format_seconds
 
+_ENGINES = {"torch": "torch's runtime", "partopt": "own engine"}
 _KINDS = ("forward_s", "backward_s", "transfer_s", "allreduce_s", "idle_s")
 
 
@@ -29,7 +30,7 @@ def _head(run: Run) -> Iterator[tuple[str, str]]:
     yield (
         "run",
         f"{many} of {plan.microbatches} microbatches of {plan.microbatch_size}, "
-        f"{len(run.ranks)} ranks, {run.backend} on {run.device}",
+        f"{len(run.ranks)} ranks, {_ENGINES[run.engine]}, {run.backend} on {run.device}",
     )
     first, last = run.losses[0], run.losses[-1]
     yield "loss", f"{first:.6g}" if run.steps == 1 else f"{first:.6g}, at last {last:.6g}"

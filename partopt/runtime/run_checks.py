@@ -10,9 +10,11 @@ import torch.distributed as dist
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.runtime.launcher import is_under_torchrun
+from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import Training, record_training
 from partopt.schedules import schedule
 
+ENGINES = ("auto", "torch", "partopt")
 BACKENDS = ("auto", "gloo", "nccl")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
@@ -89,6 +91,29 @@ def choose_backend(name: str) -> str:
     if name == "auto":
         return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     return name
+
+
+def choose_engine(name: str, plan: Plan) -> str:
+    """The engine: torch's pipeline runtime where it can run the plan, or partopt's own.
+
+    Raises PartoptError for one that is unknown, or cannot run it.
+    """
+    if name not in ENGINES:
+        raise PartoptError(
+            f"`engine={name}`: unknown engine",
+            did_you_mean(name, ENGINES),
+            code="invalid-option",
+            option="engine",
+        )
+    reason = can_say(plan)
+    if name == "torch" and reason is not None:
+        raise PartoptError(
+            f"`engine=torch`: {reason}",
+            "`engine=partopt` runs every plan",
+            code="torch-cannot-run",
+            option="engine",
+        )
+    return name if name != "auto" else "torch" if reason is None else "partopt"
 
 
 def check_ranks(ranks: int, backend: str) -> None:

@@ -75,7 +75,7 @@ def put_together(
             topology=plan.topology.name,
             estimated=plan.profile.estimated,
         ),
-        engine="partopt",
+        engine=training.engine,
         backend=backend,
         device=results[0].device,
         ranks_per_core=len(results) / load.cores,

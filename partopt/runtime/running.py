@@ -27,6 +27,7 @@ from partopt.runtime.run_checks import (
     check_ranks,
     check_run,
     choose_backend,
+    choose_engine,
     refused,
 )
 from partopt.runtime.run_document import RankResult, TrainingRun, put_together
@@ -59,6 +60,7 @@ def run_plan(
     steps: int = 10,
     check: bool = False,
     backend: str = "auto",
+    engine: str = "auto",
     seed: int = 0,
     rate: float = 1e-3,
     clip: float | None = None,
@@ -71,8 +73,9 @@ def run_plan(
 
     Here as processes of this machine; under `torchrun` as its ranks, of which all but rank 0 get
     None. A step is an iteration; of an asynchronous plan it is `microbatches` from an empty
-    pipeline to an empty one. With `check` the first iteration is held against one process first.
-    Checkpoints are written into the folder `save` at the end and after `every` so many steps;
+    pipeline to an empty one. `engine` is "torch", its pipeline runtime, the default where that can
+    run the plan, or "partopt", which runs every plan. With `check` the first iteration is held
+    against one process first. Checkpoints are written into the folder `save` at the end and after `every` so many steps;
     `resume` is a folder of them, whose last is gone on from, under this plan or another.
 
     Raises PartoptError for a plan that cannot run here, a model that is not the plan's, and where a
@@ -81,7 +84,7 @@ def run_plan(
     passing = check_run(plan, steps, check, microbatches)
     keeping = Keeping.of(save, every, resume)
     name = choose_backend(backend)
-    training = Training(plan, source, passing, seed, rate, clip)
+    training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
     check_data(training)
     ranks = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
     check_ranks(ranks, name)

@@ -30,6 +30,7 @@ from partopt.runtime.parameters import materialise, own_parameter_names, shared_
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of
 from partopt.schedules import order, schedule
@@ -42,7 +43,8 @@ class Training:
     """What is trained by which plan.
 
     `microbatches` pass through in a step. Losses are means over them, or over a round of an
-    asynchronous plan; `clip` is the most that the norm of all gradients may be.
+    asynchronous plan; `clip` is the most that the norm of all gradients may be,
+    `engine` is partopt's own or that of torch.
     """
 
     plan: Plan
@@ -51,6 +53,7 @@ class Training:
     seed: int = 0
     rate: float = 1e-3
     clip: float | None = None
+    engine: str = "partopt"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,7 +154,8 @@ class RankTraining:
         RandomNumbers.seed(
             training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
         )
-        record = execute(
+        run = execute_on_torch if training.engine == "torch" else execute
+        record = run(
             training.plan,
             self.stages.__getitem__,
             context=self.context,
