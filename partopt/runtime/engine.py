@@ -134,7 +134,7 @@ class _Run:
         for step in range(record.steps):
             begin_step(step, record, context, barrier)
             self.step = step
-            self.updates.begin_step()
+            self.updates.begin_step(step * self.microbatches)
             for action in self.actions:
                 self._run_action(action)
             self.updates.finish_exchanges()

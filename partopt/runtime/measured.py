@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
 from partopt.documents.plan import Plan
+from partopt.documents.topology import Topology
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import actions_of
 from partopt.schedules import order, schedule
@@ -59,13 +61,28 @@ def measured_execution(
 def with_measured_times(measured: Execution) -> Execution:
     """The simulation of the same order, every action as long as it was in the run.
 
-    What then remains between the two is the network's or the engine's, not the devices'.
+    What then remains between the two is the network's or the engine's, not the devices'. What
+    messages take of their devices is in these times already.
     """
     timeline, work = measured.timeline, measured.work
     alone = np.ones((len(KINDS), len(work.ranks)))
-    again = dataclasses.replace(work, seconds=alone, scale=timeline.end - timeline.start)
+    again = dataclasses.replace(
+        work,
+        seconds=alone,
+        scale=timeline.end - timeline.start,
+        topology=_without_handling(work.topology),
+    )
     found = simulate(measured.order, again)
     return dataclasses.replace(measured, work=again, timeline=found, end_s=float(found.makespan))
+
+
+def _without_handling(topology: Topology) -> Topology:
+    """The topology without the time that messages take of their devices."""
+    levels = [
+        structs.replace(level, overhead_s=UNSET, copy_bytes_per_s=UNSET)
+        for level in topology.levels
+    ]
+    return structs.replace(topology, levels=levels)
 
 
 def _origins(records: Sequence[RankRecord], step: int) -> list[int]:

@@ -75,8 +75,9 @@ def run_plan(
     None. A step is an iteration; of an asynchronous plan it is `microbatches` from an empty
     pipeline to an empty one. `engine` is "torch", its pipeline runtime, the default where that can
     run the plan, or "partopt", which runs every plan. With `check` the first iteration is held
-    against one process first. Checkpoints are written into the folder `save` at the end and after `every` so many steps;
-    `resume` is a folder of them, whose last is gone on from, under this plan or another.
+    against one process first. Checkpoints are written into the folder `save` at the end and after
+    `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
+    or another.
 
     Raises PartoptError for a plan that cannot run here, a model that is not the plan's, and where a
     rank fails.

@@ -46,9 +46,11 @@ class Updates:
         self.sums: dict[int, tuple[int, Sum | None]] = {}  # by stage: the round, its exchange
         self.prepared = False  # the gradients of this step are summed and clipped
 
-    def begin_step(self) -> None:
-        """Drop gradients of the step before, that no optimizer used."""
+    def begin_step(self, first: int = 0) -> None:
+        """Drop gradients of the step before, that no optimizer used; `first` is its microbatch."""
         self.prepared = False
+        for versions in self.versions.values():
+            versions.begin_step(first)
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None

@@ -41,6 +41,9 @@ class Versions:
         self.newest: Weights = [parameter.data for parameter in parameters]
         self.in_flight: dict[int, Weights] = {}  # by microbatch
 
+    def begin_step(self, first: int) -> None:
+        """Begin at an empty pipeline, with microbatch `first`."""
+
     def use_for_forward(self, microbatch: int) -> None:
         """Put the weights of a microbatch in place, and keep them until its backward."""
         self.in_flight[microbatch] = self.version_of(microbatch)
@@ -99,12 +102,17 @@ class DoubleBuffered(Versions):
     ) -> None:
         super().__init__(parameters, optimizer, replicas)
         self.batch = batch
+        self.begin_step(0)
+
+    def begin_step(self, first: int) -> None:
+        """Begin at an empty pipeline, with microbatch `first`: batches are counted from there."""
+        self.first = first
         self.kept = {0: self.newest}  # the newest version and the one before, by number
         self.total: list[Tensor] = []  # gradients of the batch's rounds so far
 
     def version_of(self, microbatch: int) -> Weights:
         """The weights that both passes of a microbatch use."""
-        return self.kept[max(0, microbatch // self.batch - 1)]
+        return self.kept[max(0, (microbatch - self.first) // self.batch - 1)]
 
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch."""

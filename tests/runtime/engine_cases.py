@@ -84,6 +84,8 @@ def cases() -> list[Case]:
         Case("tied and clip", straight("gpipe", [1, 2], 6), tied=True, clip=0.05),
         Case("one receive ahead", pipeline, ahead=1),
         Case("one step", pipeline, steps=1),
+        Case("2BW in two steps", straight("pipedream-2bw", [1, 2], 0), 9),
+        Case("stale weights in two steps", straight("pipedream", [2, 1], 0), 8),
     ]
 
 

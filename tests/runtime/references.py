@@ -50,23 +50,24 @@ def stale(case: Case) -> Outcome:
     used = versions_used(order(plan.schedule, layout_of(plan, M)), plan)
     live = whole_model(len(plan.stages))
     optimizers = [optimizer_of(s, list(layer.parameters())) for s, layer in enumerate(live)]
-    versions = [[copy.deepcopy(layer)] for layer in live]
-    gradients: list[dict[int, list[list[Tensor]]]] = [defaultdict(list) for _ in live]
     losses = {}
-    for number in range(M):
-        layers = [copy.deepcopy(own[used[s, number]]) for s, own in enumerate(versions)]
-        loss = whole_loss(layers, number, M)
-        loss.backward()
-        losses[number] = float(loss.detach())
-        for s, layer in enumerate(layers):
-            r = plan.stages[s].replicas
-            done = gradients[s][number // r]
-            done.append([p.grad for p in layer.parameters()])
-            if len(done) == r:
-                for p, own in zip(live[s].parameters(), zip(*done, strict=True), strict=True):
-                    p.grad = torch.stack(own).sum(0)
-                optimizers[s].step()
-                versions[s].append(copy.deepcopy(live[s]))
+    for step in range(case.steps):  # each from an empty pipeline
+        versions = [[copy.deepcopy(layer)] for layer in live]
+        gradients: list[dict[int, list[list[Tensor]]]] = [defaultdict(list) for _ in live]
+        for number in range(M):
+            layers = [copy.deepcopy(own[used[s, number]]) for s, own in enumerate(versions)]
+            loss = whole_loss(layers, step * M + number, M)
+            loss.backward()
+            losses[step * M + number] = float(loss.detach())
+            for s, layer in enumerate(layers):
+                r = plan.stages[s].replicas
+                done = gradients[s][number // r]
+                done.append([p.grad for p in layer.parameters()])
+                if len(done) == r:
+                    for p, own in zip(live[s].parameters(), zip(*done, strict=True), strict=True):
+                        p.grad = torch.stack(own).sum(0)
+                    optimizers[s].step()
+                    versions[s].append(copy.deepcopy(live[s]))
     return _weights(live), losses
 
 
@@ -94,19 +95,21 @@ def delayed(case: Case) -> Outcome:
     G = batch_of(plan, order(plan.schedule, layout_of(plan, M)))
     newest = whole_model(len(plan.stages))
     optimizer = optimizer_of(0, [p for layer in newest for p in layer.parameters()])
-    before, losses = copy.deepcopy(newest), {}
-    for first in range(0, M, G):
-        at = copy.deepcopy(before)
+    losses = {}
+    for start in range(0, case.steps * M, M):  # each step from an empty pipeline
         before = copy.deepcopy(newest)
-        for number in range(first, min(first + G, M)):
-            loss = whole_loss(at, number, M)
-            loss.backward()
-            losses[number] = float(loss.detach())
-        if first + G <= M:
-            for layer, own in zip(newest, at, strict=True):
-                for p, q in zip(layer.parameters(), own.parameters(), strict=True):
-                    p.grad = q.grad
-            optimizer.step()
+        for first in range(start, start + M, G):
+            at = copy.deepcopy(before)
+            before = copy.deepcopy(newest)
+            for number in range(first, min(first + G, start + M)):
+                loss = whole_loss(at, number, M)
+                loss.backward()
+                losses[number] = float(loss.detach())
+            if first + G <= start + M:
+                for layer, own in zip(newest, at, strict=True):
+                    for p, q in zip(layer.parameters(), own.parameters(), strict=True):
+                        p.grad = q.grad
+                optimizer.step()
     return _weights(newest), losses
 
 
