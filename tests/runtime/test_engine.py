@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,8 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.execution import execute as simulate
 from partopt.simulator.timeline import Timeline
-from tests.helpers import ROOT
 from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, cases, sleeping
+from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
 from tests.runtime.references import expected
 
@@ -32,15 +28,7 @@ CASES = cases()
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What every rank gave."""
-    path = tmp_path_factory.mktemp("engine") / "ran.pickle"
-    subprocess.run(
-        [sys.executable, "-m", "tests.runtime.engine_cases", str(path)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=300,
-    )
-    found: list[Any] = pickle.loads(path.read_bytes())
+    found: list[Any] = outcome_of("tests.runtime.engine_cases", tmp_path_factory)
     return found
 
 

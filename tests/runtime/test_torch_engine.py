@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,8 @@ from partopt.runtime.torch_engine import can_say, execute_on_torch
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, U
 from partopt.simulator.execution import execute as simulate
-from tests.helpers import ROOT
 from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, recomputing
+from tests.runtime.launched import outcome_of
 from tests.runtime.odd_cuts import CUTS
 from tests.runtime.plans import all_plans, straight
 from tests.runtime.references import expected
@@ -47,15 +43,7 @@ OWN, TORCH = range(2)
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
     """What every rank gave."""
-    path = tmp_path_factory.mktemp("torch") / "ran.pickle"
-    subprocess.run(
-        [sys.executable, "-m", "tests.runtime.torch_cases", str(path)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=300,
-    )
-    found: list[Results] = pickle.loads(path.read_bytes())
+    found: list[Results] = outcome_of("tests.runtime.torch_cases", tmp_path_factory)
     return found
 
 

@@ -1,0 +1,34 @@
+"""A launch of processes whose outcome several test processes read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.helpers import ROOT
+
+
+def outcome_of(module: str, factory: pytest.TempPathFactory) -> Any:
+    """What `python -m MODULE FILE` pickles to FILE, run once for all workers of the test run."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder of a worker lies in that of the run
+        folder = folder.parent
+    path = folder / f"{module}.pickle"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            subprocess.run(
+                [sys.executable, "-m", module, str(partial)],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                check=True,
+                timeout=300,
+            )
+            partial.rename(path)
+    return pickle.loads(path.read_bytes())
