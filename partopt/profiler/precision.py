@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from partopt.profiler.step import Inputs, default_loss
+from partopt.profiler.step import loss_of_output
 from partopt.profiler.subject import Subject
 
 
@@ -26,16 +26,21 @@ def under_autocast(subject: Subject) -> Iterator[Subject]:
         yield subject
         return
 
-    def cast(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def called(*arguments: Any, **options: Any) -> Any:
-            with torch.autocast(device.type, dtype):
-                return function(*arguments, **options)
+    with replace_forward(subject.model, cast(subject.model.forward, device, dtype)):
+        yield replace(subject, loss_fn=cast(subject.loss_fn or loss_of_output, device, dtype))
 
-        return called
 
-    with replace_forward(subject.model, cast(subject.model.forward)):
-        yield replace(subject, loss_fn=cast(subject.loss_fn or _default_loss))
+def cast(
+    function: Callable[..., Any], device: torch.device, dtype: torch.dtype
+) -> Callable[..., Any]:
+    """The function under autocast to `dtype`."""
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast(device.type, dtype):
+            return function(*arguments, **options)
+
+    return called
 
 
 @contextlib.contextmanager
@@ -64,7 +69,3 @@ def no_cast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(enabled)
-
-
-def _default_loss(output: Any, _inputs: Inputs) -> Tensor:
-    return default_loss(output)

@@ -69,6 +69,11 @@ def default_loss(output: Any) -> Tensor:
     )
 
 
+def loss_of_output(output: Any, _inputs: Inputs) -> Tensor:
+    """`default_loss`, as a loss function."""
+    return default_loss(output)
+
+
 def check_step(model: nn.Module, inputs: Inputs, loss_fn: Loss | None) -> None:
     """Run one step, to explain what is wrong with it before anything is timed.
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-import torch.distributed as dist
-
 from partopt.errors import PartoptError
 from partopt.links.fitted import FittedLinks
 from partopt.links.layout import levels_of
 from partopt.links.samples import LinkMeasurement
+from partopt.runtime.backends import choose_backend
 from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
 from partopt.runtime.link_measurement import LinkSettings, measure_links
 
@@ -73,7 +71,7 @@ def prepare_links(
     per_server = here if per_server is None else per_server
     levels_of(ranks, per_server)
     settings = LinkSettings(per_server, _check_sizes(sizes), repetitions)
-    return LinkRun(ranks, _choose_backend(backend, here), settings)
+    return LinkRun(ranks, choose_backend(backend, here), settings)
 
 
 def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -87,21 +85,6 @@ def _check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
         what = "latency and bandwidth need two sizes"
         raise _invalid("sizes", ", ".join(map(str, different)), what, "give two or more")
     return tuple(different)
-
-
-def _choose_backend(name: str, ranks_here: int) -> str:
-    """`gloo` or `nccl`; `auto` is NCCL where each of the ranks of this host has a GPU."""
-    if name == "gloo":
-        return name
-    built = dist.is_available() and dist.is_nccl_available()
-    devices = torch.cuda.device_count() if built else 0
-    if devices >= ranks_here:
-        return "nccl"
-    if name == "auto":
-        return "gloo"
-    why = f"{ranks_here} ranks need a GPU each, torch sees {devices}"
-    why = why if built else "this torch was built without NCCL"
-    raise _invalid("backend", name, why, "`backend=gloo` measures between processors")
 
 
 def _invalid(option: str, value: object, what: str, hint: str) -> PartoptError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.distributed as dist
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
@@ -15,7 +14,6 @@ from partopt.runtime.training import Training, record_training
 from partopt.schedules import schedule
 
 ENGINES = ("auto", "torch", "partopt")
-BACKENDS = ("auto", "gloo", "nccl")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
 
@@ -69,30 +67,6 @@ def check_data(training: Training) -> None:
                 )
 
 
-def choose_backend(name: str) -> str:
-    """The backend of torch.distributed: nccl where there are GPUs.
-
-    Raises PartoptError for one that is unknown or not there.
-    """
-    if name not in BACKENDS:
-        raise PartoptError(
-            f"`backend={name}`: unknown backend",
-            did_you_mean(name, BACKENDS),
-            code="invalid-option",
-            option="backend",
-        )
-    if name == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
-        raise PartoptError(
-            "`backend=nccl`: this machine has no GPU that torch sees, or torch no NCCL",
-            "`backend=gloo` runs on processors",
-            code="no-such-device",
-            option="backend",
-        )
-    if name == "auto":
-        return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    return name
-
-
 def choose_engine(name: str, plan: Plan) -> str:
     """The engine: torch's pipeline runtime where it can run the plan, or partopt's own.
 
@@ -116,22 +90,18 @@ def choose_engine(name: str, plan: Plan) -> str:
     return name if name != "auto" else "torch" if reason is None else "partopt"
 
 
-def check_ranks(ranks: int, backend: str) -> None:
-    """Refuse a world of another size, and more ranks than GPUs."""
-    if is_under_torchrun():
-        world = int(os.environ["WORLD_SIZE"])
-        if world != ranks:
-            raise PartoptError(
-                f"the plan has {ranks} ranks, torchrun started {world}",
-                f"start {ranks} in all, on all machines together",
-                code="other-world-size",
-            )
-    elif backend == "nccl" and torch.cuda.device_count() < ranks:
+def check_ranks(ranks: int) -> int:
+    """How many of the plan's ranks run on this host; PartoptError for a world of another size."""
+    if not is_under_torchrun():
+        return ranks
+    world = int(os.environ["WORLD_SIZE"])
+    if world != ranks:
         raise PartoptError(
-            f"the plan has {ranks} ranks, this machine {torch.cuda.device_count()} GPUs",
-            "start it by torchrun on several machines, or `backend=gloo` runs on processors",
-            code="too-few-devices",
+            f"the plan has {ranks} ranks, torchrun started {world}",
+            f"start {ranks} in all, on all machines together",
+            code="other-world-size",
         )
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
 
 def check_model(training: Training) -> None:

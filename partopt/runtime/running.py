@@ -17,6 +17,7 @@ from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError
 from partopt.profiler.device import describe_device
 from partopt.profiler.load import ModelSource, find_model
+from partopt.runtime.backends import choose_backend
 from partopt.runtime.check import check_first
 from partopt.runtime.checkpoint import check_folder, last_checkpoint, resume, save
 from partopt.runtime.context import Context
@@ -26,7 +27,6 @@ from partopt.runtime.run_checks import (
     check_model,
     check_ranks,
     check_run,
-    choose_backend,
     choose_engine,
     refused,
 )
@@ -84,11 +84,10 @@ def run_plan(
     """
     passing = check_run(plan, steps, check, microbatches)
     keeping = Keeping.of(save, every, resume)
-    name = choose_backend(backend)
     training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
     check_data(training)
     ranks = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
-    check_ranks(ranks, name)
+    name = choose_backend(backend, check_ranks(ranks))
     if not is_under_torchrun():
         check_model(training)
 
@@ -100,7 +99,10 @@ def run_plan(
             return None
     else:
         threads = max(1, (os.cpu_count() or 1) // ranks)
-        results = run_local(ranks, main, limit_s=limit_s, backend=name, threads=threads)[0]
+        start = "spawn" if name == "nccl" else None  # CUDA and forking do not go together
+        results = run_local(
+            ranks, main, limit_s=limit_s, backend=name, threads=threads, start=start
+        )[0]
     load = MachineLoad(before=before, after=os.getloadavg()[0], cores=os.cpu_count() or 1)
     return put_together(training, results, load, name)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +15,9 @@ from partopt.errors import PartoptError
 from partopt.profiler.device import choose_dtype
 from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.load import ModelSource
+from partopt.profiler.precision import cast
 from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Loss, default_loss
+from partopt.profiler.step import Loss, loss_of_output
 from partopt.runtime.context import Context
 from partopt.runtime.crossings import check_cuts
 from partopt.runtime.engine import execute
@@ -78,12 +77,12 @@ class Training:
 
     def cast(self, model: nn.Module, device: torch.device) -> Loss:
         """Have the model run under the plan's autocast, if any; its loss function, likewise."""
-        loss_fn = self.source.loss_fn or _default_loss
+        loss_fn = self.source.loss_fn or loss_of_output
         if self.plan.profile.autocast is None:
             return loss_fn
         dtype = choose_dtype(self.plan.profile.autocast)
-        model.forward = _under_autocast(model.forward, device, dtype)
-        return _under_autocast(loss_fn, device, dtype)
+        model.forward = cast(model.forward, device, dtype)
+        return cast(loss_fn, device, dtype)
 
 
 @dataclass
@@ -254,21 +253,6 @@ def check_parameters(plan: Plan, record: Record, model: nn.Module) -> None:
                 code="other-model",
                 stage=s,
             )
-
-
-def _under_autocast(
-    function: Callable[..., Any], device: torch.device, dtype: torch.dtype
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def called(*arguments: Any, **options: Any) -> Any:
-        with torch.autocast(device.type, dtype):
-            return function(*arguments, **options)
-
-    return called
-
-
-def _default_loss(output: Any, _inputs: Any) -> Tensor:
-    return default_loss(output)
 
 
 def losses_of(parts: Sequence[Mapping[int, float]]) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from partopt.documents.topology import Topology
-from partopt.runtime import link_run
+from partopt.runtime import backends, link_run
 from partopt.runtime.link_run import LinkRun
 from tests.links.synthetic import SWITCHED, level_samples, measurement, server
 
@@ -118,13 +118,13 @@ def test_bad_options_before_any_process_starts(partopt, no_processes, tmp_path, 
     ],
 )
 def test_nccl_that_is_not_there(partopt, no_processes, monkeypatch, tmp_path, built, error):
-    monkeypatch.setattr(link_run.dist, "is_nccl_available", lambda: built)
-    monkeypatch.setattr(link_run.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(backends.dist, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(backends.torch.cuda, "device_count", lambda: 1)
     outcome = partopt(
         "topology", "measure", "--ranks", 2, "--backend", "nccl", "-o", tmp_path / "c.yaml"
     )
     assert (outcome.code, outcome.errors) == (2, [error])
-    assert outcome.hints == ["--backend gloo measures between processors"]
+    assert outcome.hints == ["--backend gloo is for processors"]
 
 
 def test_an_existing_file_is_kept(partopt, no_processes, measuring, tmp_path):
