@@ -14,7 +14,7 @@ from partopt.runtime.packing import Packing
 from partopt.runtime.posting import Channel, Receives, Sends
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, Route
-from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.stage import Crossing, Stage, check_made
 from partopt.schedules.order import B, F
 
 
@@ -71,7 +71,9 @@ class Delivery:
         def note_sent(when_ns: int) -> None:
             record.sent[step, place] = when_ns
 
-        message = self.outgoing[route.kind, action.stage].pack(tensors, self.device)
+        packing = self.outgoing[route.kind, action.stage]
+        check_made(action.stage, tensors, packing.crossings)
+        message = packing.pack(tensors, self.device)
         record.send_posted[step, place] = self.sends.post(message, route, note_sent)
 
     def _bytes_of(self, route: Route) -> int:

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from partopt.errors import PartoptError
+
 
 class Crossing(NamedTuple):
     """A tensor that crosses a cut, the same for every microbatch.
@@ -51,3 +53,15 @@ class Stage(Protocol):
 
     def backward_weight(self, microbatch: int) -> None:
         """Run the backward of the weights alone."""
+
+
+def check_made(stage: int, tensors: Sequence[Tensor], crossings: Sequence[Crossing]) -> None:
+    """Refuse tensors that are not those of a cut, for which its receiver has room."""
+    for tensor, crossing in zip(tensors, crossings, strict=True):
+        if tensor.shape != crossing.shape or tensor.dtype != crossing.dtype:
+            raise PartoptError(
+                f"stage {stage} made a tensor of {list(tensor.shape)} {tensor.dtype}, its cut has "
+                f"{list(crossing.shape)} {crossing.dtype}",
+                "give every microbatch the same number of samples",
+                code="cut-mismatch",
+            )

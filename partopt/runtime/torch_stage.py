@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from partopt.errors import PartoptError
-from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.stage import Crossing, Stage, check_made
 from partopt.runtime.torch_times import ActionTimes
 from partopt.schedules.order import B, F, I, W
 
@@ -124,14 +123,7 @@ class TorchStage(PipelineStage):
 
         Raises PartoptError where they are not as `own` says: the receiver's buffers are.
         """
-        for tensor, crossing in zip(tensors, own, strict=True):
-            if tensor.shape != crossing.shape or tensor.dtype != crossing.dtype:
-                raise PartoptError(
-                    f"stage {self.stage_index} made a tensor of {list(tensor.shape)} "
-                    f"{tensor.dtype}, its cut has {list(crossing.shape)} {crossing.dtype}",
-                    "give every microbatch the same number of samples",
-                    code="cut-mismatch",
-                )
+        check_made(self.stage_index, tensors, own)
         sent = [each.detach().contiguous() for each in tensors]
         if len(every) > len(own):
             sent.append(torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from partopt.runtime.context import Context
+from partopt.runtime.engine import execute
 from partopt.runtime.launcher import run_local
 from partopt.runtime.torch_engine import execute_on_torch
 from tests.runtime.failures import boom, fail_at, kill, report
@@ -28,11 +30,11 @@ class Growing(CheckingStage):
         return [torch.zeros(2) for _ in sent] if microbatch == 3 else sent
 
 
-def grow(context: Context) -> None:
+def grow(engine: Any, context: Context) -> None:
     def stage_of(s: int) -> CheckingStage:
         return Growing([ONE], s, 2)
 
-    execute_on_torch(straight("1f1b", [1, 1], 6), stage_of, context=context)
+    engine(straight("1f1b", [1, 1], 6), stage_of, context=context)
 
 
 if __name__ == "__main__":
@@ -40,4 +42,5 @@ if __name__ == "__main__":
     run = partial(run_local, start="fork", grace_s=2.0)
     report("raised", partial(run, 3, partial(fail, boom)))
     report("killed", partial(run, 3, partial(fail, partial(kill, signal.SIGKILL))))
-    report("another shape", partial(run, 2, grow))
+    report("another shape", partial(run, 2, partial(grow, execute_on_torch)))
+    report("another shape of the own engine", partial(run, 2, partial(grow, execute)))
