@@ -5,7 +5,17 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import click
+
 from partopt.errors import PartoptError
+
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="K=V",
+    help="An argument for the function that builds the model.",
+)
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:

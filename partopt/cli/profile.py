@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from partopt import documents
 from partopt.cli import progress, stopping, words
-from partopt.cli.assignments import parse_assignments
+from partopt.cli.assignments import parse_assignments, set_option
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The profile to write; - is standard output; by default that of --resume.",
 )
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="K=V",
-    help="An argument for the function that builds the model.",
-)
+@set_option
 @click.option(
     "--microbatch",
     default="1,2,4,8",

@@ -11,7 +11,7 @@ import click
 
 from partopt import documents
 from partopt.cli import options, stopping
-from partopt.cli.assignments import parse_assignments
+from partopt.cli.assignments import parse_assignments, set_option
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="train a model by a plan, measured beside predicted")
 @click.argument("plan")
 @click.argument("model", metavar="MODEL[:ATTR]")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="K=V",
-    help="An argument for the function that builds the model.",
-)
+@set_option
 @click.option("--steps", type=int, default=10, show_default=True, help="Iterations to train.")
 @click.option(
     "--check", is_flag=True, help="Hold loss and gradients of an iteration against one process."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -244,7 +243,7 @@ class Problem:
         Infinite where it comes first.
         """
         early = self.microbatches is not None and not self.blocking_allreduce
-        return early_bytes(self.bucket_bytes, self.exchange) if early else math.inf
+        return early_bytes(self.bucket_bytes, self.exchange, early)
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""

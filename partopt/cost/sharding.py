@@ -21,7 +21,7 @@ from partopt.cost.memory import Kept, kept_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import AllReduceRates, Level, Topology
 
-OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3  # of `Kept.shard`
+GRADIENTS, PARAMETERS = 2, 3  # of `Kept.shard`
 
 
 class Exchange(NamedTuple):
@@ -78,9 +78,12 @@ def exchange_by(plan: Plan) -> Exchange:
     return exchange_of(kept_by(plan), plan.microbatches is not None)
 
 
-def early_bytes(bucket_bytes: int, exchange: Exchange) -> float:
-    """Bytes of parameters whose gradients fill a bucket; infinite where nothing is exchanged."""
-    return bucket_bytes / exchange.reduced if exchange.reduced else math.inf
+def early_bytes(bucket_bytes: int, exchange: Exchange, early: bool) -> float:
+    """Bytes of parameters whose gradients are exchanged at once beside the last backward.
+
+    They fill a bucket. Infinite where nothing is exchanged, or not `early` but behind the backward.
+    """
+    return bucket_bytes / exchange.reduced if early and exchange.reduced else math.inf
 
 
 def exchange_topology(topology: Topology, exchange: Exchange) -> Topology:

@@ -30,7 +30,6 @@ def check_first(own: RankTraining) -> Check | None:
         _no_dropout(stage.model)
     own.step(learn=False)
     found, losses = own.gradients(), own.end_step()
-    own.first, own.steps = 0, 0
     every = own.context.gather((found, losses))
     if own.context.rank:
         return None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from partopt.documents.plan import Plan
 from partopt.documents.run import Check, MachineLoad, RankSeconds, RanPlan, Run, RunRank
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.rank_record import RankRecord
@@ -91,7 +90,7 @@ def put_together(
         check=results[0].check,
         machine=load,
         ranks=ranks,
-        remarks=list(_remarks(plan, load, backend, len(results))),
+        remarks=list(_remarks(load, backend, len(results))),
     )
     return TrainingRun(document, measured)
 
@@ -117,7 +116,7 @@ def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> Ra
     )
 
 
-def _remarks(plan: Plan, load: MachineLoad, backend: str, ranks: int) -> list[str]:
+def _remarks(load: MachineLoad, backend: str, ranks: int) -> list[str]:
     notes = []
     if load.before > BUSY * load.cores:
         notes.append(
@@ -129,6 +128,4 @@ def _remarks(plan: Plan, load: MachineLoad, backend: str, ranks: int) -> list[st
             f"{ranks} ranks shared {load.cores} cores: they computed in turns, and what was "
             "predicted for a device each cannot be judged by it"
         )
-    if plan.profile.estimated is not None:
-        notes.append(f"the plan rests on times estimated for {plan.profile.estimated}")
     return notes

@@ -125,10 +125,9 @@ class Keeping:
         start = None if resume is None else last_checkpoint(Path(resume))
         return cls(None if save is None else Path(save), every, start)
 
-    def due(self, step: int, last: bool) -> bool:
-        """Whether a checkpoint is due after `step` steps of this run."""
-        often = self.every is not None and step % self.every == 0
-        return self.folder is not None and (last or often)
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step` steps of this run, whatever comes next."""
+        return self.every is not None and step % self.every == 0
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,10 @@ class _Main:
     keeping: Keeping
 
     def __call__(self, context: Context) -> list[RankResult]:
-        """What all ranks found, in their order."""
-        return context.gather(_train(self.training, context, self.steps, self.check, self.keeping))
+        """What all ranks found, in their order, on rank 0; nothing on others."""
+        own = _train(self.training, context, self.steps, self.check, self.keeping)
+        every: list[RankResult] = context.gather(own)
+        return every if context.rank == 0 else []
 
 
 def _train(
@@ -164,7 +165,7 @@ def _train(
         records.append(own.step())
         seconds = time.perf_counter() - began
         losses.append(losses_of(context.gather(own.end_step())))
-        if keeping.folder is not None and keeping.due(step + 1, step + 1 == steps):
+        if keeping.folder is not None and (step + 1 == steps or keeping.is_due(step + 1)):
             save(own, keeping.folder)
         if context.rank == 0 and sys.stderr.isatty():
             print(

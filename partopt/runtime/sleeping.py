@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from partopt.documents.plan import Plan
 from partopt.runtime.stage import Crossing
 from partopt.schedules import schedule
-from partopt.schedules.order import B, F, I, R, U, W
+from partopt.schedules.order import B, F, I, R, W
 from partopt.simulator.work import work_of
 
 
@@ -60,19 +60,6 @@ class SleepingStage:
     def backward_weight(self, microbatch: int) -> None:
         """Sleep for the backward of the weights."""
         time.sleep(self.seconds[W])
-
-
-class SleepingOptimizer(torch.optim.SGD):
-    """An optimizer whose step sleeps for as long as the plan predicts and changes nothing."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], plan: Plan, s: int) -> None:
-        super().__init__(parameters, lr=0.0)
-        work = work_of(plan, schedule(plan.schedule).recomputes)
-        self.seconds = float(work.seconds[U, s])
-
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Sleep for a step."""
-        time.sleep(self.seconds)
 
 
 def _crossings(forward: int, back: int) -> list[Crossing]:

@@ -5,7 +5,6 @@ Together with the order, they are all that a simulation needs to know of the pla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -191,7 +190,7 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
 def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:
     """How a stage of a synchronous plan exchanges gradients beside its last backward."""
     early = plan.microbatches is not None and plan.allreduce == "overlap"
-    bucket = early_bytes(plan.bucket_bytes, exchange) if early else math.inf
+    bucket = early_bytes(plan.bucket_bytes, exchange, early)
     tail = float(tail_share(stage.trained_bytes, bucket))
     if tail == 1.0:
         return Early(0.0, 0.0)
