@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from partopt.documents.profile import Profile
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
+    from partopt.exporters import EXPORTERS, export_plan
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
+    "EXPORTERS": "partopt.exporters",
     "FittedLinks": "partopt.links.fitted",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
@@ -65,6 +67,7 @@ _PLACES = {
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",
+    "export_plan": "partopt.exporters",
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
@@ -80,6 +83,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "EXPORTERS",
     "IMPORTERS",
     "PLANNERS",
     "SCHEDULES",
@@ -102,6 +106,7 @@ __all__ = [
     "compare_groups",
     "estimate",
     "estimate_source",
+    "export_plan",
     "find_fitting",
     "import_profile",
     "import_times",

@@ -12,7 +12,9 @@ from tests.helpers import ROOT
 
 MODULES = sorted((ROOT / "partopt").rglob("*.py"))
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\bpartopt (plan|simulate|compare|profile|show|import|topology|schema)\b")
+COMMAND = re.compile(
+    r"\bpartopt (plan|simulate|compare|profile|show|import|export|topology|schema)\b"
+)
 
 
 def named(path: Path) -> str:
@@ -55,7 +57,13 @@ def spoken(tree: ast.AST) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if "cli" not in path.parts], ids=named)
+# the command line, and those of trainers
+OF_FLAGS = {"cli", "exporters"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if not OF_FLAGS & {*path.parts}], ids=named
+)
 def test_only_the_command_line_speaks_in_flags(path):
     found = [
         f"{named(path)}:{line}: {text}"

@@ -31,6 +31,7 @@ VERBS = {
         "execute a plan: where its time goes, and what would change it",
     ),
     "run": ("partopt.cli.run", "train a model by a plan, measured beside predicted"),
+    "export": ("partopt.cli.export", "write a plan as a trainer reads it"),
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
     "topology": ("partopt.cli.topology", "list, show and measure topologies"),

@@ -1,0 +1,91 @@
+"""`partopt export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partopt.cli import options
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt import Plan
+
+_STEM = "partopt_plan"
+
+
+class _Export(click.Command):
+    """The command, whose help lists the trainers."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line a trainer."""
+        import partopt
+
+        with formatter.section("Trainers"):
+            formatter.write_dl([(each.name, each.summary) for each in partopt.EXPORTERS.values()])
+
+
+@click.command(cls=_Export, short_help="write a plan as a trainer reads it")
+@click.argument("plan")
+@click.option("--to", "target", metavar="TRAINER", required=True, help="Which trainer.")
+@click.option(
+    "--map",
+    "rules",
+    multiple=True,
+    metavar="GLOB=KIND",
+    help="What layers are, where their names do not say: embedding, block, norm or head (repeat).",
+)
+@options.output_options("it")
+def command(
+    plan: str, target: str, rules: tuple[str, ...], output: str | None, force: bool
+) -> None:
+    """Write PLAN, a file or -, as a trainer reads it, on standard output or with -o to a file.
+
+    A plan that the trainer cannot say is refused with every reason; nothing is rounded.
+
+    \b
+    Example:
+      partopt export plan.json --to megatron
+      partopt export plan.json --to torchtitan -o planned.py
+      partopt export plan.json --to vllm --map "model.final*=norm"
+    """
+    import partopt
+
+    loaded = partopt.Plan.load(plan)
+    own = partopt.EXPORTERS.lookup(target)
+    stem = Path(output).stem if output and output != "-" else _STEM
+    try:
+        text = partopt.export_plan(loaded, target, rules=rules, stem=stem)
+    except PartoptError as error:
+        raise _with_hint(error, loaded, target) from None
+    if text.beside and output in (None, "-"):
+        endings = ", ".join(text.beside)
+        raise PartoptError(
+            f"partopt export --to {target}: it is several files ({own.suffix}, {endings})",
+            f"add -o {_STEM}{own.suffix}",
+            code="missing-option",
+            option="output",
+        )
+    if output is None or output == "-":
+        click.echo(text.main, nl=False)
+    else:
+        for name in text.save(output, force):
+            click.echo(f"Wrote {name}", err=True)
+    for note in text.notes:
+        click.echo(f"note:    {note}", err=True)
+
+
+def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:
+    """The error, and the command that makes a plan that the trainer can say."""
+    if error.code != "target-cannot-say":
+        return error
+    words = [f"partopt plan PROFILE --topology {plan.topology.name} --for {target}"]
+    if plan.microbatches is not None:
+        words.append(f"--schedule auto --global-batch {plan.microbatches * plan.microbatch_size}")
+    hint = " ".join([*words, "-o plan.json"])
+    parts = list(error.parts)
+    last = parts[-1]
+    parts[-1] = PartoptError(last.message, hint, code=last.code, **last.fields)
+    return PartoptError.together(parts)

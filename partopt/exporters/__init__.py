@@ -1,0 +1,83 @@
+"""Exporters: plans as trainers read them. One file each, and one line in the registry here.
+
+An exporter is a `Target`: what the trainer can say of a plan, and a function that writes it. A plan
+that a trainer cannot say is refused with every reason; nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.exporters.blocks import Part, describe, find_parts
+from partopt.exporters.faithful import find_faults
+from partopt.exporters.target import ANYWHERE, Target, Text
+from partopt.registry import Registry
+
+EXPORTERS: Registry[Target] = Registry(
+    "exporter",
+    Target,
+    {
+        name: f"partopt.exporters.{name.replace('-', '_')}:TARGET"
+        for name in (
+            "torch-csv",
+            "torchtitan",
+            "megatron",
+            "megatron-bridge",
+            "deepspeed",
+            "colossalai",
+            "vllm",
+            "sglang",
+            "torchgpipe",
+            "accelerate",
+        )
+    },
+)
+
+
+def export_plan(
+    plan: Plan, to: str, *, rules: Sequence[str] = (), stem: str = "partopt_plan"
+) -> Text:
+    """The plan as the trainer `to`, a name from `EXPORTERS`, reads it.
+
+    `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or head, where names do
+    not; `stem` is the name of the file without its ending, for files that name each other.
+
+    Raises PartoptError for an unknown trainer, for rules that do not fit the model, and with all
+    reasons where the trainer cannot say the plan.
+    """
+    target = EXPORTERS.lookup(to)
+    parts = parts_of(plan, target, rules)
+    faults = [_refused(plan, target, fault) for fault in find_faults(plan, target, parts)]
+    if faults:
+        raise PartoptError.together(faults)
+    text = target.write(plan, parts, stem)
+    return Text(text.main, text.beside, [*describe(layers_of(plan), parts), *text.notes])
+
+
+def layers_of(plan: Plan) -> list[str]:
+    """The names of the plan's layers, in their order."""
+    return [name for stage in plan.stages for name in stage.modules]
+
+
+def parts_of(plan: Plan, target: Target, rules: Sequence[str]) -> list[Part]:
+    """What each layer of the plan is; none where the trainer cuts anywhere."""
+    if target.cuts != ANYWHERE:
+        return find_parts(layers_of(plan), rules)
+    if rules:
+        raise PartoptError(
+            f"`map={rules[0]}`: {target.name} counts layers, whatever they are",
+            "leave it out",
+            code="unused-option",
+            option="map",
+        )
+    return []
+
+
+def _refused(plan: Plan, target: Target, fault: str) -> PartoptError:
+    return PartoptError(
+        f"{target.name} cannot say this plan of {plan.profile.name}: {fault}",
+        code="target-cannot-say",
+        target=target.name,
+    )

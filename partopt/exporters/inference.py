@@ -1,0 +1,48 @@
+"""What vLLM and SGLang read alike: how many blocks each stage has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partopt.documents.plan import Plan
+from partopt.exporters.blocks import BLOCK, Part
+from partopt.exporters.target import BLOCKS, Target, Text
+
+_NOTE = "the plan balances forward and backward passes; a server runs forwards alone"
+
+
+def blocks_of_stages(plan: Plan, parts: Sequence[Part]) -> list[int]:
+    """How many blocks each stage has."""
+    return [
+        len({part.number for part in parts[stage.start : stage.stop] if part.kind == BLOCK})
+        for stage in plan.stages
+    ]
+
+
+def partition_target(name: str, title: str, variable: str, flag: str, tried: str) -> Target:
+    """The target whose environment variable `variable` has the blocks of each stage."""
+
+    def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
+        counts = ",".join(map(str, blocks_of_stages(plan, parts)))
+        start = f"start the server with {flag} {len(plan.stages)}"
+        return Text(f"export {variable}={counts}\n", notes=[start, _NOTE])
+
+    return Target(
+        name=name,
+        summary=f"{title}: {variable}, the blocks of each stage",
+        tried=tried,
+        write=write,
+        suffix=".sh",
+        schedules=None,
+        cuts=BLOCKS,
+        replicas="one",
+        recompute="each",
+        shards=("none", "optimizer", "gradients", "parameters"),
+        ranks=(),
+        faults=_one_stage_each,
+    )
+
+
+def _one_stage_each(plan: Plan) -> list[str]:
+    held = {tuple(stage.ranks) for stage in plan.stages}
+    return ["devices hold several stages"] if len(held) < len(plan.stages) else []
