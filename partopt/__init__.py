@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.exporters import EXPORTERS, export_plan
+    from partopt.exporters.planning import solve_for
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
@@ -79,6 +80,7 @@ _PLACES = {
     "scale": "partopt.search.scaling",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
+    "solve_for": "partopt.exporters.planning",
     "verify": "partopt.search.verify",
 }
 
@@ -118,6 +120,7 @@ __all__ = [
     "scale",
     "simulate",
     "solve",
+    "solve_for",
     "verify",
 ]
 

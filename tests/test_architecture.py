@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "search": PLANNING | {"options", "job", "planners", "simulator"},
     "links": DOCUMENTS | {"cost"},
     "report": PLANNING | {"simulator", "links"},
-    "exporters": PLANNING | {"registry", "simulator"},
+    "exporters": PLANNING | {"registry", "simulator", "options", "job", "search"},
     "runtime": PLANNING | {"profiler", "simulator", "links"},
     "simulation": PLANNING | {"options", "simulator", "report"},
 }

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options, progress
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt import Job, Plan
 
 
 @click.command(short_help="every planner, or groups of several sizes, side by side")
@@ -29,12 +33,22 @@ from partopt.errors import PartoptError
     metavar="FILE",
     help="A plan of yours to set beside them (repeat).",
 )
+@click.option(
+    "--for",
+    "targets",
+    multiple=True,
+    metavar="TRAINER",
+    help="The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
+)
+@options.map_option
 @options.job_options
 @options.json_option
 def command(
     profiles: tuple[str, ...],
     chosen: tuple[str, ...],
     files: tuple[str, ...],
+    targets: tuple[str, ...],
+    rules: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -47,12 +61,14 @@ def command(
     Example:
       partopt compare gpt.cpu.float32 --topology v100-pcie
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
+      partopt compare gpt.json --topology dgx-a100 --for megatron --for torchtitan
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if len(profiles) == 1:
-        _compare_planners(profiles[0], chosen, files, as_json, given)
+        within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
+        _compare_planners(profiles[0], chosen, files, within, as_json, given)
     else:
-        _refuse_choice(chosen, files)
+        _refuse_choice({"--planner": chosen, "--plan": files, "--for": targets, "--map": rules})
         _compare_groups(profiles, as_json, given)
 
 
@@ -60,10 +76,11 @@ def _compare_planners(
     profile: str,
     chosen: Sequence[str],
     files: Sequence[str],
+    within: Mapping[str, Callable[[Job, progress.Tell], Plan]],
     as_json: bool,
     given: dict[str, Any],
 ) -> None:
-    """Every planner on one profile."""
+    """Every planner on one profile, and what is planned `within` what trainers can say."""
     import partopt
     from partopt.report import comparison
 
@@ -71,22 +88,28 @@ def _compare_planners(
     print_notes(job.notes)
     plans = {path: partopt.Plan.load(path) for path in files}
     with progress.shown() as tell:
-        result, notes = partopt.compare(job, chosen, plans, tell)
+        result, notes = partopt.compare(job, chosen, plans, tell, within)
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
         options.write_json(result)
         return
     click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    again = (
-        f"plan {shlex.quote(profile)} {options.repeat_options(given)} --planner {best} -o plan.json"
-    )
+    chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
+    again = f"plan {shlex.quote(profile)} {options.repeat_options(given)} {chosen_by} -o plan.json"
     following = f"show {shlex.quote(best)}" if best in files else again
     click.echo(f"\nnext:    partopt {following}", err=True)
 
 
-def _refuse_choice(chosen: Sequence[str], files: Sequence[str]) -> None:
-    for option, values in (("--planner", chosen), ("--plan", files)):
+def _plan_for(target: str, rules: Sequence[str], job: Job, tell: progress.Tell) -> Plan:
+    """The best plan of the job that the trainer can say."""
+    import partopt
+
+    return partopt.solve_for(job, target, rules=rules, progress=tell).plan
+
+
+def _refuse_choice(given: Mapping[str, Sequence[str]]) -> None:
+    for option, values in given.items():
         if values:
             raise PartoptError(
                 f"{option}: goes with one profile",

@@ -59,6 +59,14 @@ memory_option = click.option(
     help='Limit of a device, such as "40 GB", instead of the topology\'s.',
 )
 
+map_option = click.option(
+    "--map",
+    "rules",
+    multiple=True,
+    metavar="GLOB=KIND",
+    help="What layers are, where names do not say: embedding, block, norm or head (repeat).",
+)
+
 _JOB_OPTIONS = [
     click.option(
         "--topology",

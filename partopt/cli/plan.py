@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,13 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     help="A table over numbers of devices instead of one plan.",
 )
 @click.option("--weak", is_flag=True, help="With --scaling: let the batch grow with the devices.")
+@click.option(
+    "--for",
+    "target",
+    metavar="TRAINER",
+    help="Keep to what a trainer can say, one of partopt export --help.",
+)
+@options.map_option
 @options.output_options("the plan")
 @options.json_option
 def command(
@@ -51,6 +58,8 @@ def command(
     as_json: bool,
     scaling: str | None,
     weak: bool,
+    target: str | None,
+    rules: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Plan PROFILE, a file, - or the name of a shipped one, on a cluster.
@@ -66,6 +75,7 @@ def command(
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
       partopt plan gpt.json --topology v100-pcie --scaling 4,8,16
+      partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512 --for megatron
     """
     from partopt import documents
 
@@ -75,19 +85,37 @@ def command(
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
     if scaling is not None and output:
         raise PartoptError("-o: --scaling prints a table", "drop -o", code="usage")
+    if rules and target is None:
+        raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
+    if scaling is not None and target is not None:
+        raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
     job = options.job(profile, given)
     print_notes(job.notes)
+    solve = partial(_solve, job, target, rules)
+    given |= {"target": target, "rules": rules}
     if scaling is not None:
         _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json)
     else:
         again = partial(_command, profile, output, given)
-        _print_plan(job, output, force, as_json, again)
+        _print_plan(solve, job, output, force, as_json, again)
     if not as_json and output != "-":
         click.echo(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
 
 
+def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:
+    """The best plan of the job, or the best that a trainer can say."""
+    import partopt
+
+    if target is None:
+        return partopt.solve(job, tell)
+    return partopt.solve_for(job, target, rules=rules, progress=tell)
+
+
 def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str | None) -> str:
     """The command that follows: look at the plan, compare it, or write it."""
+    if output and given["target"]:
+        rules = options.repeat_options(["rules"])
+        return f"export {shlex.quote(output)} --to {given['target']} {rules}".rstrip()
     if output:
         return f"simulate {shlex.quote(output)}"
     if given["schedule"] == "auto" or scaling:
@@ -106,6 +134,7 @@ def _command(
 
 
 def _print_plan(
+    solve: Callable[[progress.Tell], Result],
     job: Job,
     output: str | None,
     force: bool,
@@ -116,10 +145,8 @@ def _print_plan(
 
     `command` gives the command with some options changed.
     """
-    import partopt
-
     with progress.shown() as tell:
-        result = partopt.solve(job, tell)
+        result = solve(tell)
     print_notes(note for note in result.notes if note not in job.notes)
     plan = result.plan
     if as_json:

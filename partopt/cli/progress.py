@@ -13,8 +13,11 @@ _PATIENCE_S = 1.0
 _MINUTES_FROM_S = 100.0
 
 
+Tell = Callable[[str, int, int], None]  # what is done, how much of it, and how much there is
+
+
 @contextlib.contextmanager
-def shown() -> Iterator[Callable[[str, int, int], None]]:
+def shown() -> Iterator[Tell]:
     """Yield a function to call with what is being done, how much is done, and how much there is."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None

@@ -12,8 +12,12 @@ from partopt.documents.profile import Bytes, Count, Seconds
 from partopt.documents.topology import Topology
 
 
-class ComparisonRow(documents.Part, frozen=True, kw_only=True):
-    """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r."""
+class ComparisonRow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """One plan of a comparison. `stage_variance_s2` is the variance of the stages' C / r.
+
+    Of a plan within what a trainer can say, `price` is how much longer its period is than that of
+    the fastest that fits, as a share of this.
+    """
 
     planner: str
     shape: str
@@ -26,6 +30,7 @@ class ComparisonRow(documents.Part, frozen=True, kw_only=True):
     peak_memory_bytes: Bytes
     fits: bool
     stage_variance_s2: float
+    price: float | None = None
 
 
 class Comparison(documents.Document, frozen=True, kw_only=True):

@@ -12,8 +12,12 @@ from partopt.report.table import label_lines, shorten, table
 from partopt.report.topology import cluster_lines, price_lines, speedup_text
 from partopt.units import format_bytes, format_seconds
 
-_LEGEND = "x ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2."
-_PRICED = "x ONE, x DP: times one device, data parallelism. PER 1.00: samples for 1.00."
+_TIMES = "x ONE, x DP: times one device, data parallelism."
+_LEGENDS = {
+    "VAR": f"{_TIMES} VAR: variance of stages, ms^2.",
+    "PER 1.00": f"{_TIMES} PER 1.00: samples for 1.00.",
+    "PRICE": f"{_TIMES} PRICE: period longer than the best.",
+}
 
 
 def render(comparison: Comparison) -> str:
@@ -28,16 +32,18 @@ def render(comparison: Comparison) -> str:
         *price_lines(comparison.topology),
         *basis_lines(comparison.estimated),
     ]
-    legend = _PRICED if _is_priced(comparison) else _LEGEND
-    return "\n\n".join([label_lines(head), _table(comparison), legend])
+    last = _last_column(comparison)
+    return "\n\n".join([label_lines(head), _table(comparison, last), _LEGENDS[last]])
 
 
-def _is_priced(comparison: Comparison) -> bool:
-    return any(has_price(row.figures) for row in comparison.rows)
+def _last_column(comparison: Comparison) -> str:
+    """What the last column shows: what a trainer costs, what money buys, or the variance."""
+    if any(row.price is not None for row in comparison.rows):
+        return "PRICE"
+    return "PER 1.00" if any(has_price(row.figures) for row in comparison.rows) else "VAR"
 
 
-def _table(comparison: Comparison) -> str:
-    priced = _is_priced(comparison)
+def _table(comparison: Comparison, last: str) -> str:
     headings = [
         "PLANNER",
         "SHAPE",
@@ -48,15 +54,15 @@ def _table(comparison: Comparison) -> str:
         "x DP",
         "MEMORY",
         "FITS",
-        "PER 1.00" if priced else "VAR",
+        last,
     ]
-    rows = [_cells(row, priced) for row in comparison.rows]
+    rows = [_cells(row, last) for row in comparison.rows]
     return table(headings, rows, left=(0, 1, 8), gap=1)
 
 
-def _cells(row: ComparisonRow, priced: bool) -> list[str]:
+def _cells(row: ComparisonRow, last: str) -> list[str]:
     return [
-        shorten(row.planner, 13),
+        shorten(row.planner, 14),
         shorten(row.shape, 8),
         str(row.stages),
         format_seconds(row.period_s),
@@ -65,8 +71,14 @@ def _cells(row: ComparisonRow, priced: bool) -> list[str]:
         "-" if row.speedup_over_data_parallel is None else f"{row.speedup_over_data_parallel:.2f}",
         format_bytes(row.peak_memory_bytes),
         "yes" if row.fits else "no",
-        bought(row.figures) if priced else _variance(row.stage_variance_s2 * 1e6),
+        _last_cell(row, last),
     ]
+
+
+def _last_cell(row: ComparisonRow, last: str) -> str:
+    if last == "PRICE":
+        return "" if row.price is None else f"{row.price:+.1%}"
+    return bought(row.figures) if last == "PER 1.00" else _variance(row.stage_variance_s2 * 1e6)
 
 
 def _variance(value: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,11 +25,13 @@ def compare(
     planners: Sequence[str] = (),
     plans: Mapping[str, Plan] | None = None,
     progress: Progress = ignore_progress,
+    restricted: Mapping[str, Callable[[Job, Progress], Plan]] | None = None,
 ) -> tuple[Comparison, list[Note]]:
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
     `plans` are by the names under which they appear; each is priced and simulated again for the
-    job. All are at one microbatch size, at which the fastest of the planners' is fastest, unless
+    job. `restricted` are ways to plan within what a trainer can say, by name: rows say what that
+    costs. All are at one microbatch size, at which the fastest of the planners' is fastest, unless
     the job says which. The second value holds the notes. Raises PartoptError for a planner that
     would ignore an option, and for a plan of another model or of more devices.
     """
@@ -41,13 +43,15 @@ def compare(
 
     by_size = search_sizes(job, progress, find, lambda found: found.plans[best_of(found.plans)])
     size, (found, own) = next(iter(by_size.items()))
-    problem = job.with_(microbatch_size=size).problem
+    stated = job.with_(microbatch_size=size)
+    problem = stated.problem
     notes = [*job.notes, *own]
     for name, plan in (plans or {}).items():
         found[name] = _price_again(name, plan, problem)
         notes += _notes_of(name, plan, problem)
     base = found.get("data_parallel") or _data_parallel(problem)
-    return comparison_of(found, base), notes
+    kept = {name: find_within(stated, progress) for name, find_within in (restricted or {}).items()}
+    return comparison_of(found | kept, base, list(kept)), notes
 
 
 def _compete(planners: Sequence[str], problem: Problem, beat_s: float) -> contest.Contest:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from partopt.cost.period import stage_variance
 from partopt.documents.comparison import Comparison, ComparisonRow
@@ -10,13 +13,23 @@ from partopt.documents.plan import Plan
 from partopt.documents.scaling import Scaling, ScalingRow
 
 
-def comparison_of(plans: Mapping[str, Plan], data_parallel: Plan | None) -> Comparison:
+def comparison_of(
+    plans: Mapping[str, Plan], data_parallel: Plan | None, restricted: Sequence[str] = ()
+) -> Comparison:
     """The comparison of `plans` of one problem by name, at least one; ties keep their order.
 
-    `data_parallel` is None where the schedule cannot have it.
+    `data_parallel` is None where the schedule cannot have it. The `restricted` ones say how much
+    longer they take than the fastest of all that fits.
     """
     base_s = data_parallel.predicted.period_s if data_parallel else None
     rows = [_comparison_row(name, plan, base_s) for name, plan in plans.items()]
+    best_s = min((row.period_s for row in rows if row.fits), default=math.inf)
+    rows = [
+        replace(row, price=row.period_s / best_s - 1)
+        if row.planner in restricted and row.fits
+        else row
+        for row in rows
+    ]
     first = next(iter(plans.values()))
     return Comparison(
         model=first.profile.name,

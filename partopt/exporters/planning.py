@@ -1,0 +1,192 @@
+"""The best plan that a trainer can say.
+
+The job is restricted to what the trainer can: where stages begin, replicas, schedules,
+recomputation. What planners still decide otherwise, ranks in another order or a deeper warm-up, is
+put as the trainer has it, and simulated so.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from partopt.cost.price import price
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    NESTED,
+    Partition,
+    Progress,
+    ignore_progress,
+    partition_of,
+    problem_from_plan,
+)
+from partopt.documents.plan import Plan
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.exporters import EXPORTERS
+from partopt.exporters.blocks import Part, find_parts
+from partopt.exporters.faithful import find_faults, may_begin
+from partopt.exporters.target import ANYWHERE, Target
+from partopt.job import Job
+from partopt.options import AUTO, MANUAL
+from partopt.schedules import SCHEDULES, schedule
+from partopt.search.contest import certify_simulated
+from partopt.search.sizes import order_of
+from partopt.search.solve import Result, solve
+from partopt.simulator.prediction import simulate_plan
+
+
+def solve_for(
+    job: Job, to: str, *, rules: Sequence[str] = (), progress: Progress = ignore_progress
+) -> Result:
+    """The best plan of `job` that the trainer `to`, a name from `EXPORTERS`, can say.
+
+    `rules` are those of `export_plan`; the alternatives are what else was found that it can say.
+    Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
+    where no plan that it can say was found.
+    """
+    target = EXPORTERS.lookup(to)
+    names = [layer.name for layer in job.profile.layers]
+    parts = [] if target.cuts == ANYWHERE else find_parts(names, rules)
+    results, refusals = [], []
+    for changes in _restrictions(job, target, parts):
+        try:
+            results.append(solve(job.with_(**changes), progress))
+        except PartoptError as error:
+            refusals.append(error)
+    if not results:
+        raise PartoptError.together({error.message: error for error in refusals}.values())
+    found = [
+        plan
+        for result in results
+        for plan in (result.plan, *result.alternatives)
+        if job.planner_name in (None, plan.planner)
+    ]
+    plans = [said for plan in found if (said := _as_said(plan, target, parts, job)) is not None]
+    if not plans:
+        faults = dict.fromkeys(f for plan in found for f in find_faults(plan, target, parts))
+        raise PartoptError(
+            f"no plan was found that {to} can say: {'; '.join(faults)}",
+            "give other devices or another number of microbatches, or choose the schedule",
+            ANSWER_IS_NO,
+            code="no-plan",
+            target=to,
+        )
+    best, *others = sorted(plans, key=order_of)
+    return Result(best, tuple(others), results[0].notes, (best,))
+
+
+def _restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    """The options that keep the job within what the trainer can say.
+
+    Several where planners are to choose what the trainer has for all stages alike.
+
+    Raises PartoptError where the job asks for anything else.
+    """
+    _check_asked(job, target)
+    if job.planner_name == MANUAL:
+        yield {}
+        return
+    changes: dict[str, Any] = {}
+    if target.cuts != ANYWHERE:
+        changes["cut_at"] = _places(job, target, parts)
+    if not target.ties:
+        changes["tied"] = "together"
+    if target.recompute == "never":
+        changes["recompute"] = "never"
+    if job.schedule == AUTO:
+        yield changes
+    if target.replicas != "any":
+        changes["replication"] = "uniform" if target.replicas == "equal" else "none"
+        if job.replication == "none":
+            changes["replication"] = "none"
+    modes = ["never", "always"] if job.recompute == "auto" and target.recompute == "all" else [None]
+    for name in _named(job, target):
+        for mode in modes:
+            recompute = {} if mode is None else {"recompute": mode}
+            yield changes | {"schedule": name} | recompute
+
+
+def _check_asked(job: Job, target: Target) -> None:
+    """Refuse options that the trainer has nothing for."""
+    names = target.schedules
+    if names is not None and job.schedule != AUTO and job.schedule not in names:
+        raise PartoptError(
+            f"`schedule={job.schedule}`: {target.name} runs {', '.join(names)}",
+            f"choose `schedule={next(iter(names))}`",
+            code="target-cannot-say",
+            option="schedule",
+        )
+    if job.shard not in target.shards:
+        raise PartoptError(
+            f"`shard={job.shard}`: {target.name} has {', '.join(target.shards)}",
+            f"choose `shard={target.shards[0]}`",
+            code="target-cannot-say",
+            option="shard",
+        )
+    if job.recompute == "always" and target.recompute == "never":
+        raise PartoptError(
+            f"`recompute=always`: {target.name} recomputes nothing",
+            "choose `recompute=never`",
+            code="target-cannot-say",
+            option="recompute",
+        )
+
+
+def _named(job: Job, target: Target) -> list[str]:
+    """The schedules to plan for by name: that of the job, or where it is open those of planners.
+
+    Of schedules that differ in their warm-ups alone the first stands for all.
+    """
+    if job.schedule != AUTO:
+        return [job.schedule]
+    names = [name for name in target.schedules or SCHEDULES if schedule(name).tried_by_auto]
+    planned = [name for name in names if schedule(name).kernel is not None]
+    deeper = [name for name in planned if schedule(name).takes_warmup][1:]
+    return [name for name in planned if name not in deeper]
+
+
+def _places(job: Job, target: Target, parts: Sequence[Part]) -> list[str]:
+    """The layers that a stage may begin with, by name, of those that the job allows."""
+    names = [layer.name for layer in job.profile.layers]
+    may = [names[i] for i in may_begin(parts, target.cuts)]
+    patterns = job.cut_at or ["*"]
+    kept = [n for n in may if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
+    return [_literal(name) for name in kept or may[:1]]
+
+
+def _literal(name: str) -> str:
+    """The pattern that matches this name alone."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _as_said(plan: Plan, target: Target, parts: Sequence[Part], job: Job) -> Plan | None:
+    """The plan, or as the trainer would run it; None where it cannot say it either way."""
+    if not list(find_faults(plan, target, parts)):
+        return plan
+    if len({stage.replicas for stage in plan.stages}) > 1 or plan.copies > 1:
+        return None
+    with suppress(PartoptError):
+        said = _as_mesh(plan, job)
+        return None if list(find_faults(said, target, parts)) else said
+    return None
+
+
+def _as_mesh(plan: Plan, job: Job) -> Plan:
+    """The plan with the ranks of a stage next to each other, at the schedule's own warm-up."""
+    problem = problem_from_plan(plan, job.profile)
+    held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
+    d = plan.stages[0].replicas
+    partition = partition_of(plan, problem.recompute_per_stage)
+    family = CONTIGUOUS if plan.family == NESTED else plan.family
+    places = [held.index(tuple(stage.ranks)) for stage in plan.stages]
+    stages = [
+        replace(stage, ranks=range(p * d, p * d + d))
+        for stage, p in zip(partition.stages, places, strict=True)
+    ]
+    laid = simulate_plan(price(Partition(family, stages), problem, plan.planner))
+    if plan.certificate is None:
+        return laid
+    return certify_simulated(laid, plan.certificate.lower_bound_s, problem)
