@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @set_option
 @click.option("--steps", type=int, default=10, show_default=True, help="Iterations to train.")
 @click.option(
-    "--check", is_flag=True, help="Hold loss and gradients of an iteration against one process."
+    "--check", is_flag=True, help="Hold losses and gradients of a step against one process."
 )
 @click.option("--microbatches", type=int, help="Of a step of an asynchronous plan.")
 @click.option(
@@ -59,9 +59,10 @@ def command(
     """Train MODEL by PLAN on torch.distributed: every rank its own stages of the model.
 
     Starts as many processes as the plan has ranks; under torchrun, on one machine or several, takes
-    part as one of its ranks. Prints what was predicted beside what was measured. With --check the
-    first iteration is held against one process that has the whole model, and the command ends with
-    exit code 1 where they differ.
+    part as one of its ranks. Prints what was predicted beside what was measured. With --check a
+    first step is held against one process that has the whole model: its losses and gradients, or
+    under an asynchronous schedule the changes of its weights. Where they differ the command ends
+    with exit code 1.
 
     \b
     Example:
@@ -103,10 +104,11 @@ def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool)
             run.save(output, force)
         if output != "-":
             click.echo(f"Wrote {output}", err=True)
-    if run.check is not None and not run.check.equal:
+    check = run.check
+    if check is not None and not check.equal:
         raise PartoptError(
-            f"the run is not equal to one process: gradients of {run.check.worst} differ by "
-            f"{run.check.largest_gradient_error:.1g} of the largest",
+            f"the run is not equal to one process: {check.compared} of {check.worst} differ by "
+            f"{check.largest_error:.1g} of the largest, losses by {check.loss_error:.1g}",
             "try a plan with one stage to see whether the model itself can be repeated",
             ANSWER_IS_NO,
             code="not-equal",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -54,14 +54,15 @@ class RunRank(documents.Part, frozen=True, kw_only=True):
 
 
 class Check(documents.Part, frozen=True, kw_only=True):
-    """The first iteration against one process: relative errors of its loss and its gradients.
+    """The first step against one process: relative errors of losses, and of what is `compared`.
 
-    A gradient's error is its largest difference over its parameter's largest gradient; `worst` is
-    the parameter that has the largest.
+    An error is the largest difference over the largest gradient, or change, of the parameter;
+    `worst` is the one that has the largest.
     """
 
+    compared: Literal["gradients", "changes"]  # changes of weights: of an asynchronous plan
     loss_error: Share
-    largest_gradient_error: Share
+    largest_error: Share
     worst: str
     parameters: Count
     equal: bool

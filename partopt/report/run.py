@@ -39,8 +39,9 @@ def _head(run: Run) -> Iterator[tuple[str, str]]:
         found = "equal to one process" if check.equal else "NOT equal to one process"
         yield (
             "check",
-            f"{found}: loss to {check.loss_error:.1g}, gradients of {check.parameters} parameters "
-            f"to {check.largest_gradient_error:.1g}" + ("" if check.equal else f" ({check.worst})"),
+            f"{found}: losses to {check.loss_error:.1g}, {check.compared} of {check.parameters} "
+            f"parameters to {check.largest_error:.1g}"
+            + ("" if check.equal else f" ({check.worst})"),
         )
 
 

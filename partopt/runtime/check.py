@@ -1,105 +1,139 @@
-"""The first iteration of a run against one process that has the whole model."""
+"""The first step of a run against one process that has the whole model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from msgspec import structs
+from torch import Tensor
 
 from partopt.documents.run import Check
-from partopt.errors import PartoptError
-from partopt.profiler.step import run_loss
-from partopt.runtime.inputs import Microbatches
-from partopt.runtime.random_state import RandomState
+from partopt.runtime.context import Context
+from partopt.runtime.one_process import Reference, WholeModel, switch_off_dropout, train_alone
+from partopt.runtime.parameters import own_parameter_names
+from partopt.runtime.stale_reference import train_stale
 from partopt.runtime.training import RankTraining, Training
+from partopt.runtime.visible_rates import visible_rates
 
 EQUAL = 1e-4  # relative error up to which numbers of 32 bits are equal to rounding
 EQUAL_16 = 5e-2  # and of 16 bits
 
-Gradients = dict[tuple[int, str], Tensor]  # by stage and parameter
+Compared = Literal["gradients", "changes"]
 
 
-def check_first(own: RankTraining) -> Check | None:
-    """Run the first iteration without learning, and compare; the outcome on rank 0, None on others.
+class Found(NamedTuple):
+    """What a rank found: losses of its microbatches, and tensors by stage and parameter."""
 
-    Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the model draws random
-    numbers all the same.
+    losses: dict[int, float]
+    tensors: dict[tuple[int, str], Tensor]
+
+
+def check_first(training: Training, context: Context) -> Check | None:
+    """Run a first step, and compare; the outcome on rank 0, None on others.
+
+    Of an iteration the gradients are compared, of the step of an asynchronous plan what it changes
+    the weights by. Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the
+    model draws random numbers all the same.
     """
-    for stage in own.stages.values():
-        _no_dropout(stage.model)
+    check = _check_changes if training.asynchronous else _check_gradients
+    return check(training, context)
+
+
+def _check_gradients(training: Training, context: Context) -> Check | None:
+    own = _without_dropout(RankTraining(training, context))
     own.step(learn=False)
-    found, losses = own.gradients(), own.end_step()
-    every = own.context.gather((found, losses))
-    if own.context.rank:
+    every = context.gather(Found(own.end_step(), own.gradients()))
+    if context.rank:
         return None
-    loss, expected = reference(own.training, own.context.device)
-    parts = [part for _, part in every]
-    mean = sum(sum(part.values()) for part in parts) / sum(len(part) for part in parts)
-    return compare(mean, [gradients for gradients, _ in every], loss, expected, own.training)
+    expected = train_alone(WholeModel(training, context.device), training.microbatches)
+    return compare(every, expected, "gradients", tolerance(training))
 
 
-def reference(training: Training, device: torch.device) -> tuple[float, dict[str, Tensor]]:
-    """The mean loss of the first iteration's microbatches, and its gradients, in one process."""
-    torch.manual_seed(training.seed)
-    model = training.build().to(device)
-    loss_fn = training.cast(model, device)
-    _no_dropout(model)
-    size = training.plan.microbatch_size
-    inputs = Microbatches(training.source, (0, 1), size, training.seed, device, training.dtype)
-    total, before = 0.0, RandomState(device)
-    for number in range(training.microbatches):
-        given = inputs(number)
-        loss = run_loss(model, given, loss_fn) / training.microbatches
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
-    if before.advanced():
-        raise PartoptError(
-            "the model draws random numbers, which one process and several draw in other orders",
-            "check it with dropout set to 0",
-            code="not-comparable",
-        )
-    gradients = {
-        name: each.grad.detach().cpu()
-        for name, each in model.named_parameters()
-        if each.grad is not None
-    }
-    return total, gradients
+def _check_changes(training: Training, context: Context) -> Check | None:
+    """Learn by plain SGD, whatever the plan's optimizer is.
+
+    Adam divides a gradient that is nothing but rounding by its own size, so that two runs part.
+    """
+    plan = structs.replace(training.plan, optimizer="sgd")
+    source = replace(training.source, optimizer=None)
+    own = _without_dropout(RankTraining(replace(training, plan=plan, source=source), context))
+    stages = [own_parameter_names(own.record, each.start, each.stop) for each in plan.stages]
+    names = [[name for name in own_names if name in own.trained] for own_names in stages]
+    alone = context.rank == 0
+    rates = visible_rates(WholeModel(training, context.device), names) if alone else []
+    rates = context.gather(rates)[0]
+    for s, stage in own.stages.items():
+        if names[s]:
+            own.optimizer(s, stage.parameters).param_groups[0]["lr"] = rates[s]
+    before = _weights(own)
+    own.step()
+    changes = {key: (now - before[key]).cpu() for key, now in _weights(own).items()}
+    every = context.gather(Found(own.end_step(), changes))
+    if context.rank:
+        return None
+    equal = tolerance(training)
+    expected = train_stale(training, WholeModel(training, context.device), names, rates, equal)
+    return compare(every, expected, "changes", equal)
 
 
-def compare(
-    loss: float,
-    found: Sequence[Gradients],
-    expected_loss: float,
-    expected: dict[str, Tensor],
-    training: Training,
-) -> Check:
-    """The largest errors of what the ranks found; a gradient that is missing is wholly wrong."""
-    worst, error, seen = "", 0.0, set()
-    for gradients in found:
-        for (_, name), own in gradients.items():
-            seen.add(name)
+def compare(every: Sequence[Found], expected: Reference, compared: Compared, equal: float) -> Check:
+    """The largest errors of what the ranks found; a tensor that is missing is wholly wrong."""
+    errors = dict.fromkeys(expected.tensors, 0.0)
+    missing = errors.keys() - {name for found in every for _, name in found.tensors}
+    errors |= dict.fromkeys(missing, 1.0)
+    for found in every:
+        for (_, name), own in found.tensors.items():
             off = 1.0
-            if name in expected:
-                scale = expected[name].abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-                off = float((own.float() - expected[name].float()).abs().max() / scale)
-            if not off <= error:  # not a number, too
-                worst, error = name, off
-    missing = sorted(expected.keys() - seen)
-    if missing:
-        worst, error = missing[0], 1.0
-    loss_error = abs(loss - expected_loss) / max(abs(expected_loss), 1e-30)
-    most = EQUAL if training.dtype == torch.float32 else EQUAL_16
+            if name in expected.tensors:
+                off = _error(own, expected.tensors[name], expected.scales[name])
+            errors[name] = max(errors.get(name, 0.0), off)
+    worst = max(errors, key=errors.__getitem__, default="")
+    losses = {number: loss for found in every for number, loss in found.losses.items()}
+    loss_error = _error(
+        torch.tensor([losses[number] for number in expected.losses]),
+        torch.tensor(list(expected.losses.values())),
+        max(map(abs, expected.losses.values())),
+    )
+    error = errors.get(worst, 0.0)
     return Check(
+        compared=compared,
         loss_error=loss_error,
-        largest_gradient_error=error,
+        largest_error=error,
         worst=worst,
-        parameters=len(expected),
-        equal=bool(loss_error <= most and error <= most),
+        parameters=len(expected.tensors),
+        equal=loss_error <= equal and error <= equal,
     )
 
 
-def _no_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
+def tolerance(training: Training) -> float:
+    """The relative error up to which numbers of a training are equal to rounding.
+
+    Under autocast a weight that learns is rounded to 16 bits wherever it is used.
+    """
+    rounded = training.asynchronous and training.plan.profile.autocast is not None
+    return EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
+
+
+def _error(own: Tensor, expected: Tensor, scale: float) -> float:
+    """The largest difference over `scale`; 1 where there is what is not a number."""
+    off = float((own.double() - expected.double()).abs().max()) / max(scale, 1e-30)
+    return off if math.isfinite(off) else 1.0
+
+
+def _weights(own: RankTraining) -> dict[tuple[int, str], Tensor]:
+    return {
+        (s, name): each.detach().clone()
+        for s, stage in own.stages.items()
+        for name, each in stage.own_parameters.items()
+        if each.requires_grad
+    }
+
+
+def _without_dropout(own: RankTraining) -> RankTraining:
+    for stage in own.stages.values():
+        switch_off_dropout(stage.model)
+    return own

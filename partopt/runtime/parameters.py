@@ -60,7 +60,7 @@ def materialise(
                 own = firsts[id(parameter)] in keep
                 value = values[prefix + name] if own else None
                 made[id(parameter)] = _parameter(parameter, value, device)
-            module._parameters[name] = made[id(parameter)]
+            setattr(module, name, made[id(parameter)])  # an RNN keeps a list of its own, too
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
                 filled = buffers[prefix + name].to(buffer.dtype)

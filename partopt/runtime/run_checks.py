@@ -17,7 +17,7 @@ ENGINES = ("auto", "torch", "partopt")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
 
-def check_run(plan: Plan, steps: int, check: bool, microbatches: int | None) -> int:
+def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
     """The microbatches of a step, where the plan can run; PartoptError where it cannot."""
     if steps < 1:
         raise refused("steps", steps, "at least 1")
@@ -45,12 +45,6 @@ def check_run(plan: Plan, steps: int, check: bool, microbatches: int | None) -> 
         if microbatches is not None and microbatches != plan.microbatches:
             raise refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
         return plan.microbatches
-    if check:
-        raise PartoptError(
-            f"check: {plan.schedule} is asynchronous: its weights are not those of one process",
-            "check the model under a schedule with a flush: `schedule=1f1b`",
-            code="conflicting-options",
-        )
     return microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
 
 

@@ -74,15 +74,15 @@ def run_plan(
     Here as processes of this machine; under `torchrun` as its ranks, of which all but rank 0 get
     None. A step is an iteration; of an asynchronous plan it is `microbatches` from an empty
     pipeline to an empty one. `engine` is "torch", its pipeline runtime, the default where that can
-    run the plan, or "partopt", which runs every plan. With `check` the first iteration is held
-    against one process first. Checkpoints are written into the folder `save` at the end and after
+    run the plan, or "partopt", which runs every plan. With `check` a first step is held against
+    one process, and dropped. Checkpoints are written into the folder `save` at the end and after
     `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
     or another.
 
     Raises PartoptError for a plan that cannot run here, a model that is not the plan's, and where a
     rank fails.
     """
-    passing = check_run(plan, steps, check, microbatches)
+    passing = check_run(plan, steps, microbatches)
     keeping = Keeping.of(save, every, resume)
     training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
     check_data(training)
@@ -150,10 +150,8 @@ def _train(
     training: Training, context: Context, steps: int, check: bool, keeping: Keeping
 ) -> RankResult:
     """What one rank does, and finds."""
+    outcome = check_first(training, context) if check else None
     own = RankTraining(training, context)
-    outcome = check_first(own) if check else None
-    if check:
-        own = RankTraining(training, context)
     if keeping.start is not None:
         resume(own, keeping.start)
     cuda = context.device.type == "cuda"

@@ -31,9 +31,8 @@ from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, replay_stage
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
-from partopt.runtime.versions import batch_of
-from partopt.schedules import order, schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
+from partopt.runtime.versions import batch_of_stage
+from partopt.schedules import order
 from partopt.simulator.restate import layout_of
 
 
@@ -199,16 +198,11 @@ class RankTraining:
                 self.training.source, self.training.plan.optimizer, self.training.rate, parameters
             )
             if self.training.asynchronous:
-                own.register_step_pre_hook(mean_over(self._microbatches_of_step(s)))
+                plan = self.training.plan
+                orders = order(plan.schedule, layout_of(plan, self.training.microbatches))
+                own.register_step_pre_hook(mean_over(batch_of_stage(plan, orders, s)))
             self.optimizers[s] = own
         return self.optimizers[s]
-
-    def _microbatches_of_step(self, s: int) -> int:
-        """Microbatches whose gradients an asynchronous stage adds up before it steps."""
-        plan = self.training.plan
-        if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
-            return plan.stages[s].replicas
-        return batch_of(plan, order(plan.schedule, layout_of(plan, self.training.microbatches)))
 
 
 def without_weights(training: Training, device: torch.device) -> tuple[nn.Module, Loss]:

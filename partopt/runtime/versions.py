@@ -146,6 +146,13 @@ def versions_of(
     return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order))
 
 
+def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:
+    """Microbatches whose gradients an asynchronous stage adds up before it steps."""
+    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
+        return plan.stages[stage].replicas
+    return batch_of(plan, order)
+
+
 def batch_of(plan: Plan, order: Order) -> int:
     """G of 2BW: a multiple of all numbers of replicas, and no fewer than are in flight."""
     peaks = in_flight(order)

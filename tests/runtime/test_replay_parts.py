@@ -307,5 +307,19 @@ def test_a_model_on_meta_gets_the_weights_of_its_seed() -> None:
     assert last.losses[0] == run_loss(whole, inputs, gpt_loss)
 
 
+def test_a_recurrent_layer_gets_its_weights_where_it_looks_for_them() -> None:
+    """Converted without weights, an LSTM no longer notices that it got others."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.LSTM(4, 4)).to(torch.float32)
+
+    with build_without_weights(fake_mode()):
+        model = build()
+    materialise(model, dict(model.named_parameters()), build, 11)
+    torch.manual_seed(11)
+    inputs, whole = torch.ones(2, 4), build()
+    torch.testing.assert_close(model(inputs), whole(inputs), rtol=0.0, atol=0.0)
+
+
 def _stage(model: nn.Module, record: Any, start: int, stop: int, inputs: Tensor) -> ReplayStage:
     return replay_stage(model, record, start, stop, gpt_loss, lambda _: inputs, 1.0)

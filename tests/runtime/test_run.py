@@ -93,7 +93,7 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
     document = Run.parse(ran.stdout.encode())
     check = document.check
     assert check is not None and check.equal
-    assert check.loss_error < 1e-6 and check.largest_gradient_error < 1e-5
+    assert check.loss_error < 1e-6 and check.largest_error < 1e-5
     assert check.parameters == 7  # the tied one counts once
     assert (document.steps, len(document.losses), len(document.steps_s)) == (3, 3, 3)
     assert [(row.rank, row.stages) for row in document.ranks] == [(0, [0]), (1, [0]), (2, [1])]
@@ -110,9 +110,12 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     """Labels are the inputs, and every microbatch is one number: the model learns the six."""
     options = {"schedule": "pipedream", "microbatches": None, "cuts": [2], "replicas": [2, 1]}
     plan, model = made("data", UNTIED + OPTIMIZER + DATA, **options)
-    ran = partopt("run", plan, model, "--steps", 1, "--microbatches", 6, "--json")
+    ran = partopt("run", plan, model, "--steps", 1, "--microbatches", 6, "--check", "--json")
     assert ran.returncode == 0, ran.stderr
-    assert Run.parse(ran.stdout.encode()).plan.microbatches == 6
+    document = Run.parse(ran.stdout.encode())
+    assert document.plan.microbatches == 6
+    assert document.check is not None and document.check.compared == "changes"
+    assert "changes of 8 parameters" in render(document)
     over = partopt("run", plan, model, "--steps", 2, "--microbatches", 6)
     assert over.returncode != 0
     assert "ended after 3 microbatches, before number " in over.stderr
@@ -168,10 +171,10 @@ def test_another_world_size_is_refused(made, monkeypatch):
 def test_shares_and_tied_parameters_of_asynchronous_plans_are_not_run(made):
     shared, _ = made("shared", cuts=[2], replicas=[2, 2], shard="optimizer")
     with pytest.raises(PartoptError, match="shard=optimizer"):
-        check_run(Plan.load(shared), 1, False, None)
+        check_run(Plan.load(shared), 1, None)
     tied, _ = made("stale", schedule="pipedream", microbatches=None, cuts=[2], replicas=[1, 1])
     with pytest.raises(PartoptError, match="hold one tied parameter"):
-        check_run(Plan.load(tied), 1, False, None)
+        check_run(Plan.load(tied), 1, None)
 
 
 def test_a_process_that_dies_ends_the_run_and_says_which(made):

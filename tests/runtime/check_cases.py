@@ -1,0 +1,208 @@
+"""Checks of asynchronous plans for a GPT, of a right engine and of wrong ones, in one launch.
+
+`python -m tests.runtime.check_cases FILE` writes what rank 0 found in each to FILE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch.distributed as dist
+
+from partopt import Job, solve
+from partopt.documents.plan import Plan
+from partopt.documents.run import Check
+from partopt.profiler import measure_source
+from partopt.profiler.load import find_model
+from partopt.runtime import training
+from partopt.runtime.check import check_first
+from partopt.runtime.context import Context
+from partopt.runtime.gradients import Sum
+from partopt.runtime.launcher import run_local
+from partopt.runtime.training import Training
+from partopt.runtime.versions import DoubleBuffered, Versions
+from tests.helpers import flat
+
+RANKS = 3
+MICROBATCHES = 13  # a last round is not whole, whatever the replicas are
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query, self.key, self.out = (nn.Linear(width, width) for _ in range(3))
+        nn.init.zeros_(self.key.bias)  # whose gradient is nothing but rounding
+
+    def forward(self, x):
+        y = self.norm(x)
+        mixed = nn.functional.scaled_dot_product_attention(
+            self.query(y), self.key(y), y, is_causal=True)
+        return x + nn.functional.gelu(self.out(mixed))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(19, 8)
+        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(8, 19)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.drop(x))
+
+
+def build():
+    return GPT()
+
+
+def example_inputs(size):
+    return torch.randint(19, (size, 6))
+
+
+def loss_fn(output, inputs):
+    return nn.functional.cross_entropy(output[:, :-1].flatten(0, 1), inputs[:, 1:].flatten())
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters)
+"""
+
+
+class Case(NamedTuple):
+    """A plan, and what is wrong with the engine that runs it."""
+
+    replicas: list[int]
+    schedule: str = "pipedream"
+    allreduce: str = "overlap"
+    recompute: str = "never"
+    fault: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+
+RIGHT = {
+    "a pipeline that recomputes": Case([1, 1, 1], recompute="always"),
+    "replicas": Case([2, 1]),
+    "an exchange that blocks": Case([1, 2], allreduce="blocking"),
+    "2BW": Case([1, 2], "pipedream-2bw"),
+    "a flush": Case([2, 1], "1f1b"),
+}
+
+
+def on_rank_1(owner: type, name: str, wrong: Callable[..., Any]) -> Callable[[], Any]:
+    """A fault: on rank 1 `wrong(right, *arguments)` runs in the place of the right method."""
+    right = getattr(owner, name)
+
+    def run(*arguments: Any) -> Any:
+        return wrong(right, *arguments) if dist.get_rank() == 1 else right(*arguments)
+
+    return lambda: mock.patch.object(owner, name, run)
+
+
+def older(right: Any, own: Versions, microbatch: int) -> Any:
+    """One microbatch uses the weights before the newest."""
+    newest: list[Any] = own.__dict__.setdefault("seen", [])
+    newest.append(right(own, microbatch))
+    return newest[-2 if microbatch == 8 else -1]
+
+
+def newer(right: Any, own: DoubleBuffered, microbatch: int) -> Any:
+    """One microbatch, the last of a batch, uses the newest weights, not those before."""
+    return own.newest if microbatch == 8 else right(own, microbatch)
+
+
+def not_kept(right: Any, own: Versions, microbatch: int) -> None:
+    """One microbatch is recomputed with other weights than those of its forward."""
+    right(own, microbatch)
+    if microbatch == 8:
+        own._use(own.newest)
+
+
+def forgets_last(right: Any, own: Versions, number: int) -> None:
+    """The last round changes no weights."""
+    if number == MICROBATCHES - 1:
+        own._drop_gradients()
+    else:
+        right(own, number)
+
+
+def off(right: Any, own: Sum) -> None:
+    """What the replicas add up is a hundredth more in one parameter."""
+    right(own)
+    own.parts[0][0][0].grad.mul_(1.01)
+
+
+def no_mean() -> Any:
+    """Gradients of a round are added up, and that is all."""
+    return mock.patch.object(training, "mean_over", lambda microbatches: lambda *_: None)
+
+
+WRONG = {
+    "an older version": Case([1, 1, 1], fault=on_rank_1(Versions, "version_of", older)),
+    "a newer version": Case(
+        [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)
+    ),
+    "a version that is not kept": Case(
+        [1, 1, 1],
+        recompute="always",
+        fault=on_rank_1(Versions, "use_for_backward", not_kept),
+    ),
+    "an update that is missing": Case(
+        [1, 1, 1], fault=on_rank_1(Versions, "end_round", forgets_last)
+    ),
+    "a sum that is off": Case([2, 1], fault=on_rank_1(Sum, "finish", off)),
+    "a sum that is no mean": Case([2, 1], fault=no_mean),
+}
+CASES = RIGHT | WRONG
+
+
+class Main(NamedTuple):
+    """What every process runs."""
+
+    plans: dict[str, Plan]
+    model: str
+
+    def __call__(self, context: Context) -> dict[str, Check | None]:
+        """What each check came to, on rank 0."""
+        source, found = find_model(self.model), {}
+        for name, plan in self.plans.items():
+            asked = Training(plan, source, plan.microbatches or MICROBATCHES)
+            with CASES[name].fault():
+                found[name] = check_first(asked, context)
+        return found
+
+
+def main() -> dict[str, Check]:
+    """What each check came to."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.py"
+        model.write_text(MODEL)
+        profile = measure_source(str(model), microbatch_sizes=[2], steps=1, granularity="block")
+        plans = {}
+        for name, case in CASES.items():
+            options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
+            del options["fault"]
+            microbatches = 8 if case.schedule == "1f1b" else None
+            job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
+            plans[name] = solve(job).plan
+        return run_local(RANKS, Main(plans, str(model)))[0]
+
+
+if __name__ == "__main__":
+    from tests.runtime import check_cases as cases_  # under the name by which it is unpickled
+
+    Path(sys.argv[1]).write_bytes(pickle.dumps(cases_.main()))
