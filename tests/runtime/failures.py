@@ -1,14 +1,14 @@
-"""Runs that fail, one after the other in one process: `python -m tests.runtime.failures`.
+"""Runs that fail, one after the other in one process: `python -m tests.runtime.failures FILE`.
 
-It prints a line of JSON for each: what was raised, after how long, and what was left.
+It pickles of each what was raised, after how long, and what was left.
 Where the variables of torchrun are set it is one rank of a run; `hang` has the first one hang.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -95,11 +95,11 @@ def describe(name: str, run: Callable[[], Any]) -> dict[str, Any]:
         found |= {"message": error.message, "hint": error.hint, "code": error.code}
         found["fields"] = {key: error.fields[key] for key in ("rank", "reason", "last_actions")}
     found["seconds"] = time.monotonic() - began
-    found["left"] = len(multiprocessing.active_children()), open_files() - before
+    found["left"] = [len(multiprocessing.active_children()), open_files() - before]
     return found
 
 
-def main() -> None:
+def main() -> list[dict[str, Any]]:
     short: dict[str, Any] = {"grace_s": 2.0}
     still = short | {"limit_s": LIMIT_S}
     first = {
@@ -114,18 +114,17 @@ def main() -> None:
         "outside": (raise_outside, short),
     }
     run_local(1, rank_of, start="fork")  # what is opened once in a process is open
-    for name, (run, options) in first.items():
-        report(name, partial(run_local, 3, run, start="fork", **options))
+    found = [
+        describe(name, partial(run_local, 3, run, start="fork", **options))
+        for name, (run, options) in first.items()
+    ]
     # last, for it starts a process of multiprocessing's own
-    report("spawned", partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short))
+    spawn = partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short)
+    return [*found, describe("spawned", spawn)]
 
 
 def rank_of(context: Context) -> int:
     return context.rank
-
-
-def report(name: str, run: Callable[[], Any]) -> None:
-    print(json.dumps(describe(name, run)), flush=True)
 
 
 if __name__ == "__main__":
@@ -134,4 +133,4 @@ if __name__ == "__main__":
         with stopped_by_signals():
             print(run_here(partial(fail_at, rank, hang)))
     else:
-        main()
+        Path(sys.argv[1]).write_bytes(pickle.dumps(main()))

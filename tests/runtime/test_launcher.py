@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.helpers import ROOT
-
-COMMAND = [sys.executable, "-m", "tests.runtime.failures"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+from tests.runtime.launched import outcome_of
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        COMMAND, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found = outcome_of("tests.runtime.failures", tmp_path_factory)
     return {run["name"]: run for run in found}
 
 
