@@ -102,8 +102,8 @@ def partopt() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
-    The exit code is 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 143 terminated
-    while measuring, 70 a fault of partopt itself.
+    The exit code is 0 done, 1 the answer is no, 2 bad input, 130 interrupted, 143 terminated and
+    129 hung up while measuring or running, 70 a fault of partopt itself.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given

@@ -78,7 +78,8 @@ def command(
         documents.check_writable(output, force)
     loaded, arguments = partopt.Plan.load(plan), parse_assignments(assignments)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the model's own code prints
+        # what the model's own code prints is not the page
+        with stopping.stopped_by_signals(), contextlib.redirect_stdout(sys.stderr):
             finished = partopt.run_source(loaded, model, arguments=arguments, **given)
     except KeyboardInterrupt as interrupt:
         click.echo(f"{stopping.describe(interrupt)}: every process has ended", err=True)

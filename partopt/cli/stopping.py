@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+_WORDS: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+
 
 def stopped_by_signals() -> contextlib.AbstractContextManager[None]:
-    """Raise KeyboardInterrupt in this context on SIGINT and SIGTERM; its argument is the signal.
+    """Raise KeyboardInterrupt in this context on SIGINT, SIGTERM, SIGHUP; its argument says which.
 
-    A shell has its background jobs ignore SIGINT: here it counts all the same.
+    A shell has its background jobs ignore SIGINT: here it counts all the same. SIGHUP does not
+    where `nohup` has it ignored.
     """
     return _handle(_stop)
 
 
 def not_stopped() -> contextlib.AbstractContextManager[None]:
-    """Ignore both signals in this context, in which something short is written."""
+    """Ignore these signals in this context, in which something short is written."""
     return _handle(signal.SIG_IGN)
 
 
@@ -28,7 +31,10 @@ def _handle(handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handled.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
@@ -45,7 +51,7 @@ def describe(why: BaseException | None) -> str:
     """What stopped the work, in a word or two."""
     if isinstance(why, Exception):
         return "stopped by an error"
-    return "terminated" if _number(why) == signal.SIGTERM else "interrupted"
+    return _WORDS.get(_number(why), "interrupted")
 
 
 def _number(interrupt: BaseException | None) -> int:

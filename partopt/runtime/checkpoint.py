@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write
 
 from partopt.errors import PartoptError
+from partopt.runtime.context import lost_connections
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.training import RankTraining
 
@@ -39,18 +40,50 @@ def save(own: RankTraining, folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     own.context.barrier()
-    with _quiet():
+    with _quiet(), lost_connections():
         write(_state(own), checkpoint_id=partial)
     own.context.barrier()
     if own.context.rank == 0:
         training = own.training
         about = {"steps": own.steps, "model": training.plan.profile.name, "seed": training.seed}
         (partial / _ABOUT).write_text(json.dumps(about) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        _put_in_place(partial, target)
         for old in checkpoints(folder)[:-KEPT]:
+            (old / _ABOUT).unlink()  # first: with it half a checkpoint would be a whole one
             shutil.rmtree(old)
     own.context.barrier()
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Rename a whole checkpoint; an older one of the same steps stays until then."""
+    older = target.with_name(f".{target.name}.older")
+    if target.exists():
+        target.rename(older)
+    partial.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removing_partial(folder: Path | None) -> Iterator[None]:
+    """Around a run that saves into `folder`: tidy up what it, or one before, left half-written."""
+    if folder is None:
+        yield
+        return
+    _remove_partial(folder)
+    try:
+        yield
+    finally:
+        _remove_partial(folder)
+
+
+def _remove_partial(folder: Path) -> None:
+    for older in folder.glob(".step-*.older"):
+        target = folder / older.stem.removeprefix(".")
+        if not target.exists():
+            older.rename(target)
+        shutil.rmtree(older, ignore_errors=True)
+    for partial in folder.glob(".step-*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -90,7 +123,7 @@ def resume(own: RankTraining, checkpoint: Path) -> None:
         what = f"lacks {missing[0]}" if missing else f"has another shape of {other[0]}"
         raise PartoptError(f"{checkpoint}: {what}", "it is of another model", code="other-model")
     kept = _optimizer_state(own, known)
-    with _quiet():
+    with _quiet(), lost_connections():
         load(
             {**state, **{name: tensor for name, (_, _, tensor) in kept.items()}},
             checkpoint_id=checkpoint,

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context
+from partopt.runtime.context import Context, lost_connections
 from partopt.runtime.progress import FINISHED, Progress
+from partopt.runtime.signals import leave_to_parent
 from partopt.runtime.store import join_store
 
 _PR_SET_PDEATHSIG = 1
@@ -58,8 +59,7 @@ class Failure:
 def run_child(start: Start, pipe: Connection, memory: Any) -> None:
     """Run one rank; its result, pickled, or its `Failure` goes into `pipe`."""
     die_with_parent(start.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends all
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent()
     torch.set_num_threads(start.threads)
     try:
         result = _run(start, pipe.recv(), memory)
@@ -79,10 +79,11 @@ def _run(start: Start, port: int, memory: Any) -> Any:
         torch.cuda.set_device(device)
     elif sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = join_store(port)
-    dist.init_process_group(
-        start.backend, store=store, rank=start.rank, world_size=start.ranks, timeout=_NEVER
-    )
+    with lost_connections():
+        store = join_store(port)
+        dist.init_process_group(
+            start.backend, store=store, rank=start.rank, world_size=start.ranks, timeout=_NEVER
+        )
     context = Context(start.rank, start.ranks, device, progress)
     result = start.main(context)
     progress.note(FINISHED)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partopt.errors import PartoptError
-from partopt.runtime.progress import Writer
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.runtime.progress import MEETING, OUTSIDE, Writer
 
 
 @dataclass
@@ -34,20 +34,32 @@ class Context:
         """
         key = (*sorted(ranks), name)
         if key not in self.groups:
-            self.groups[key] = dist.new_group(sorted(ranks))
+            with lost_connections():
+                self.groups[key] = dist.new_group(sorted(ranks))
         return self.groups[key]
 
     def barrier(self) -> None:
         """Wait until all ranks have come here."""
-        with lost_connections():
+        with self._meeting():
             dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order, on each of them."""
         values: list[Any] = [None] * self.ranks
-        with lost_connections():
+        with self._meeting():
             dist.all_gather_object(values, value)
         return values
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Note that the rank waits for all, where it was outside of the schedule."""
+        outside = self.progress.state == OUTSIDE
+        if outside:
+            self.progress.note(MEETING)
+        with lost_connections():
+            yield
+        if outside:
+            self.progress.note(OUTSIDE)
 
 
 @contextlib.contextmanager
@@ -62,5 +74,6 @@ def lost_connections() -> Iterator[None]:
         raise PartoptError(
             f"lost the connection to another rank ({text.splitlines()[0]})",
             "the rank that failed first says why",
+            ANSWER_IS_NO,
             code="lost-connection",
         ) from error

@@ -18,7 +18,7 @@ from partopt.runtime.delivery import Delivery, check_cuts
 from partopt.runtime.gradients import Tied
 from partopt.runtime.groups import open_channel
 from partopt.runtime.posting import AHEAD
-from partopt.runtime.progress import COMPUTING, EXCHANGING, OUTSIDE, RECEIVING, SENDING
+from partopt.runtime.progress import COMPUTING, EXCHANGING, MEETING, OUTSIDE, RECEIVING, SENDING
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, actions_of
 from partopt.runtime.stage import Stage
@@ -102,7 +102,7 @@ def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
 def begin_step(step: int, record: RankRecord, context: Context, barrier: bool) -> None:
     """Begin a step, with `barrier` and in the first one together with the other ranks."""
     if barrier or step == 0:
-        context.progress.note(EXCHANGING)
+        context.progress.note(MEETING)
         if step == 0:
             context.tell()  # none may be stopped before it is known to have begun
         context.barrier()
@@ -137,6 +137,7 @@ class _Run:
             self.updates.begin_step(step * self.microbatches)
             for action in self.actions:
                 self._run_action(action)
+            context.progress.note(EXCHANGING)
             self.updates.finish_exchanges()
             context.progress.note(SENDING)
             self.delivery.sends.drain()

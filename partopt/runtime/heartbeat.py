@@ -15,9 +15,12 @@ from collections.abc import Iterator
 import numpy as np
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from partopt.errors import PartoptError
+from partopt.runtime.context import lost_connections
 from partopt.runtime.progress import OUTSIDE, Progress
 
 BEAT_S = 1.0
+PAUSE_S = 5.0  # between beats, above which this process was stopped itself
 _KEY = "partopt/progress/{}"
 
 
@@ -27,10 +30,15 @@ class Heartbeat:
     def __init__(self, store: Store, progress: Progress, rank: int) -> None:
         self.store, self.progress, self.rank = store, progress, rank
         self.heard = Progress(progress.ranks)
-        self.moved_s = [time.monotonic()] * progress.ranks
+        self.beat_s = time.monotonic()
+        self.moved_s = [self.beat_s] * progress.ranks
 
     def beat(self) -> None:
         """Tell the others of this rank, and hear of them."""
+        now_s = time.monotonic()
+        if now_s - self.beat_s > PAUSE_S:  # Ctrl-Z stops the others, too
+            self.moved_s = [now_s] * self.progress.ranks
+        self.beat_s = now_s
         self.tell()
         for rank in range(self.progress.ranks):
             key = _KEY.format(rank)
@@ -42,7 +50,8 @@ class Heartbeat:
 
     def tell(self) -> None:
         """Tell the others what this rank does."""
-        self.store.set(_KEY.format(self.rank), self.progress.table[self.rank].tobytes().hex())
+        with lost_connections():
+            self.store.set(_KEY.format(self.rank), self.progress.table[self.rank].tobytes().hex())
 
     def stall(self, limit_s: float, setup_limit_s: float) -> str:
         """What to say of a run that has stood still for too long; of one that moves, nothing."""
@@ -52,8 +61,9 @@ class Heartbeat:
         if still_s <= (setup_limit_s if outside else limit_s):
             return ""
         lines = [f"  rank {rank}: {each}" for rank, each in enumerate(last)]
-        longest = self.moved_s.index(min(self.moved_s))
-        said = f"no progress of any rank for {still_s:.0f} s, and of rank {longest} for the longest"
+        first = min(range(len(last)), key=lambda r: (not last[r].works, self.moved_s[r]))
+        where = f" at {last[first].action}" if last[first].action else ""
+        said = f"rank {first} failed{where}: no progress of any rank for {still_s:.0f} s"
         return "\n".join([said, *lines])
 
 
@@ -66,9 +76,11 @@ def watching(heartbeat: Heartbeat, limit_s: float, setup_limit_s: float) -> Iter
         while not ended.wait(BEAT_S):
             try:
                 heartbeat.beat()
-            except RuntimeError:
-                return  # the store is gone: torchrun ends the run
-            stall = heartbeat.stall(limit_s, setup_limit_s)
+                stall = heartbeat.stall(limit_s, setup_limit_s)
+            except (RuntimeError, PartoptError):
+                if ended.wait(BEAT_S):
+                    return  # whoever held the store had reason to leave
+                stall = "the store of the run is gone, and with it who started this rank"
             if stall:
                 print(f"error: {stall}", file=sys.stderr, flush=True)
                 os._exit(1)  # torchrun ends the others

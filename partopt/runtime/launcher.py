@@ -17,6 +17,7 @@ from partopt.runtime.child import Start, run_child
 from partopt.runtime.context import Context
 from partopt.runtime.heartbeat import Heartbeat, watching
 from partopt.runtime.progress import FIELDS, FINISHED, Progress
+from partopt.runtime.signals import ending_at_once, held_back
 from partopt.runtime.store import open_store
 from partopt.runtime.supervise import Limits, Watch, end_processes
 
@@ -42,6 +43,7 @@ def is_under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
+@ending_at_once()
 def run_here(
     main: Callable[[Context], Result],
     *,
@@ -51,8 +53,9 @@ def run_here(
 ) -> Result:
     """Run `main` in this process, which `torchrun` started, as one rank; its result.
 
-    `torchrun` ends the run when a process ends. Where none moves, as `run_local` says, every
-    process that can tells so on standard error and ends with exit code 1.
+    `torchrun` ends the run when a process ends. Where none moves, as `run_local` says, or the
+    store of the run is gone, every process that can tells so on standard error and ends with exit
+    code 1. SIGINT, SIGTERM and SIGHUP end the process.
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cpu")
@@ -101,13 +104,14 @@ def run_local(
         for rank in range(ranks):
             ours, theirs = starting.Pipe()
             begun = Start(rank, ranks, main, backend, threads, os.getpid())
-            process = starting.Process(
-                target=run_child, args=(begun, theirs, memory), daemon=True, name=f"rank-{rank}"
+            process = starting.Process(  # no daemon: it may have children that load data
+                target=run_child, args=(begun, theirs, memory), name=f"rank-{rank}"
             )
-            process.start()
+            with held_back():  # the child heeds no signal before it knows which
+                process.start()
+                processes.append(process)
+                pipes.append(ours)
             theirs.close()  # that the end of the process is the end of the pipe
-            processes.append(process)
-            pipes.append(ours)
         store, port = open_store(ranks)  # after the forks: it has threads
         for pipe in pipes:
             pipe.send(port)
@@ -116,9 +120,10 @@ def run_local(
         end_processes(processes, grace_s)
         return results
     finally:
-        end_processes([process for process in processes if not process._closed])
-        for pipe in pipes:
-            pipe.close()
+        with held_back():
+            end_processes([process for process in processes if not process._closed])
+            for pipe in pipes:
+                pipe.close()
         # not left to the traceback of an error: a process forked later must not inherit its thread
         del store
 

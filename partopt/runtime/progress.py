@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from partopt.schedules.order import KINDS, U
 
 # what a rank does: in the program around the schedule, or within an action of it
-OUTSIDE, COMPUTING, RECEIVING, SENDING, EXCHANGING, FINISHED = range(6)
-WORDS = ("", "computing", "waiting to receive", "waiting to send", "exchanging gradients", "done")
+OUTSIDE, COMPUTING, RECEIVING, SENDING, EXCHANGING, MEETING, FINISHED = range(7)
+WORDS = (
+    "",
+    "computing",
+    "waiting to receive",
+    "waiting to send",
+    "exchanging gradients",
+    "waiting for all ranks",
+    "done",
+)
 FIELDS = 6  # time in nanoseconds, state, step, kind, stage, microbatch
 
 
@@ -23,6 +31,11 @@ class Last(NamedTuple):
     state: int
     step: int
     action: str  # 2F0
+
+    @property
+    def works(self) -> bool:
+        """Whether the rank waits for no other: where none moves, it is the reason."""
+        return self.state in (OUTSIDE, COMPUTING)
 
     def __str__(self) -> str:
         where = f"{self.action} of step {self.step}" if self.action else "no action yet"
@@ -40,8 +53,10 @@ class Progress:
     def last(self, rank: int) -> Last:
         """What `rank` noted last."""
         when, state, step, kind, stage, microbatch = self.table[rank].tolist()
-        action = "" if kind < 0 else f"{stage}{KINDS[kind]}"
-        return Last(when, state, step, action + ("" if kind in (-1, U) else str(microbatch)))
+        if not when or kind < 0:
+            return Last(when, state, step, "")
+        number = "" if kind == U else str(microbatch)
+        return Last(when, state, step, f"{stage}{KINDS[kind]}{number}")
 
     def writer(self, rank: int) -> Writer:
         """What `rank` notes its own progress with."""
@@ -55,6 +70,11 @@ class Writer:
         self.row = row
         row[3] = -1  # no action yet
         self.note(OUTSIDE)
+
+    @property
+    def state(self) -> int:
+        """What was noted last."""
+        return int(self.row[1])
 
     def note(self, state: int) -> None:
         """Note that the rank goes on to another state."""

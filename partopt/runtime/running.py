@@ -19,7 +19,13 @@ from partopt.profiler.device import describe_device
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.backends import choose_backend
 from partopt.runtime.check import check_first
-from partopt.runtime.checkpoint import check_folder, last_checkpoint, resume, save
+from partopt.runtime.checkpoint import (
+    check_folder,
+    last_checkpoint,
+    removing_partial,
+    resume,
+    save,
+)
 from partopt.runtime.context import Context
 from partopt.runtime.launcher import is_under_torchrun, run_here, run_local, stall_limit_s
 from partopt.runtime.run_checks import (
@@ -93,16 +99,17 @@ def run_plan(
 
     main = _Main(training, steps, check, keeping)
     before, limit_s = os.getloadavg()[0], stall_limit_s(plan)
-    if is_under_torchrun():
-        results = run_here(main, limit_s=limit_s, backend=name)
-        if int(os.environ["RANK"]):
-            return None
-    else:
-        threads = max(1, (os.cpu_count() or 1) // ranks)
-        start = "spawn" if name == "nccl" else None  # CUDA and forking do not go together
-        results = run_local(
-            ranks, main, limit_s=limit_s, backend=name, threads=threads, start=start
-        )[0]
+    with removing_partial(keeping.folder):
+        if is_under_torchrun():
+            results = run_here(main, limit_s=limit_s, backend=name)
+        else:
+            threads = max(1, (os.cpu_count() or 1) // ranks)
+            start = "spawn" if name == "nccl" else None  # CUDA and forking do not go together
+            results = run_local(
+                ranks, main, limit_s=limit_s, backend=name, threads=threads, start=start
+            )[0]
+    if not results:  # of a rank that torchrun started, but for the first
+        return None
     load = MachineLoad(before=before, after=os.getloadavg()[0], cores=os.cpu_count() or 1)
     return put_together(training, results, load, name)
 

@@ -17,6 +17,8 @@ from partopt.runtime.child import Failure
 from partopt.runtime.progress import OUTSIDE, Progress
 
 POLL_S = 0.2
+PAUSE_S = 1.0  # between looks at the run, above which this process was stopped itself
+STOPPED_S = 10.0  # for which a process may be stopped, whatever its actions take
 _NS = 1e9
 
 
@@ -25,8 +27,8 @@ class Limits:
     """How long a run may stand still, in seconds.
 
     Within a schedule it is stalled when no rank has begun or ended anything for `action_s`; while a
-    rank is in the program around it, for `setup_s`; and while a process is stopped, for `action_s`
-    in any case. After the first failure the others have `grace_s` to say why they fail.
+    rank is in the program around it, for `setup_s`. No process may be stopped for `action_s`, or
+    for 10 s. After the first failure the others have `grace_s` to say why they fail.
     """
 
     action_s: float
@@ -48,23 +50,24 @@ class Watch:
         self.limits = limits
         self.results: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
-        self.began_ns = time.perf_counter_ns()
+        self.stopped_ns: dict[int, int] = {}  # since when a rank is seen stopped
+        self.began_ns = self.looked_ns = time.perf_counter_ns()
 
     def results_of_all(self) -> list[Any]:
         """Wait for all results. Raises PartoptError that names the first failure."""
         while len(self.results) < len(self.processes):
             self._wait(POLL_S)
-            self._find_stall()
             if self.failures:
                 self._hear_the_others()
+            elif self._open():
+                self._find_stall(time.perf_counter_ns())
+            if self.failures:
                 raise self._error()
         return [self.results[rank] for rank in range(len(self.processes))]
 
     def _hear_the_others(self) -> None:
         until = time.perf_counter() + self.limits.grace_s
         while (left_s := until - time.perf_counter()) > 0 and self._open():
-            if any(failure.reason.startswith("no progress") for failure in self.failures.values()):
-                return  # nobody else has anything to say
             self._wait(min(POLL_S, left_s))
 
     def _open(self) -> list[int]:
@@ -98,24 +101,30 @@ class Watch:
             self.processes[rank].join()
             self.failures[rank] = _ended(rank, now_ns, self.processes[rank].exitcode or 0)
 
-    def _find_stall(self) -> None:
-        """Take down that the run stands still: the rank that moved last the longest ago."""
-        open_ = self._open()
-        if not open_:
-            return
+    def _find_stall(self, now_ns: int) -> None:
+        """Take down the rank that is stopped, or where none moves the one that others wait for."""
+        if now_ns - self.looked_ns > PAUSE_S * _NS:  # Ctrl-Z stops the others, too
+            self.began_ns = now_ns
+            self.stopped_ns.clear()
+        self.looked_ns = now_ns
+        open_, limits = self._open(), self.limits
+        stopped = [rank for rank in open_ if _is_stopped(self.processes[rank].pid)]
+        self.stopped_ns = {rank: self.stopped_ns.get(rank, now_ns) for rank in stopped}
         last = {rank: self.progress.last(rank) for rank in range(len(self.processes))}
         newest_ns = max(self.began_ns, *(each.time_ns for each in last.values()))
-        still_s = (time.perf_counter_ns() - newest_ns) / _NS
-        stopped = [rank for rank in open_ if _is_stopped(self.processes[rank].pid)]
         outside = any(last[rank].state == OUTSIDE for rank in open_)
-        limit_s = self.limits.setup_s if outside and not stopped else self.limits.action_s
-        if still_s <= limit_s:
-            return
-        rank = stopped[0] if stopped else min(open_, key=lambda rank: last[rank].time_ns)
-        why = ": the process is stopped" if stopped else ""
-        self.failures[rank] = Failure(
-            rank, newest_ns, f"no progress of any rank for {still_s:.0f} s{why}"
-        )
+        still = now_ns - newest_ns > (limits.setup_s if outside else limits.action_s) * _NS
+        for rank, since_ns in self.stopped_ns.items():
+            if still or now_ns - since_ns > min(limits.action_s, STOPPED_S) * _NS:
+                self._fail(rank, since_ns, "the process is stopped, for", now_ns)
+                return
+        if still:
+            first = min(open_, key=lambda rank: (not last[rank].works, last[rank].time_ns))
+            self._fail(first, newest_ns, "no progress of any rank for", now_ns)
+
+    def _fail(self, rank: int, since_ns: int, what: str, now_ns: int) -> None:
+        reason = f"{what} {(now_ns - since_ns) / _NS:.0f} s"
+        self.failures[rank] = Failure(rank, since_ns, reason)
 
     def _error(self) -> PartoptError:
         found = self.failures.values()

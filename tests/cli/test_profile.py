@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
+from partopt.cli import stopping
 from partopt.cli.profile import command
 from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
@@ -316,6 +317,19 @@ def test_a_signal_keeps_what_is_finished(
     else:
         assert f"{word}: wrote {output} with what was finished, microbatch 1" in said
         assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
+
+
+def test_a_hang_up_stops_too_but_not_under_nohup() -> None:
+    with pytest.raises(KeyboardInterrupt) as stopped, stopping.stopped_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert stopping.describe(stopped.value) == "hung up"
+    assert stopping.exit_code(stopped.value) == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping.stopped_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_before_the_model_is_built_is_answered_alike(

@@ -1,16 +1,14 @@
-"""Runs that fail, one after the other in one process: `python -m tests.runtime.failures`.
+"""Runs that fail, one after the other in one process: `python -m tests.runtime.failures FILE`.
 
-It prints a line of JSON for each: what was raised, after how long, and what was left.
-`python -m tests.runtime.failures wait` runs for ever, for a test that ends it;
-under torchrun it runs, and `stop` stops a rank.
+It pickles of each what was raised, after how long, and what was left.
+Where the variables of torchrun are set it is one rank of a run; `hang` has the first one hang.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import random
+import pickle
 import signal
 import sys
 import time
@@ -21,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from partopt.cli.stopping import stopped_by_signals
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
@@ -70,34 +69,16 @@ def fail_at(
     return "done"
 
 
+def hang() -> None:
+    print("hangs", flush=True)
+    time.sleep(1000)
+
+
 def raise_outside(context: Context) -> str:
     if context.rank == 0:
         raise PartoptError("no such model", "name another", code="test")
     context.barrier()
     return "done"
-
-
-def work_on(context: Context) -> str:
-    """Run the plan again and again."""
-    waits = sys.argv[1:] == ["wait"]
-    if waits:
-        os.write(1, b"%d\n" % os.getpid())  # whole, beside those of others
-    execute(PLAN, partial(SleepingStage, PLAN), context=context, steps=2000 if waits else 100)
-    return "done"
-
-
-def kill_later(chance: random.Random) -> None:
-    """Kill a random child of this process after a random time, from a process of its own."""
-    seconds, which, parent = chance.uniform(0.0, 1.0), chance.randrange(3), os.getpid()
-    if os.fork() == 0:
-        others: list[int] = []
-        while len(others) < 3:
-            time.sleep(0.01)
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-            others = [int(child) for child in children if int(child) != os.getpid()]
-        time.sleep(seconds)
-        os.kill(others[which], signal.SIGKILL)
-        os._exit(0)
 
 
 def open_files() -> int:
@@ -114,11 +95,11 @@ def describe(name: str, run: Callable[[], Any]) -> dict[str, Any]:
         found |= {"message": error.message, "hint": error.hint, "code": error.code}
         found["fields"] = {key: error.fields[key] for key in ("rank", "reason", "last_actions")}
     found["seconds"] = time.monotonic() - began
-    found["left"] = len(multiprocessing.active_children()), open_files() - before
+    found["left"] = [len(multiprocessing.active_children()), open_files() - before]
     return found
 
 
-def main() -> None:
+def main() -> list[dict[str, Any]]:
     short: dict[str, Any] = {"grace_s": 2.0}
     still = short | {"limit_s": LIMIT_S}
     first = {
@@ -127,36 +108,29 @@ def main() -> None:
         "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), short),
         "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), still),
         "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), still),
+        "hung later": (partial(fail_at, 1, partial(time.sleep, 1000)), still),
         "left": (partial(fail_at, 1, partial(os._exit, 3)), short),
         "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), short),
         "outside": (raise_outside, short),
     }
     run_local(1, rank_of, start="fork")  # what is opened once in a process is open
-    for name, (run, options) in first.items():
-        report(name, partial(run_local, 3, run, start="fork", **options))
-    chance = random.Random(1)
-    for number in range(4):
-        kill_later(chance)
-        report(f"random kill {number}", partial(run_local, 3, work_on, start="fork", **short))
-        os.wait()
+    found = [
+        describe(name, partial(run_local, 3, run, start="fork", **options))
+        for name, (run, options) in first.items()
+    ]
     # last, for it starts a process of multiprocessing's own
-    report("spawned", partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short))
+    spawn = partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short)
+    return [*found, describe("spawned", spawn)]
 
 
 def rank_of(context: Context) -> int:
     return context.rank
 
 
-def report(name: str, run: Callable[[], Any]) -> None:
-    print(json.dumps(describe(name, run)), flush=True)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["wait"]:
-        run_local(3, work_on, start="fork")
-    elif is_under_torchrun():
-        happening = partial(kill, signal.SIGSTOP) if sys.argv[1:] == ["stop"] else boom
-        rank = 1 if sys.argv[1:] else 9
-        print(run_here(partial(fail_at, rank, happening), limit_s=2.0))
+    if is_under_torchrun():
+        rank = 0 if sys.argv[1:] == ["hang"] else 9
+        with stopped_by_signals():
+            print(run_here(partial(fail_at, rank, hang)))
     else:
-        main()
+        Path(sys.argv[1]).write_bytes(pickle.dumps(main()))

@@ -9,6 +9,7 @@ import pytest
 from partopt import Plan, run_source
 from partopt.documents.run import Run
 from partopt.errors import PartoptError
+from partopt.runtime.checkpoint import removing_partial
 from tests.runtime.test_run import MODEL, made, partopt
 
 __all__ = ["made"]  # the fixture
@@ -48,6 +49,18 @@ def test_it_goes_on_under_another_plan_of_the_model(made, tmp_path):
     ran = partopt("run", wide, wider, "--steps", 1, "--resume", folder)
     assert ran.returncode != 0
     assert "has another shape of " in ran.stderr and "it is of another model" in ran.stderr
+
+
+def test_what_a_killed_run_left_half_written_is_tidied_up(tmp_path):
+    """Of two checkpoints of the same steps the older one, if the other is not in its place."""
+    for name in (".step-4.partial", ".step-2.older", ".step-3.older", "step-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training.json").write_text(name)
+    with removing_partial(tmp_path):
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["step-2", "step-3"]
+        (tmp_path / ".step-5.partial").mkdir()
+    assert (tmp_path / "step-3" / "training.json").read_text() == "step-3"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["step-2", "step-3"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def test_a_stall_names_what_every_rank_did_last():
     hearts[1].beat()
     hearts[0].beat()
     lines = hearts[0].stall(ALWAYS_S, NEVER_S).splitlines()
-    assert lines[0].startswith("no progress of any rank")
+    assert lines[0].startswith("rank 0 failed at 0F5: no progress of any rank")
     assert lines[1:] == [
         "  rank 0: 0F5 of step 3, computing",
         "  rank 1: 1B4 of step 3, waiting to receive",
@@ -48,7 +49,7 @@ def test_a_rank_outside_the_schedule_may_take_longer():
     assert "no action yet" in hearts[0].stall(NEVER_S, ALWAYS_S)
 
 
-def test_the_rank_that_moved_last_the_longest_ago_is_named():
+def test_of_ranks_that_compute_the_one_that_moved_the_longest_ago_is_named():
     (first, second), hearts = heartbeats(2)
     writers = first.writer(0), second.writer(1)
     for microbatch in range(2):
@@ -57,22 +58,39 @@ def test_the_rank_that_moved_last_the_longest_ago_is_named():
             writers[1].act(0, F, 1, microbatch, COMPUTING)
         hearts[1].beat()
         hearts[0].beat()
-    assert "of rank 1 for the longest" in hearts[0].stall(ALWAYS_S, NEVER_S)
+    assert "rank 1 failed at 1F0: no progress" in hearts[0].stall(ALWAYS_S, NEVER_S)
 
 
 def test_processes_that_torchrun_started_run_a_plan():
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.failures"],
-            cwd=ROOT,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
+        port = free.getsockname()[1]
+    processes = [rank_of_three(rank, port) for rank in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["done\n"] * 3
+
+
+def test_ranks_end_at_once_when_told_to_and_when_who_started_them_is_gone():
+    """The first rank hangs, the others wait for it: one gets SIGTERM, then the store goes."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first, second, third = (rank_of_three(rank, store.port, "hang", **agent) for rank in range(3))
+    assert first.stdout is not None and first.stdout.readline() == "hangs\n"
+    second.terminate()
+    second.communicate(timeout=5)
+    assert second.returncode == -signal.SIGTERM
+    del store
+    assert "store of the run is gone" in first.communicate(timeout=5)[1]
+    third.communicate(timeout=5)
+    assert (first.returncode, third.returncode) == (1, 1)
+
+
+def rank_of_three(rank: int, port: int, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """A rank of `tests.runtime.failures`, as torchrun starts it."""
+    own = {"RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.runtime.failures", *arguments],
+        cwd=ROOT,
+        env=os.environ | own | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

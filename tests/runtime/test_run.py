@@ -55,8 +55,8 @@ OPTIMIZER = "\n\ndef optimizer(parameters):\n    return torch.optim.SGD(paramete
 DATA = """
 
 def data(rank, replicas):
-    for number in range(rank, 6, replicas):
-        yield torch.full((2, 5), number)
+    own = [torch.full((2, 5), number) for number in range(rank, 6, replicas)]
+    yield from torch.utils.data.DataLoader(own, batch_size=None, num_workers=1)
 """
 UNTIED = MODEL.replace("        self.head.weight = self.embed.weight\n", "")
 
@@ -107,7 +107,10 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
 
 
 def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
-    """Labels are the inputs, and every microbatch is one number: the model learns the six."""
+    """Labels are the inputs, and every microbatch is one number: the model learns the six.
+
+    They are loaded by processes of the ranks.
+    """
     options = {"schedule": "pipedream", "microbatches": None, "cuts": [2], "replicas": [2, 1]}
     plan, model = made("data", UNTIED + OPTIMIZER + DATA, **options)
     ran = partopt("run", plan, model, "--steps", 1, "--microbatches", 6, "--check", "--json")

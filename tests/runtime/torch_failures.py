@@ -1,12 +1,13 @@
 """Runs that fail on torch's pipeline runtime: `python -m tests.runtime.torch_failures`.
 
-It prints a line of JSON for each, as `tests.runtime.failures` does.
+It prints a line of JSON for each: what `tests.runtime.failures` notes of it.
 """
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.launcher import run_local
 from partopt.runtime.torch_engine import execute_on_torch
-from tests.runtime.failures import boom, fail_at, kill, report
+from tests.runtime.failures import boom, describe, fail_at, kill
 from tests.runtime.odd_cuts import ONE, CheckingStage
 from tests.runtime.plans import straight
 
@@ -35,6 +36,10 @@ def grow(engine: Any, context: Context) -> None:
         return Growing([ONE], s, 2)
 
     engine(straight("1f1b", [1, 1], 6), stage_of, context=context)
+
+
+def report(name: str, run: Callable[[], Any]) -> None:
+    print(json.dumps(describe(name, run)), flush=True)
 
 
 if __name__ == "__main__":
