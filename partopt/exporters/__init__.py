@@ -6,7 +6,7 @@ that a trainer cannot say is refused with every reason; nothing is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -53,7 +53,8 @@ def export_plan(
     if faults:
         raise PartoptError.together(faults)
     text = target.write(plan, parts, stem)
-    return Text(text.main, text.beside, [*describe(layers_of(plan), parts), *text.notes])
+    notes = [*describe(layers_of(plan), parts), *text.notes, *_differences(plan, target)]
+    return Text(text.main, text.beside, notes)
 
 
 def layers_of(plan: Plan) -> list[str]:
@@ -73,6 +74,18 @@ def parts_of(plan: Plan, target: Target, rules: Sequence[str]) -> list[Part]:
             option="map",
         )
     return []
+
+
+def _differences(plan: Plan, target: Target) -> Iterator[str]:
+    """Where the trainer does not do quite what the plan counts."""
+    if target.groups and plan.topology.group_ranks > 1:
+        ranks = plan.topology.group_ranks
+        yield f"each device is a group of {ranks} ranks, taken to be tensor parallel"
+    if target.recomputes == "blocks" and any(stage.recompute for stage in plan.stages):
+        yield (
+            "blocks are recomputed one by one, and their inputs kept; the plan counts a whole "
+            "stage that keeps its own"
+        )
 
 
 def _refused(plan: Plan, target: Target, fault: str) -> PartoptError:

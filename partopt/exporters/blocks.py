@@ -106,21 +106,26 @@ def _blocks_of(layers: Sequence[str], stated: dict[int, str]) -> list[Part | Non
     several = {
         series: numbers
         for series, numbers in found.items()
-        if (chosen & numbers.keys() if chosen else len(set(numbers.values())) > 1)
+        if chosen & numbers.keys() or len(set(numbers.values())) > 1
     }
     if len(several) != 1:
-        named = ", ".join(f"{series}*" for series in several)
-        raise PartoptError(
-            f"the model has several series of blocks: {named}"
-            if several
-            else "the model has no series of blocks, layers whose names differ in a number",
-            "trainers of transformers run one series of equal blocks; say which layers are blocks: "
-            "`map=transformer.h.*=block`",
-            code="no-blocks",
-        )
+        raise _no_blocks([f"{series}*" for series in several])
     numbers = next(iter(several.values()))
     least = min(numbers.values())
     return [Part(BLOCK, numbers[i] - least) if i in numbers else None for i in range(len(layers))]
+
+
+def _no_blocks(several: Sequence[str]) -> PartoptError:
+    """The error of a model without a series of blocks, or with `several`."""
+    if several:
+        what = f"the model has several series of blocks: {', '.join(several)}"
+        how = f"say what the others are, such as `map={several[-1]}=head`"
+    else:
+        what = "the model has no series of blocks, layers whose names differ in a number"
+        how = "say which layers are blocks: `map=transformer.h.*=block`"
+    return PartoptError(
+        what, f"trainers of transformers run one series of equal blocks; {how}", code="no-blocks"
+    )
 
 
 def _check_order(layers: Sequence[str], parts: Sequence[Part]) -> None:

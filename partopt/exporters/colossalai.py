@@ -16,7 +16,7 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     counts = blocks_of_stages(plan, parts)
     own = (plan.microbatches or 1) // plan.stages[0].replicas
     arguments: dict[str, object] = {
-        "tp_size": 1,
+        "tp_size": plan.topology.group_ranks,
         "pp_size": len(plan.stages),
         "pp_style": "1f1b",
         "num_microbatches": own,
@@ -31,7 +31,16 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         kept = [n if s.recompute else 0 for n, s in zip(counts, plan.stages, strict=True)]
         text += f"CHECKPOINTS = dict(num_ckpt_layers_per_stage={kept!r})\n"
         notes.append("gradient_checkpoint_config=PipelineGradientCheckpointConfig(**CHECKPOINTS)")
+        notes.append("it counts once the model's own gradient_checkpointing_enable() is called")
     return Text(text, notes=notes)
+
+
+def _faults(plan: Plan) -> list[str]:
+    """Batches that its schedule does not take."""
+    if plan.microbatches is None:
+        return []
+    own, S = plan.microbatches // plan.stages[0].replicas, len(plan.stages)
+    return [f"{own} microbatches of a pipeline are fewer than its {S} stages"] if own < S else []
 
 
 TARGET = Target(
@@ -44,5 +53,9 @@ TARGET = Target(
     cuts=BLOCKS,
     replicas="equal",
     recompute="each",
+    recomputes="blocks",
     shards=("none", "optimizer"),
+    least_stages=2,
+    groups=True,
+    faults=_faults,
 )

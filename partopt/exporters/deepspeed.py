@@ -15,6 +15,7 @@ PlannedPipeline(layers, loss_fn=...) takes the plan's {layers} layers in their o
 {names}
 """
 
+from deepspeed import checkpointing
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 
@@ -33,6 +34,7 @@ class PlannedPipeline(PipelineModule):
             layers,
             topology=ProcessTopology(axes={axes}, dims={dims}),
             activation_checkpoint_interval={interval},
+            activation_checkpoint_func=checkpointing.non_reentrant_checkpoint,
             **options,
         )
 
@@ -47,7 +49,11 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A Python module with the class and `CONFIG`, which goes into `ds_config`."""
     d, stages = plan.stages[0].replicas, len(plan.stages)
     shared = plan.memory_rules.shard == "optimizer"
-    across = "stages" in rank_order(plan)
+    axes = {"pipe": stages, "data": d}
+    if "stages" not in rank_order(plan):
+        axes = {"data": d, "pipe": stages}
+    if plan.topology.group_ranks > 1:
+        axes["model"] = plan.topology.group_ranks
     names = [
         f"  {s}: {plain(stage.modules[0])} .. {plain(stage.modules[-1])}"
         for s, stage in enumerate(plan.stages)
@@ -64,12 +70,17 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
                 "zero_optimization": {"stage": int(shared)},
             },
             stages=stages,
-            axes=["pipe", "data"] if across else ["data", "pipe"],
-            dims=[stages, d] if across else [d, stages],
-            interval=int(plan.stages[0].recompute),
+            axes=list(axes),
+            dims=list(axes.values()),
+            interval=_interval(plan),
         ),
         notes=["what several layers share goes in as TiedLayerSpec"],
     )
+
+
+def _interval(plan: Plan) -> int:
+    """Layers that are recomputed together, the whole of a stage; 0 for none."""
+    return max(len(stage.layers) for stage in plan.stages) if plan.stages[0].recompute else 0
 
 
 TARGET = Target(
@@ -83,4 +94,5 @@ TARGET = Target(
     replicas="equal",
     recompute="all",
     shards=("none", "optimizer"),
+    groups=True,
 )

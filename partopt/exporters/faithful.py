@@ -19,6 +19,10 @@ def find_faults(plan: Plan, target: Target, parts: Sequence[Part]) -> Iterator[s
     yield from _schedule(plan, target)
     yield from _replicas(plan, target)
     yield from _recomputation(plan, target)
+    if len(plan.stages) < target.least_stages:
+        yield f"it has one stage, and a pipeline has {target.least_stages} or more"
+    if plan.topology.group_ranks > 1 and not target.groups:
+        yield f"each device is a group of {plan.topology.group_ranks} ranks"
     if plan.memory_rules.shard not in target.shards:
         yield f"replicas hold shares of their {plan.memory_rules.shard} (`shard`)"
     if not target.ties and (names := parted_ties(plan)):
@@ -106,14 +110,18 @@ def _replicas(plan: Plan, target: Target) -> Iterator[str]:
         yield "each device holds stages of two copies of the model"
         return
     if target.ranks and not set(rank_order(plan)) & set(target.ranks):
-        used = {rank for stage in plan.stages for rank in stage.ranks}
-        if used != set(range(len(used))):
-            yield f"it leaves ranks idle that come before others: {max(used) + 1} for {len(used)}"
-        else:
-            wanted = " or ".join(
-                {"stages": "a stage", "pipelines": "a pipeline"}[order] for order in target.ranks
-            )
-            yield f"its ranks are not numbered so that those of {wanted} follow each other"
+        yield _disorder(plan, target.ranks)
+
+
+def _disorder(plan: Plan, orders: Sequence[Ranks]) -> str:
+    """Why the plan's ranks are in none of these orders."""
+    used = {rank for stage in plan.stages for rank in stage.ranks}
+    for rank in range(max(used)):
+        if rank not in used:
+            return f"rank {rank} is idle, and others behind it are not"
+    names = {"stages": "a stage", "pipelines": "a pipeline"}
+    wanted = " or ".join(names[order] for order in orders)
+    return f"its ranks are not numbered so that those of {wanted} follow each other"
 
 
 def _recomputation(plan: Plan, target: Target) -> Iterator[str]:

@@ -19,12 +19,19 @@ def blocks_of_stages(plan: Plan, parts: Sequence[Part]) -> list[int]:
     ]
 
 
-def partition_target(name: str, title: str, variable: str, flag: str, tried: str) -> Target:
-    """The target whose environment variable `variable` has the blocks of each stage."""
+def partition_target(
+    name: str, title: str, variable: str, flags: tuple[str, str], tried: str
+) -> Target:
+    """The target whose environment variable `variable` has the blocks of each stage.
+
+    `flags` of its server give the sizes of the pipeline and of tensor parallel groups.
+    """
 
     def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         counts = ",".join(map(str, blocks_of_stages(plan, parts)))
-        start = f"start the server with {flag} {len(plan.stages)}"
+        sizes = (len(plan.stages), plan.topology.group_ranks)
+        given = " ".join(f"{flag} {size}" for flag, size in zip(flags, sizes, strict=True))
+        start = f"start the server with {given}"
         return Text(f"export {variable}={counts}\n", notes=[start, _NOTE])
 
     return Target(
@@ -39,6 +46,7 @@ def partition_target(name: str, title: str, variable: str, flag: str, tried: str
         recompute="each",
         shards=("none", "optimizer", "gradients", "parameters"),
         ranks=(),
+        groups=True,
         faults=_one_stage_each,
     )
 

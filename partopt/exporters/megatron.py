@@ -40,9 +40,13 @@ def pipeline_size(plan: Plan) -> int:
 
 def faults(plan: Plan) -> list[str]:
     """What its interleaved schedule does not run."""
+    if plan.schedule != "interleaved":
+        return []
     P, M = pipeline_size(plan), plan.microbatches or 0
     own = M // plan.stages[0].replicas
-    if plan.schedule == "interleaved" and own % P:
+    if P == 1:
+        return ["its stages are all on one device"]
+    if own % P:
         return [f"{own} microbatches of a pipeline are not a multiple of its {P} devices"]
     return []
 
@@ -50,6 +54,7 @@ def faults(plan: Plan) -> list[str]:
 def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A shell array of arguments, to be sourced by the script that starts the training."""
     words = [
+        f"--tensor-model-parallel-size {plan.topology.group_ranks}",
         f"--pipeline-model-parallel-size {pipeline_size(plan)}",
         f"--pipeline-model-parallel-layout '{layout(plan, parts)}'",
         f"--micro-batch-size {plan.microbatch_size}",
@@ -80,7 +85,7 @@ def blocks_text(parts: Sequence[Part]) -> str:
 def devices_text(plan: Plan) -> str:
     """The devices and what the plan was made for."""
     used = len(set(itertools.chain.from_iterable(stage.ranks for stage in plan.stages)))
-    return f"{used} devices of {plain(plan.topology.name)}"
+    return f"{used * plan.topology.group_ranks} devices of {plain(plan.topology.name)}"
 
 
 TARGET = Target(
@@ -93,6 +98,8 @@ TARGET = Target(
     cuts=HEADS,
     replicas="equal",
     recompute="all",
+    recomputes="blocks",
     shards=("none", "optimizer"),
+    groups=True,
     faults=faults,
 )

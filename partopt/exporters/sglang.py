@@ -3,5 +3,9 @@
 from partopt.exporters.inference import partition_target
 
 TARGET = partition_target(
-    "sglang", "SGLang", "SGLANG_PP_LAYER_PARTITION", "--pp-size", "SGLang 0.5.23"
+    name="sglang",
+    title="SGLang",
+    variable="SGLANG_PP_LAYER_PARTITION",
+    flags=("--pp-size", "--tp-size"),
+    tried="SGLang 0.5.23",
 )

@@ -67,7 +67,10 @@ class Target:
     `write(plan, parts, stem)` makes the text; `parts` say what each layer is, where `cuts` asks for
     it; `stem` names the file without its ending, for files that name each other. `schedules` has
     the trainer's name for each of the schedules that it runs, None where it is told the order; it
-    is None for a trainer to which schedules do not matter. `faults` finds what else it cannot say.
+    is None for a trainer to which schedules do not matter. `recomputes` is what keeps its input
+    where activations are recomputed; plans count the stage's. `least_stages` make a pipeline there;
+    with `groups`, devices may be groups of ranks, which it takes to be tensor parallel. `faults`
+    finds what else it cannot say.
     """
 
     name: str
@@ -79,7 +82,10 @@ class Target:
     cuts: Cuts
     replicas: Replicas
     recompute: Recompute
+    recomputes: Literal["stages", "blocks"] = "stages"
     shards: Sequence[str] = ("none",)
     ranks: Sequence[Ranks] = ("stages", "pipelines")
     ties: bool = True  # stages may part layers that share parameters
+    least_stages: int = 1
+    groups: bool = False
     faults: Callable[[Plan], Sequence[str]] = lambda plan: ()

@@ -5,30 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
-from partopt.errors import PartoptError
 from partopt.exporters.blocks import Part
 from partopt.exporters.target import ANYWHERE, Target, Text
-from partopt.schedules import SCHEDULES, order
-from partopt.schedules.order import R
+from partopt.schedules import SCHEDULES, order, schedule
+from partopt.schedules.layout import MIRRORED
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.restate import layout_of
 
 
 def csv_of(plan: Plan) -> str:
-    """The CSV of one pipeline of the plan. PartoptError where torch could not execute it."""
+    """The CSV of one pipeline of the plan."""
     layout = layout_of(plan)
     return to_csv(order(plan.schedule, layout), layout)
 
 
 def csv_faults(plan: Plan) -> list[str]:
-    """Why torch could not execute the plan's order, if it could not."""
-    if plan.microbatches is None:
-        return []  # its schedule is none of torch's
-    try:
-        csv_of(plan)
-    except PartoptError as error:
-        return [error.message]
-    if (order(plan.schedule, layout_of(plan)).kind == R).any():
+    """Actions of the plan's order that torch does not have."""
+    if schedule(plan.schedule).recomputes and any(stage.recompute for stage in plan.stages):
         return [f"{plan.schedule} recomputes while it waits, and torch has no action for that"]
     return []
 
@@ -38,7 +31,11 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     return Text(csv_of(plan))
 
 
-SYNCHRONOUS = {name: None for name, entry in SCHEDULES.items() if not entry.asynchronous}
+SYNCHRONOUS = {
+    name: None
+    for name, entry in SCHEDULES.items()
+    if not entry.asynchronous and entry.shape != MIRRORED  # each stage is on one rank of a pipeline
+}
 
 TARGET = Target(
     name="torch-csv",
@@ -51,5 +48,6 @@ TARGET = Target(
     replicas="equal",
     recompute="each",
     ranks=(),
+    groups=True,
     faults=csv_faults,
 )

@@ -33,4 +33,5 @@ TARGET = Target(
     replicas="one",
     recompute="all",
     ranks=("stages",),
+    ties=False,
 )

@@ -40,18 +40,19 @@ def planned():
     config.training.global_batch_size = {batch}
     config.activation_checkpoint = {checkpoint}
     parallelism = config.parallelism
+    parallelism.tensor_parallel_degree = {tensor}
+    parallelism.context_parallel_degree = 1
     parallelism.pipeline_parallel_degree = {P}
     parallelism.module_fqns_per_model_part = STAGES
     parallelism.pipeline_parallel_schedule = "{schedule}"
-{csv}    parallelism.pipeline_parallel_microbatch_size = {size}
+    parallelism.pipeline_parallel_schedule_csv = {csv}
+    parallelism.pipeline_parallel_microbatch_size = {size}
     parallelism.data_parallel_replicate_degree = {replicate}
     parallelism.data_parallel_shard_degree = {shard}
     parallelism.fsdp_reshard_after_forward = "{reshard}"
     return config
 '''
-_CSV = """    csv = Path(__file__).with_name("{stem}.csv")
-    parallelism.pipeline_parallel_schedule_csv = str(csv)
-"""
+_CSV = 'str(Path(__file__).with_name("{stem}.csv"))'
 
 
 def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
@@ -66,7 +67,7 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     P, d = len({tuple(stage.ranks) for stage in plan.stages}), plan.stages[0].replicas
     M, size = plan.microbatches or 1, plan.microbatch_size
     shares = plan.memory_rules.shard != "none"
-    named = plan.schedule in _OWN and has_usual_warmup(plan)
+    named = plan.schedule in _OWN and has_usual_warmup(plan) and M // d >= P  # its 1F1B needs them
     imports = "" if named else "from pathlib import Path\n\n"
     if plan.stages[0].recompute:
         imports += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n"
@@ -80,10 +81,11 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         blocks=len({part.number for part in parts if part.kind == BLOCK}),
         local=M // d * size,
         batch=M * size,
+        tensor=plan.topology.group_ranks,
         checkpoint="FullAC.Config()" if plan.stages[0].recompute else "None",
         P=P,
         schedule=_OWN.get(plan.schedule) or _placement(plan),
-        csv="" if named else _CSV.format(stem=stem),
+        csv="None" if named else _CSV.format(stem=stem),
         size=size,
         replicate=1 if shares else d,
         shard=d if shares else 1,
@@ -117,8 +119,11 @@ TARGET = Target(
     cuts=PARTS,
     replicas="equal",
     recompute="all",
+    recomputes="blocks",
     shards=("none", "gradients", "parameters"),
     ranks=("stages",),
     ties=False,
+    least_stages=2,
+    groups=True,
     faults=csv_faults,
 )

@@ -3,5 +3,9 @@
 from partopt.exporters.inference import partition_target
 
 TARGET = partition_target(
-    "vllm", "vLLM", "VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size", "not tried"
+    name="vllm",
+    title="vLLM",
+    variable="VLLM_PP_LAYER_PARTITION",
+    flags=("--pipeline-parallel-size", "--tensor-parallel-size"),
+    tried="vLLM 0.33.0",
 )

@@ -1,0 +1,106 @@
+"""`partopt export`."""
+
+import json
+
+import pytest
+
+from partopt import EXPORTERS
+from tests.exporters.plans import planned
+
+COUNTS = "export VLLM_PP_LAYER_PARTITION=4,3,3,2\n"
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """The path of a plan of twelve blocks, 4-3-3-2."""
+    path = tmp_path / "plan.json"
+    planned().save(str(path))
+    return path
+
+
+def test_on_standard_output_and_what_to_know_beside_it(partopt, plan):
+    for given in ([], ["-o", "-"]):
+        outcome = partopt("export", plan, "--to", "vllm", *given)
+        assert (outcome.code, outcome.out) == (0, COUNTS)
+        assert outcome.err.splitlines()[0] == "note:    wte, wpe -> embedding"
+
+
+def test_a_plan_from_standard_input(partopt, plan):
+    assert partopt("export", "-", "--to", "vllm", stdin=plan.read_bytes()).out == COUNTS
+
+
+def test_a_file_is_not_replaced_unless_asked(partopt, plan, tmp_path):
+    path = tmp_path / "pp.sh"
+    outcome = partopt("export", plan, "--to", "vllm", "-o", path)
+    assert (outcome.code, outcome.out, path.read_text()) == (0, "", COUNTS)
+    assert f"Wrote {path}" in outcome.err
+    path.write_text("mine")
+    refused = partopt("export", plan, "--to", "vllm", "-o", path)
+    assert (refused.code, refused.hints) == (2, ["add --force to replace it"])
+    assert path.read_text() == "mine"
+    assert partopt("export", plan, "--to", "vllm", "-o", path, "--force").code == 0
+    assert path.read_text() == COUNTS
+
+
+def test_several_files_lie_beside_each_other(partopt, tmp_path):
+    path = tmp_path / "plan.json"
+    planned(schedule="zb-h1").save(str(path))
+    for given in ([], ["-o", "-"]):
+        outcome = partopt("export", path, "--to", "torchtitan", *given)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.hints == ["add -o partopt_plan.py"]
+    assert partopt("export", path, "--to", "torchtitan", "-o", tmp_path / "mine.py").code == 0
+    assert (tmp_path / "mine.csv").read_text().startswith("0F0,")
+    assert "--module mine " in (tmp_path / "mine.py").read_text()
+
+
+def test_a_file_that_is_no_module_is_refused(partopt, plan, tmp_path):
+    outcome = partopt("export", plan, "--to", "torchtitan", "-o", tmp_path / "my-plan.py")
+    assert (outcome.code, outcome.hints) == (2, ["call the file planned.py"])
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_folder_that_is_not_there_is_refused(partopt, plan, tmp_path):
+    outcome = partopt("export", plan, "--to", "vllm", "-o", tmp_path / "no" / "pp.sh")
+    assert (outcome.code, len(outcome.errors)) == (2, 1)
+
+
+def test_a_plan_that_cannot_be_said_is_refused_with_every_reason(partopt, tmp_path):
+    path = tmp_path / "plan.json"
+    planned([1, 9, 15], replicas=[2, 1, 1, 1]).save(str(path))
+    outcome = partopt("export", path, "--to", "megatron", "-o", tmp_path / "args.sh")
+    head = "megatron cannot say this plan of gpt: "
+    assert (outcome.code, outcome.errors) == (
+        2,
+        [
+            f"{head}stages have unequal replicas, 2-1-1-1",
+            f"{head}stage 1 begins with wpe, inside embedding",
+            f"{head}stage 3 begins with lm_head, between norm and head",
+        ],
+    )
+    assert not (tmp_path / "args.sh").exists()
+
+
+def test_rules(partopt, plan):
+    given = ("export", plan, "--to", "vllm")
+    assert partopt(*given, "--map", "h.0=embedding").out == COUNTS.replace("4,", "3,", 1)
+    for rule, error in (
+        ("h.0", "--map h.0: not a rule"),
+        ("x=norm", "--map x=norm: no layer of the plan has such a name"),
+    ):
+        outcome = partopt(*given, "--map", rule)
+        assert (outcome.code, outcome.errors) == (2, [error])
+
+
+def test_trainers_are_listed_and_an_unknown_one_has_a_nearest(partopt, plan):
+    listed = partopt("export", "--help").out
+    assert all(f"  {name}  " in listed for name in EXPORTERS)
+    outcome = partopt("export", plan, "--to", "torch_titan")
+    assert (outcome.code, outcome.hints) == (2, ['did you mean "torchtitan"?'])
+    assert partopt("export", plan).code == 2
+
+
+def test_a_file_that_is_no_plan_is_refused(partopt, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"schema": "partopt.profile/1"}))
+    assert partopt("export", path, "--to", "vllm").code == 2

@@ -1,0 +1,70 @@
+"""Plans of small transformers for trainers to read, and what the layers of each stage are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from partopt import Job, solve
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.topology import Topology
+from partopt.simulator.restate import with_conditions
+from tests.helpers import flat, uniform_profile
+
+BLOCKS = 12
+CUTS = [6, 9, 12]  # 4-3-3-2 blocks
+
+
+def names(blocks: int = BLOCKS) -> list[str]:
+    """Layers as GPT-2 names them: two of the embedding, the blocks, the norm and the head."""
+    return ["wte", "wpe", *(f"h.{block}" for block in range(blocks)), "ln_f", "lm_head"]
+
+
+def transformer(blocks: int = BLOCKS, **fields: Any) -> Profile:
+    """A profile of equal layers with these names."""
+    return uniform_profile(blocks + 4, **({"names": names(blocks), "name": "gpt"} | fields))
+
+
+def planned(
+    cuts: list[int] = CUTS,
+    profile: Profile | None = None,
+    cluster: Topology | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan with stages that begin with layer 0 and at `cuts`, with the usual warm-up.
+
+    By default it is of twelve blocks under 1F1B with eight microbatches, each stage on a device.
+    """
+    replicas = options.get("replicas") or [1] * (len(cuts) + 1)
+    asked = {"schedule": "1f1b", "cuts": cuts, "replicas": replicas} | options
+    if asked["schedule"] not in ("pipedream", "pipedream-2bw"):
+        asked.setdefault("microbatches", 8)
+    on = cluster or flat(sum(replicas))
+    return with_conditions(solve(Job(profile or transformer(), on, **asked)).plan)
+
+
+def on_ranks(plan: Plan, ranks: list[list[int]]) -> Plan:
+    """The plan with its stages on these ranks."""
+    stages = [replace(stage, ranks=own) for stage, own in zip(plan.stages, ranks, strict=True)]
+    return replace(plan, stages=stages)
+
+
+def recomputing(plan: Plan, *numbers: int) -> Plan:
+    """The plan in which the stages of these numbers recompute, all where none is given."""
+    chosen = numbers or range(len(plan.stages))
+    stages = [replace(stage, recompute=s in chosen) for s, stage in enumerate(plan.stages)]
+    return replace(plan, stages=stages)
+
+
+def contents(plan: Plan) -> list[list[str]]:
+    """What each stage holds, its layers in words of its own: `embedding`, `2`, `norm`, `head`.
+
+    Layers are those of `names`; the two of the embedding are one.
+    """
+    kinds = {"wte": "embedding", "wpe": "embedding", "ln_f": "norm", "lm_head": "head"}
+    return [
+        list(dict.fromkeys(kinds.get(name) or name.removeprefix("h.") for name in stage.modules))
+        for stage in plan.stages
+    ]
