@@ -83,7 +83,7 @@ class Run(documents.Document, frozen=True, kw_only=True):
     `own_times_s` is what the simulator says where every action is as long as it was in the run:
     what then remains is the network's or the engine's. `measured_s` is the median of the steps, the
     first left out where there are several; `steps_s` are all of them. `losses` are the means of the
-    steps.
+    steps. `replay_refused` is why stages are cut by torch.export, null where they are replayed.
     """
 
     schema: str = "partopt.run/1"
@@ -91,6 +91,7 @@ class Run(documents.Document, frozen=True, kw_only=True):
     engine: str
     backend: str
     device: str
+    replay_refused: str | None = None
     ranks_per_core: Share
     steps: Count
     steps_s: list[Seconds]

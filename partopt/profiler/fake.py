@@ -8,6 +8,7 @@ reads their values.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -55,7 +56,7 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
 
     def convert_fake(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
         # as `module.to` calls it: torch swaps fakes in place, and fails where modes refer to them
-        converted = _memoize(lambda each: _convert(each, function))
+        converted = memoize(lambda each: _convert(each, function))
         inner = list(module.modules()) if recurse else [module]
         slots = [slot for slot in _slots(inner) if is_fake(slot[2])]
         for holder, name, _ in slots:
@@ -77,7 +78,7 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
 @contextlib.contextmanager
 def replace_attribute(owner: object, name: str, value: object) -> Iterator[None]:
     """The attribute of a class or a module has another value in this context."""
-    was = getattr(owner, name)
+    was = inspect.getattr_static(owner, name)  # a classmethod as it is written
     setattr(owner, name, value)
     try:
         yield
@@ -142,12 +143,12 @@ def fake_parameters(
     model: nn.Module, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype
 ) -> contextlib.AbstractContextManager[None]:
     """The context in which a model has fakes of its parameters; ties remain."""
-    return replace_tensors(model, _memoize(lambda each: fake_parameter(mode, each, device, dtype)))
+    return replace_tensors(model, memoize(lambda each: fake_parameter(mode, each, device, dtype)))
 
 
 def fake_buffers(model: nn.Module, mode: FakeTensorMode) -> contextlib.AbstractContextManager[None]:
     """The context in which a model has fakes of its buffers."""
-    return replace_tensors(model, _memoize(mode.from_tensor), buffers=True)
+    return replace_tensors(model, memoize(mode.from_tensor), buffers=True)
 
 
 def real_buffers(
@@ -163,7 +164,7 @@ def real_buffers(
         fill = float(buffer.is_floating_point() or buffer.dtype is torch.bool)
         return torch.full(buffer.shape, fill, dtype=form, device=device)
 
-    return replace_tensors(model, _memoize(real), buffers=True)
+    return replace_tensors(model, memoize(real), buffers=True)
 
 
 @contextlib.contextmanager
@@ -197,7 +198,7 @@ def check_shapes(model: nn.Module) -> None:
 
 def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
     """Inputs of a model with fakes of the tensors in them."""
-    return tree_map_only(Tensor, _memoize(mode.from_tensor), inputs)
+    return tree_map_only(Tensor, memoize(mode.from_tensor), inputs)
 
 
 def _slots(
@@ -215,8 +216,8 @@ def _convert(parameter: Tensor, function: Callable[[Tensor], Tensor]) -> nn.Para
         return nn.Parameter(function(parameter), requires_grad=parameter.requires_grad)
 
 
-def _memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`make`, once for each tensor."""
+def memoize(make: Callable[[Any], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`make`, once for each tensor: ties remain."""
     made: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
 
     def once(tensor: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ def _check_hidden(record: Record, cut: int) -> None:
             raise _cannot_cut(
                 record,
                 cut,
-                f"{record.layer_name(reader)} reads a tensor of {record.layer_name(maker)} that "
-                "it is not given as an argument: it lies hidden in an object",
+                f"{record.layer_name(reader)} reads "
+                + record.hidden[maker, reader].format(record.layer_name(maker)),
                 (maker, reader),
             )
 

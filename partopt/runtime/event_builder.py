@@ -65,9 +65,12 @@ class Before:
 
 
 class EventBuilder:
-    """The events so far, and which result each tensor is."""
+    """The events so far, and which result each tensor is.
 
-    def __init__(self, model: nn.Module, reads: UnitReads) -> None:
+    What calls read beside their arguments, `reads` sees, where there can be such.
+    """
+
+    def __init__(self, model: nn.Module, reads: UnitReads | None = None) -> None:
         self.events: list[Event] = []
         self.likeness: dict[Key, Likeness] = {}
         self._reads = reads
@@ -90,16 +93,21 @@ class EventBuilder:
 
     def note_hidden(self, before: Before, layer: int) -> None:
         """Note what the call, of `layer`, is given that another layer left in an object."""
+        assert self._reads is not None
         for tensor in before.tensors:
             maker = self._maker(tensor)
             if id(tensor) not in self._keys and maker not in (layer, EVERYWHERE):
                 self._reads.hidden.add((maker, layer))
 
+    def key_of(self, value: Any) -> Key | None:
+        """The result that a value is; None where no event made it."""
+        return self._keys.get(id(value))
+
     def _maker(self, tensor: Tensor) -> int:
         key = self._keys.get(id(tensor))
         if key is not None:
             return self.events[key.event].layer
-        maker = self._reads.maker(tensor)
+        maker = None if self._reads is None else self._reads.maker(tensor)
         return EVERYWHERE if maker is None else maker
 
     def add(
@@ -152,7 +160,7 @@ class EventBuilder:
                 self.likeness[Key(event, number)] = Likeness.of(value)
                 tensors.append(value)
         self._kept.extend(tensors)
-        if layer != EVERYWHERE:
+        if self._reads is not None and layer != EVERYWHERE:
             self._reads.note_made(tensors, layer)
 
 

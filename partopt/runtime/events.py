@@ -8,7 +8,7 @@ stage, each does it for itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec
 from partopt.profiler.tracker import LayerKey
 
 EVERYWHERE = -1  # the layer of what every stage does
+IN_AN_OBJECT = "a tensor of {} that it is not given as an argument: it lies hidden in an object"
 
 # names of torch functions that ask for shape, format and place alone
 _QUESTIONS = {
@@ -113,17 +114,19 @@ class Event:
 class Record:
     """One forward with its loss.
 
-    `hidden` are pairs of layers of which the second read a tensor of the first that it was not
-    given; `holders` the layers that hold each parameter, by its first name; `changed_buffers` those
-    that the forward changed, `None` where that could not be seen.
+    `hidden` has pairs of layers of which the second reads what the first made and no message
+    brings, and says what, `{}` being the first. `holders` are the layers that hold each parameter,
+    by its first name; `changed_buffers` those that the forward changed, `None` where that could not
+    be seen. `replay_refused` is why it was recorded as a graph by torch.export, if it was.
     """
 
     layers: Sequence[LayerKey]
     events: Sequence[Event]
     likeness: Mapping[Key, Likeness]
-    hidden: frozenset[tuple[int, int]]
+    hidden: Mapping[tuple[int, int], str]
     holders: Mapping[str, frozenset[int]]
     changed_buffers: frozenset[str] | None
+    replay_refused: str | None = field(default=None, kw_only=True)
 
     def layer_name(self, layer: int) -> str:
         """The layer as messages name it."""

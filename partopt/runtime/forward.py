@@ -34,9 +34,18 @@ class _StageEnds(BaseException):
 class StageForward(TorchFunctionMode):
     """The forward of layers [start, stop) of a recorded model."""
 
-    def __init__(self, model: nn.Module, record: Record, start: int, stop: int, sends: Cut) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Record,
+        start: int,
+        stop: int,
+        sends: Cut,
+        loss_fn: Loss | None,
+    ) -> None:
         super().__init__()
         self._model = model
+        self._loss_fn = loss_fn
         self._record = record
         self._names = {module: name for name, module in model.named_modules()}
         self._span = (start, stop)
@@ -56,7 +65,7 @@ class StageForward(TorchFunctionMode):
         self._made: dict[Key, Tensor] = {}
 
     def run(
-        self, inputs: Inputs, received: Mapping[Key, Tensor], loss_fn: Loss | None
+        self, inputs: Inputs, received: Mapping[Key, Tensor]
     ) -> tuple[dict[Key, Tensor], Tensor | None]:
         """The results that leave the stage, of those that it makes; of the last stage the loss.
 
@@ -67,7 +76,9 @@ class StageForward(TorchFunctionMode):
         try:
             with self._units, self, contextlib.suppress(_StageEnds):
                 output = run_forward(self._model, inputs)
-                loss = default_loss(output) if loss_fn is None else loss_fn(output, inputs)
+                loss = (
+                    default_loss(output) if self._loss_fn is None else self._loss_fn(output, inputs)
+                )
             self._check_all_ran()
             return self._made, loss
         finally:

@@ -17,10 +17,10 @@ from partopt.profiler.step import Inputs, Loss, default_loss, run_forward, tenso
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.event_builder import EventBuilder
-from partopt.runtime.events import EVERYWHERE, Event, Record, is_question, name_of
+from partopt.runtime.events import EVERYWHERE, IN_AN_OBJECT, Event, Record, is_question, name_of
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.unit_reads import UnitReads
-from partopt.runtime.units import TakenUnits, observe_hooked
+from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
 from partopt.runtime.weightless import StandIns, stand_ins
 
 
@@ -62,7 +62,7 @@ def _record_once(
             with recorder.watch():
                 output = run_forward(model, inputs)
                 default_loss(output) if loss_fn is None else loss_fn(output, inputs)
-            recorder.check_all_called()
+            recorder.order.check_all_called()
             return recorder.record(None if weightless else frozenset(buffers.changed()))
     finally:
         random.restore()
@@ -101,7 +101,8 @@ class _Recorder(TorchFunctionMode):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self._layers = list(layers)
+        self.order = LayerOrder(layers)
+        self._layers = tuple(layers)
         self._weightless = weightless
         self._need_weights = need_weights
         self._device = device
@@ -110,7 +111,6 @@ class _Recorder(TorchFunctionMode):
         self._model = model
         self._reads = UnitReads(model, inputs)
         self._builder = EventBuilder(model, self._reads)
-        self._called = 0
         self._inside = False
 
     @contextlib.contextmanager
@@ -123,21 +123,13 @@ class _Recorder(TorchFunctionMode):
         """What was seen."""
         builder = self._builder
         return Record(
-            tuple(self._layers),
+            self._layers,
             tuple(builder.events),
             builder.likeness,
-            frozenset(self._reads.hidden),
-            _holders(self._model, self._layers, builder.events),
+            dict.fromkeys(self._reads.hidden, IN_AN_OBJECT),
+            holders(self._model, self._layers, builder.events),
             changed_buffers,
         )
-
-    def check_all_called(self) -> None:
-        """Raise PartoptError where a layer was not called."""
-        if self._called < len(self._layers):
-            name, call = self._layers[self._called]
-            raise _calls_differ(
-                f'layer {self._called} "{name}" (call {call}) is not called by the model', [name]
-            )
 
     def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -146,7 +138,7 @@ class _Recorder(TorchFunctionMode):
             return self._note_unit(name, forward, args, kwargs)
 
     def _note_unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        layer, given = self._enter(name), (args, kwargs)
+        layer, given = self.order.enter(name), (args, kwargs)
         if self._weightless is None:
             return self._run_unit(name, forward, layer, given, given)
         unit = self._model.get_submodule(name)
@@ -187,21 +179,6 @@ class _Recorder(TorchFunctionMode):
         self._builder.add(before, name, name, layer, output, seen, touched)
         return output
 
-    def _enter(self, name: str) -> int:
-        """The layer that begins with a call of the unit `name`."""
-        layer = self._called
-        if layer == len(self._layers) or self._layers[layer].name != name:
-            expected = (
-                f'calls "{self._layers[layer].name}" there'
-                if layer < len(self._layers)
-                else "has no more layers"
-            )
-            raise _calls_differ(
-                f'the model calls "{name}" as layer {layer}, the plan {expected}', [name]
-            )
-        self._called += 1
-        return layer
-
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -216,17 +193,13 @@ class _Recorder(TorchFunctionMode):
             output = self._weightless.leave(output, {})
         # numbers drawn at random would differ from stage to stage
         tied = self._builder.is_tied(before) or random.advanced()
-        self._builder.note_hidden(before, self._current)
-        layer = self._current if tied else EVERYWHERE
+        self._builder.note_hidden(before, self.order.current)
+        layer = self.order.current if tied else EVERYWHERE
         self._builder.add(before, name_of(func), None, layer, output, [], set())
         return output
 
-    @property
-    def _current(self) -> int:
-        return max(self._called - 1, 0)
 
-
-def _holders(
+def holders(
     model: nn.Module, layers: Sequence[LayerKey], events: Sequence[Event]
 ) -> dict[str, frozenset[int]]:
     """For each distinct parameter the layers that hold it; what nothing uses is of the first."""
@@ -239,12 +212,3 @@ def _holders(
         for name in event.parameters:
             held[name].add(event.layer)
     return {name: frozenset(held[name] or {0}) for name in names.values()}
-
-
-def _calls_differ(message: str, names: list[str]) -> PartoptError:
-    return PartoptError(
-        message,
-        "give the model, its arguments and its inputs as the profile of the plan has them",
-        code="calls-differ",
-        layers=names,
-    )

@@ -1,4 +1,4 @@
-"""A stage of any nn.Module, run by the model's own forward."""
+"""A stage of any nn.Module: the model's own forward, or its graph by torch.export, run in part."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from partopt.runtime.buffers import BufferState, Slot, buffer_slots
 from partopt.runtime.crossings import check_cuts, cut_before, with_stride
 from partopt.runtime.events import Key, Record
 from partopt.runtime.forward import StageForward
+from partopt.runtime.graph_forward import GraphForward
+from partopt.runtime.graph_record import GraphRecord
 from partopt.runtime.parameters import Slots, own_parameter_names
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
@@ -66,13 +68,17 @@ class ReplayStage(Stage):
         self.own_parameters = self._slots.parameters
         self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
         self.losses: dict[int, Tensor] = {}
-        self.model, self._loss_fn, self._inputs_of, self._scale = model, loss_fn, inputs_of, scale
+        self.model, self._inputs_of, self._scale = model, inputs_of, scale
         self._recomputes = recompute
         self._before, self._behind = cut_before(record, start), cut_before(record, stop)
         self.receives: Sequence[Crossing] = self._before.crossings
         self.sends: Sequence[Crossing] = self._behind.crossings
         self._written = _storages_written(record, start, stop)
-        self._forward = StageForward(model, record, start, stop, self._behind)
+        self._forward: GraphForward | StageForward = (
+            GraphForward(model, record, start, stop, self._behind)
+            if isinstance(record, GraphRecord)
+            else StageForward(model, record, start, stop, self._behind, loss_fn)
+        )
         self._buffers = _changing_buffers(model, record, start, stop)
         device = next((each.device for each in self.own_parameters.values()), torch.device("cpu"))
         self._device = device
@@ -154,7 +160,7 @@ class ReplayStage(Stage):
                 leaves.append(mine.requires_grad_())
             own[key] = mine
             given[key] = mine.clone() if like.storage in self._written else mine
-        made, loss = self._forward.run(self._inputs_of(microbatch), given, self._loss_fn)
+        made, loss = self._forward.run(self._inputs_of(microbatch), given)
         weights = self._slots.trained()
         if loss is not None:
             self.losses[microbatch] = loss.detach()

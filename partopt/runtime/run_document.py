@@ -21,12 +21,16 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 
 @dataclass
 class RankResult:
-    """What a rank found: its records of the steps, their mean losses, its peak memory."""
+    """What a rank found: its records of the steps, their mean losses, its peak memory.
+
+    `replay_refused` is why its stages are not replayed, where they are not.
+    """
 
     records: list[RankRecord]
     losses: list[float]
     peak_bytes: int | None
     device: str
+    replay_refused: str | None
     check: Check | None
 
 
@@ -77,6 +81,7 @@ def put_together(
         engine=training.engine,
         backend=backend,
         device=results[0].device,
+        replay_refused=results[0].replay_refused,
         ranks_per_core=len(results) / load.cores,
         steps=steps,
         steps_s=seconds,

@@ -178,4 +178,5 @@ def _train(
                 file=sys.stderr,
             )
     peak = torch.cuda.max_memory_allocated(context.device) if cuda else None
-    return RankResult(records, losses, peak, describe_device(context.device).name, outcome)
+    device, refused = describe_device(context.device).name, own.record.replay_refused
+    return RankResult(records, losses, peak, device, refused, outcome)

@@ -19,7 +19,7 @@ from partopt.profiler.precision import cast
 from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import Loss, loss_of_output
 from partopt.runtime.context import Context
-from partopt.runtime.crossings import check_cuts
+from partopt.runtime.cutting import record_cut
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.gradients import Tied
@@ -27,7 +27,6 @@ from partopt.runtime.inputs import SPREAD, Microbatches
 from partopt.runtime.optimizers import mean_over, optimizer_of
 from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
 from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, replay_stage
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
@@ -227,8 +226,7 @@ def record_training(training: Training, device: torch.device) -> tuple[Record, s
         training.source, (0, 1), plan.microbatch_size, training.seed, device, training.dtype
     )
     layers = number_calls([name for stage in plan.stages for name in stage.modules])
-    record = record_model(model, given.drawn(0), loss_fn, layers)
-    check_cuts(record, training.starts[1:])
+    record = record_cut(model, given.drawn(0), loss_fn, layers, training.starts[1:])
     check_parameters(plan, record, model)
     return record, {name for name, each in model.named_parameters() if each.requires_grad}
 

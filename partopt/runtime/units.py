@@ -26,6 +26,51 @@ def number_calls(modules: Sequence[str]) -> list[LayerKey]:
     return layers
 
 
+class LayerOrder:
+    """The layers of a plan, as a forward calls them one after the other."""
+
+    def __init__(self, layers: Sequence[LayerKey]) -> None:
+        self._layers = list(layers)
+        self._called = 0
+
+    @property
+    def current(self) -> int:
+        """The layer entered last; before the first one, the first."""
+        return max(self._called - 1, 0)
+
+    def enter(self, name: str) -> int:
+        """The layer that begins with a call of the unit `name`; PartoptError for another one."""
+        layer = self._called
+        if layer == len(self._layers) or self._layers[layer].name != name:
+            expected = (
+                f'calls "{self._layers[layer].name}" there'
+                if layer < len(self._layers)
+                else "has no more layers"
+            )
+            raise _calls_differ(
+                f'the model calls "{name}" as layer {layer}, the plan {expected}', [name]
+            )
+        self._called += 1
+        return layer
+
+    def check_all_called(self) -> None:
+        """Raise PartoptError where a layer was not called."""
+        if self._called < len(self._layers):
+            name, call = self._layers[self._called]
+            raise _calls_differ(
+                f'layer {self._called} "{name}" (call {call}) is not called by the model', [name]
+            )
+
+
+def _calls_differ(message: str, names: list[str]) -> PartoptError:
+    return PartoptError(
+        message,
+        "give the model, its arguments and its inputs as the profile of the plan has them",
+        code="calls-differ",
+        layers=names,
+    )
+
+
 class TakenUnits:
     """The context in which calls of units go to `called(name, forward, args, kwargs)`."""
 

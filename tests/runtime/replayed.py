@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from partopt.documents.profile import Profile
 from partopt.profiler.step import run_loss
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.events import Record
+from partopt.runtime.graph_recording import export_model
 from partopt.runtime.parameters import materialise, own_parameter_names
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, replay_stage
@@ -75,13 +77,27 @@ class Replayed:
         return [loss.detach() for loss in losses], gradients, model
 
 
+Case = TypeVar("Case", bound=Replayed)
+
+
+@dataclass
+class Exported(Replayed):
+    """The same, cut by torch.export."""
+
+    @cached_property
+    def record(self) -> Record:  # type: ignore[override]
+        return export_model(self.model, self.inputs[0], self.loss_fn, self.layers)
+
+
 def replayed(
     build: Callable[[], nn.Module],
     inputs_of: Callable[[int], Any],
     size: int = 2,
     loss_fn: Any = None,
     granularity: str = "auto",
-) -> Replayed:
+    units: Sequence[str] = (),
+    kind: type[Case] = Replayed,  # type: ignore[assignment]
+) -> Case:
     """The model on microbatches of `size` samples, with the layers of its profile."""
     torch.manual_seed(0)
     model = build().train()
@@ -91,10 +107,11 @@ def replayed(
         lambda _: inputs[0],
         loss_fn,
         granularity=granularity,
+        units=units,
         microbatch_sizes=[size],
     )
     layers = [LayerKey(layer.name, layer.call) for layer in profile.layers]
-    return Replayed(model, inputs, loss_fn, layers, profile)
+    return kind(model, inputs, loss_fn, layers, profile)
 
 
 def run_forwards(stages: Sequence[ReplayStage], microbatches: int = MICROBATCHES) -> list[Tensor]:

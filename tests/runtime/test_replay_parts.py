@@ -22,6 +22,7 @@ from tests.profiler import zoo_language as language
 from tests.profiler import zoo_odd as odd
 from tests.profiler.helpers import Parts, linear, needs_transformers
 from tests.runtime.replayed import (
+    Exported,
     Replayed,
     replayed,
     run_backwards,
@@ -36,11 +37,16 @@ def sequence(*modules: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*copy.deepcopy(modules))
 
 
-def leaves(build: Callable[[], nn.Module], inputs: Callable[[int], Any] = vectors) -> Replayed:
-    return replayed(build, inputs, size=4, granularity="leaf")
+Leaves = Callable[[Callable[[], nn.Module]], Replayed]
 
 
-def test_what_is_recomputed_drops_the_same_numbers() -> None:
+@pytest.fixture(params=[Replayed, Exported], ids=["replay", "export"])
+def leaves(request: pytest.FixtureRequest) -> Leaves:
+    """A model on vectors, each of whose leaves is a layer."""
+    return lambda build: replayed(build, vectors, size=4, granularity="leaf", kind=request.param)
+
+
+def test_what_is_recomputed_drops_the_same_numbers(leaves: Leaves) -> None:
     case = leaves(sequence(linear(), nn.Dropout(0.5), linear(), nn.Dropout(0.5), linear()))
     gradients = []
     for recompute in (False, True):
@@ -55,7 +61,7 @@ def test_what_is_recomputed_drops_the_same_numbers() -> None:
     assert worst_error(*gradients) == 0.0
 
 
-def test_random_numbers_between_layers_are_drawn_by_one_stage() -> None:
+def test_random_numbers_between_layers_are_drawn_by_one_stage(leaves: Leaves) -> None:
     def forward(self: Parts, x: Tensor) -> Tensor:
         x = self.a(x)
         mask = torch.rand(4) > 0.5
@@ -71,7 +77,7 @@ def test_random_numbers_between_layers_are_drawn_by_one_stage() -> None:
     assert worst_error(summed_gradients(stages), gradients) == 0.0
 
 
-def test_recomputation_keeps_the_inputs_alone() -> None:
+def test_recomputation_keeps_the_inputs_alone(leaves: Leaves) -> None:
     case = leaves(sequence(linear(), nn.Linear(4, 999), nn.Linear(999, 4), linear()))
     kept = []
     for recompute in (False, True):
@@ -91,7 +97,7 @@ def test_recomputation_keeps_the_inputs_alone() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_running_statistics_are_those_of_the_model(recompute: bool) -> None:
+def test_running_statistics_are_those_of_the_model(leaves: Leaves, recompute: bool) -> None:
     norms = (nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     case = leaves(sequence(linear(), norms[0], nn.ReLU(inplace=True), linear(), norms[1]))
     _, _, whole = case.reference()
@@ -99,7 +105,7 @@ def test_running_statistics_are_those_of_the_model(recompute: bool) -> None:
     run_forwards(stages)
     run_backwards(stages, recompute=recompute)
     for stage, layer in ((stages[0], "1"), (stages[2], "4")):
-        own = stage._forward._model.get_submodule(layer)
+        own = stage.model.get_submodule(layer)
         expected = whole.get_submodule(layer)
         assert torch.equal(own.running_mean, expected.running_mean)
         assert torch.equal(own.running_var, expected.running_var)
@@ -118,19 +124,21 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-def test_a_buffer_that_is_replaced_counts_each_microbatch_once() -> None:
+def test_a_buffer_that_is_replaced_counts_each_microbatch_once(leaves: Leaves) -> None:
     case = leaves(sequence(linear(), Counting(), linear()))
     assert case.record.changed_buffers == {"1.calls"}
     assert case.model.get_buffer("1.calls") == 0
     stages = case.stages([0, 1, 2], recompute=True)
     run_forwards(stages)
     run_backwards(stages, recompute=True)
-    assert stages[1]._forward._model.get_buffer("1.calls") == 2
+    assert stages[1].model.get_buffer("1.calls") == 2
 
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_microbatch_has_one_version_of_the_weights(split: bool, recompute: bool) -> None:
+def test_a_microbatch_has_one_version_of_the_weights(
+    leaves: Leaves, split: bool, recompute: bool
+) -> None:
     """Each of two microbatches runs under weights of its own, forward and backward."""
     case = leaves(thrice)
     names = [name for name, _ in case.model.named_parameters()]
@@ -172,12 +180,12 @@ def test_a_tied_weight_has_one_name_in_all_stages() -> None:
     assert last.parameters == [last.own_parameters["tokens.weight"]]
 
 
-def test_a_block_called_in_two_stages_is_shared() -> None:
+def test_a_block_called_in_two_stages_is_shared(leaves: Leaves) -> None:
     case = leaves(thrice)
     assert shared_parameters(case.record, [0, 2]) == {"block.weight": [0, 1], "block.bias": [0, 1]}
 
 
-def test_a_frozen_stage_in_front_has_no_gradient() -> None:
+def test_a_frozen_stage_in_front_has_no_gradient(leaves: Leaves) -> None:
     def build() -> nn.Module:
         return nn.Sequential(linear().requires_grad_(False), linear(), linear())
 
@@ -209,14 +217,14 @@ def handed() -> nn.Module:
                  head=Handed(stem))  # fmt: skip
 
 
-def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s() -> None:
+def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s(leaves: Leaves) -> None:
     case = leaves(handed)
     assert own_parameter_names(case.record, 2, 3) == ["stem.weight"]
     assert shared_parameters(case.record, [0, 1, 2]) == {"stem.weight": [0, 2]}
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_gradients_add_up_in_the_memory_that_is_there(split: bool) -> None:
+def test_gradients_add_up_in_the_memory_that_is_there(leaves: Leaves, split: bool) -> None:
     case = leaves(thrice)
     _, gradients, _ = case.reference()
     stages = case.stages([0, 2, 4])
@@ -234,7 +242,7 @@ def test_gradients_add_up_in_the_memory_that_is_there(split: bool) -> None:
     assert worst_error(summed_gradients(stages), gradients) < 1e-6
 
 
-def test_two_parts_of_a_backward_do_the_work_of_one() -> None:
+def test_two_parts_of_a_backward_do_the_work_of_one(leaves: Leaves) -> None:
     case = leaves(sequence(*(linear() for _ in range(5))))
     flops = []
     for parts in (["backward"], ["backward_input", "backward_weight"]):
