@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
+    from partopt.layouts import LAYOUTS, read_layout
+    from partopt.layouts.judge import Judgement, judge_layout, plan_layout
+    from partopt.layouts.trainer_layout import TrainerLayout
     from partopt.links.fitted import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
@@ -52,6 +55,8 @@ _PLACES = {
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
+    "Judgement": "partopt.layouts.judge",
+    "LAYOUTS": "partopt.layouts",
     "Note": "partopt.documents",
     "PLANNERS": "partopt.planners",
     "Plan": "partopt.documents.plan",
@@ -62,6 +67,7 @@ _PLACES = {
     "Simulation": "partopt.simulation",
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
+    "TrainerLayout": "partopt.layouts.trainer_layout",
     "TrainingRun": "partopt.runtime.run_document",
     "compare": "partopt.search.compare",
     "estimate": "partopt.profiler.estimate",
@@ -72,9 +78,12 @@ _PLACES = {
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
     "import_times": "partopt.importers.torch_profile",
+    "judge_layout": "partopt.layouts.judge",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
+    "plan_layout": "partopt.layouts.judge",
     "prepare_links": "partopt.runtime.link_run",
+    "read_layout": "partopt.layouts",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
     "simulate": "partopt.simulation",
@@ -85,12 +94,14 @@ _PLACES = {
 __all__ = [
     "EXPORTERS",
     "IMPORTERS",
+    "LAYOUTS",
     "PLANNERS",
     "SCHEDULES",
     "Certificate",
     "FittedLinks",
     "Fitting",
     "Job",
+    "Judgement",
     "Note",
     "PartoptError",
     "Plan",
@@ -100,6 +111,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "Topology",
+    "TrainerLayout",
     "TrainingRun",
     "__version__",
     "compare",
@@ -110,10 +122,13 @@ __all__ = [
     "find_fitting",
     "import_profile",
     "import_times",
+    "judge_layout",
     "list_tried",
     "measure",
     "measure_source",
+    "plan_layout",
     "prepare_links",
+    "read_layout",
     "run_source",
     "scale",
     "simulate",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress
+from partopt.cli import import_layout, options, progress
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt import Job, Plan
 
 
 @click.command(short_help="every planner, or groups of several sizes, side by side")
@@ -29,12 +32,22 @@ from partopt.errors import PartoptError
     metavar="FILE",
     help="A plan of yours to set beside them (repeat).",
 )
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="TRAINER:LAYOUT",
+    help="A pipeline as a trainer has it, which partopt import reads (repeat).",
+)
+@options.map_option
 @options.job_options
 @options.json_option
 def command(
     profiles: tuple[str, ...],
     chosen: tuple[str, ...],
     files: tuple[str, ...],
+    layouts: tuple[str, ...],
+    rules: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -47,12 +60,13 @@ def command(
     Example:
       partopt compare gpt.cpu.float32 --topology v100-pcie
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
+      partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if len(profiles) == 1:
-        _compare_planners(profiles[0], chosen, files, as_json, given)
+        _compare_planners(profiles[0], chosen, files, layouts, rules, as_json, given)
     else:
-        _refuse_choice(chosen, files)
+        _refuse_choice({"--planner": chosen, "--plan": files, "--layout": layouts, "--map": rules})
         _compare_groups(profiles, as_json, given)
 
 
@@ -60,16 +74,21 @@ def _compare_planners(
     profile: str,
     chosen: Sequence[str],
     files: Sequence[str],
+    layouts: Sequence[str],
+    rules: Sequence[str],
     as_json: bool,
     given: dict[str, Any],
 ) -> None:
-    """Every planner on one profile."""
+    """Every planner on one profile, and beside them plans and layouts of a person."""
     import partopt
     from partopt.report import comparison
 
     job = options.job(profile, given)
     print_notes(job.notes)
-    plans = {path: partopt.Plan.load(path) for path in files}
+    named = _named(layouts)
+    plans = {path: partopt.Plan.load(path) for path in files} | {
+        name: _plan_of(trainer, layout, rules, job) for name, (trainer, layout) in named.items()
+    }
     with progress.shown() as tell:
         result, notes = partopt.compare(job, chosen, plans, tell)
     print_notes(note for note in notes if note not in job.notes)
@@ -78,15 +97,46 @@ def _compare_planners(
         return
     click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    again = (
-        f"plan {shlex.quote(profile)} {options.repeat_options(given)} --planner {best} -o plan.json"
-    )
-    following = f"show {shlex.quote(best)}" if best in files else again
+    if best in files:
+        following = f"show {shlex.quote(best)}"
+    elif best in named:
+        kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
+        words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
+        following = shlex.join(words)
+    else:
+        again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
+        following = f"{again} --planner {best} -o plan.json"
     click.echo(f"\nnext:    partopt {following}", err=True)
 
 
-def _refuse_choice(chosen: Sequence[str], files: Sequence[str]) -> None:
-    for option, values in (("--planner", chosen), ("--plan", files)):
+def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The trainer and the layout of each of `layouts`, by the name of its row."""
+    named: dict[str, tuple[str, str]] = {}
+    for given in layouts:
+        trainer, colon, layout = given.partition(":")
+        if not colon:
+            raise PartoptError(
+                f"--layout {given}: no trainer",
+                "write --layout 'megatron:Et*4|t*3|t*3|t*2L'",
+                code="invalid-option",
+            )
+        count = sum(other == trainer for other, _ in named.values())
+        named[f"{trainer} layout{f' {count + 1}' if count else ''}"] = trainer, layout
+    return named
+
+
+def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
+    """The plan of a trainer's layout for the job."""
+    import partopt
+
+    read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
+    return partopt.plan_layout(
+        read, job.with_(**read.options(job.topology, job.schedule, job.chunks))
+    )
+
+
+def _refuse_choice(chosen: Mapping[str, Sequence[str]]) -> None:
+    for option, values in chosen.items():
         if values:
             raise PartoptError(
                 f"{option}: goes with one profile",

@@ -30,13 +30,7 @@ class _Export(click.Command):
 @click.command(cls=_Export, short_help="write a plan as a trainer reads it")
 @click.argument("plan")
 @click.option("--to", "target", metavar="TRAINER", required=True, help="Which trainer.")
-@click.option(
-    "--map",
-    "rules",
-    multiple=True,
-    metavar="GLOB=KIND",
-    help="What layers are, where their names do not say: embedding, block, norm or head (repeat).",
-)
+@options.map_option
 @options.output_options("it")
 def command(
     plan: str, target: str, rules: tuple[str, ...], output: str | None, force: bool

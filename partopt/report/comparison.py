@@ -56,7 +56,7 @@ def _table(comparison: Comparison) -> str:
 
 def _cells(row: ComparisonRow, priced: bool) -> list[str]:
     return [
-        shorten(row.planner, 13),
+        shorten(row.planner, 17),
         shorten(row.shape, 8),
         str(row.stages),
         format_seconds(row.period_s),
