@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
+    from partopt.layouts import LAYOUTS, read_layout
+    from partopt.layouts.judge import Judgement, judge_layout, plan_layout
+    from partopt.layouts.trainer_layout import TrainerLayout
     from partopt.links.fitted import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
@@ -53,6 +56,8 @@ _PLACES = {
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
+    "Judgement": "partopt.layouts.judge",
+    "LAYOUTS": "partopt.layouts",
     "Note": "partopt.documents",
     "PLANNERS": "partopt.planners",
     "Plan": "partopt.documents.plan",
@@ -63,6 +68,7 @@ _PLACES = {
     "Simulation": "partopt.simulation",
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
+    "TrainerLayout": "partopt.layouts.trainer_layout",
     "TrainingRun": "partopt.runtime.run_document",
     "compare": "partopt.search.compare",
     "estimate": "partopt.profiler.estimate",
@@ -73,9 +79,12 @@ _PLACES = {
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
     "import_times": "partopt.importers.torch_profile",
+    "judge_layout": "partopt.layouts.judge",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
+    "plan_layout": "partopt.layouts.judge",
     "prepare_links": "partopt.runtime.link_run",
+    "read_layout": "partopt.layouts",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
     "simulate": "partopt.simulation",
@@ -87,12 +96,14 @@ _PLACES = {
 __all__ = [
     "EXPORTERS",
     "IMPORTERS",
+    "LAYOUTS",
     "PLANNERS",
     "SCHEDULES",
     "Certificate",
     "FittedLinks",
     "Fitting",
     "Job",
+    "Judgement",
     "Note",
     "PartoptError",
     "Plan",
@@ -102,6 +113,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "Topology",
+    "TrainerLayout",
     "TrainingRun",
     "__version__",
     "compare",
@@ -112,10 +124,13 @@ __all__ = [
     "find_fitting",
     "import_profile",
     "import_times",
+    "judge_layout",
     "list_tried",
     "measure",
     "measure_source",
+    "plan_layout",
     "prepare_links",
+    "read_layout",
     "run_source",
     "scale",
     "simulate",

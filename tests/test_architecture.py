@@ -36,6 +36,8 @@ MAY_IMPORT = {
     "links": DOCUMENTS | {"cost"},
     "report": PLANNING | {"simulator", "links"},
     "exporters": PLANNING | {"registry", "simulator", "options", "job", "search"},
+    "layouts": PLANNING
+    | {"options", "registry", "job", "planners", "simulator", "search", "exporters"},
     "runtime": PLANNING | {"profiler", "simulator", "links"},
     "simulation": PLANNING | {"options", "simulator", "report"},
 }

@@ -33,7 +33,7 @@ VERBS = {
     "run": ("partopt.cli.run", "train a model by a plan, measured beside predicted"),
     "export": ("partopt.cli.export", "write a plan as a trainer reads it"),
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
-    "import": ("partopt.cli.import_", "turn another program's profile into one of partopt's"),
+    "import": ("partopt.cli.import_", "read another program's profile, or a trainer's layout"),
     "topology": ("partopt.cli.topology", "list, show and measure topologies"),
     "schema": ("partopt.cli.schema", "the JSON Schema of a file format"),
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from partopt.cli import options, progress
+from partopt.cli import import_layout, options, progress
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     metavar="TRAINER",
     help="The best plan that a trainer can say, beside them (repeat; see partopt export --help).",
 )
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="TRAINER:LAYOUT",
+    help="A pipeline as a trainer has it, which partopt import reads (repeat).",
+)
 @options.map_option
 @options.job_options
 @options.json_option
@@ -48,6 +55,7 @@ def command(
     chosen: tuple[str, ...],
     files: tuple[str, ...],
     targets: tuple[str, ...],
+    layouts: tuple[str, ...],
     rules: tuple[str, ...],
     as_json: bool,
     **given: Any,
@@ -62,31 +70,45 @@ def command(
       partopt compare gpt.cpu.float32 --topology v100-pcie
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
       partopt compare gpt.json --topology dgx-a100 --for megatron --for torchtitan
+      partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if len(profiles) == 1:
         within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
-        _compare_planners(profiles[0], chosen, files, within, as_json, given)
+        own = _Own(files, layouts, rules)
+        _compare_planners(profiles[0], chosen, own, within, as_json, given)
     else:
-        _refuse_choice({"--planner": chosen, "--plan": files, "--for": targets, "--map": rules})
+        several = {"--planner": chosen, "--plan": files, "--layout": layouts}
+        _refuse_choice(several | {"--for": targets, "--map": rules})
         _compare_groups(profiles, as_json, given)
+
+
+class _Own(NamedTuple):
+    """What a person has: plans in files, and layouts of trainers with rules for their layers."""
+
+    files: Sequence[str]
+    layouts: Sequence[str]
+    rules: Sequence[str]
 
 
 def _compare_planners(
     profile: str,
     chosen: Sequence[str],
-    files: Sequence[str],
+    own: _Own,
     within: Mapping[str, Callable[[Job, progress.Tell], Plan]],
     as_json: bool,
     given: dict[str, Any],
 ) -> None:
-    """Every planner on one profile, and what is planned `within` what trainers can say."""
+    """Every planner on one profile, a person's own plans, and those `within` what trainers say."""
     import partopt
     from partopt.report import comparison
 
     job = options.job(profile, given)
     print_notes(job.notes)
-    plans = {path: partopt.Plan.load(path) for path in files}
+    named = _named(own.layouts)
+    plans = {path: partopt.Plan.load(path) for path in own.files} | {
+        name: _plan_of(trainer, layout, own.rules, job) for name, (trainer, layout) in named.items()
+    }
     with progress.shown() as tell:
         result, notes = partopt.compare(job, chosen, plans, tell, within)
     print_notes(note for note in notes if note not in job.notes)
@@ -95,9 +117,16 @@ def _compare_planners(
         return
     click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
-    chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
-    again = f"plan {shlex.quote(profile)} {options.repeat_options(given)} {chosen_by} -o plan.json"
-    following = f"show {shlex.quote(best)}" if best in files else again
+    if best in own.files:
+        following = f"show {shlex.quote(best)}"
+    elif best in named:
+        kept = options.repeat_words([*given.keys() - {"schedule"}, "rules"])
+        words = ["import", *named[best], "--profile", profile, *kept, "--schedule", job.schedule]
+        following = shlex.join(words)
+    else:
+        again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
+        chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
+        following = f"{again} {chosen_by} -o plan.json"
     click.echo(f"\nnext:    partopt {following}", err=True)
 
 
@@ -106,6 +135,32 @@ def _plan_for(target: str, rules: Sequence[str], job: Job, tell: progress.Tell) 
     import partopt
 
     return partopt.solve_for(job, target, rules=rules, progress=tell).plan
+
+
+def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The trainer and the layout of each of `layouts`, by the name of its row."""
+    named: dict[str, tuple[str, str]] = {}
+    for given in layouts:
+        trainer, colon, layout = given.partition(":")
+        if not colon:
+            raise PartoptError(
+                f"--layout {given}: no trainer",
+                "write --layout 'megatron:Et*4|t*3|t*3|t*2L'",
+                code="invalid-option",
+            )
+        count = sum(other == trainer for other, _ in named.values())
+        named[f"{trainer} layout{f' {count + 1}' if count else ''}"] = trainer, layout
+    return named
+
+
+def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
+    """The plan of a trainer's layout for the job."""
+    import partopt
+
+    read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
+    return partopt.plan_layout(
+        read, job.with_(**read.options(job.topology, job.schedule, job.chunks))
+    )
 
 
 def _refuse_choice(given: Mapping[str, Sequence[str]]) -> None:

@@ -3,21 +3,101 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, words
-from partopt.errors import PartoptError
+from partopt.cli import import_layout, options, words
+from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
     from partopt.documents.profile import Profile
 
 _TRACE = "torch-profile"
+_PROFILES = {
+    _TRACE: "traces of torch.profiler, put into a profile of the same model",
+    "pipedream": "a graph of the published PipeDream profiler",
+}
 
 
-@click.command("import", short_help="turn another program's measurements into a profile")
-@click.argument("form", metavar="FORMAT")
+class _Formats(click.Group):
+    """Formats of profiles, one command for all of them, and of layouts, another."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The formats of profiles, then those of layouts."""
+        import partopt
+
+        return [_TRACE, *partopt.IMPORTERS, *partopt.LAYOUTS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a format. PartoptError for an unknown one."""
+        import partopt
+
+        if cmd_name in partopt.LAYOUTS:
+            return import_layout.command
+        if cmd_name == _TRACE or cmd_name in partopt.IMPORTERS:
+            return _profile
+        if ctx.resilient_parsing or cmd_name.startswith("-"):
+            return None
+        raise PartoptError(
+            f'unknown format "{cmd_name}"',
+            did_you_mean(cmd_name, self.list_commands(ctx)),
+            code="unknown-format",
+            name=cmd_name,
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command of the format; an option of the other kind is said to be that."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _of_other_kind(error) or error from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One line a format."""
+        import partopt
+
+        profiles = [(name, _PROFILES.get(name, "")) for name in (_TRACE, *partopt.IMPORTERS)]
+        with formatter.section("Measurements, as a profile"):
+            formatter.write_dl(profiles)
+        with formatter.section("Layouts of trainers, as a plan"):
+            formatter.write_dl([(each.name, each.summary) for each in partopt.LAYOUTS.values()])
+
+
+def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
+    """The error of an option that formats of the other kind have; None where they have it not."""
+    assert error.ctx is not None
+    is_layout = error.ctx.command is import_layout.command
+    other, kind = (_profile, "measurements") if is_layout else (import_layout.command, "layouts")
+    if not any(error.option_name in parameter.opts for parameter in other.params):
+        return None
+    return PartoptError(
+        f"{error.option_name}: not of {error.ctx.command_path}",
+        f"it goes with {kind}: partopt import --help lists them",
+        code="unused-option",
+    )
+
+
+@click.group(
+    "import",
+    cls=_Formats,
+    short_help="read another program's profile, or a trainer's layout",
+    subcommand_metavar="FORMAT ...",
+)
+def command() -> None:
+    """Read what another program measured as a profile, or a trainer's layout as a plan.
+
+    partopt import FORMAT --help says what each takes.
+
+    \b
+    Example:
+      partopt import torch-profile trace.json.gz --onto gpt.json -o measured.json
+      partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
+        --global-batch 512 -o plan.json
+    """
+
+
+@click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--onto", metavar="PROFILE", help="torch-profile: the profile whose times are replaced."
@@ -34,8 +114,7 @@ _TRACE = "torch-profile"
 )
 @click.option("--device", metavar="NAME", help="Device that was measured, if it is known.")
 @options.output_options("the profile")
-def command(
-    form: str,
+def _profile(
     files: tuple[str, ...],
     onto: str | None,
     plan: str | None,
@@ -47,7 +126,7 @@ def command(
 ) -> None:
     """Read what another program measured and write it as a profile of partopt's.
 
-    FORMAT is pipedream, the published profiler's graph file, or torch-profile: traces of
+    For pipedream, FILE is the published profiler's graph; for torch-profile they are traces of
     torch.profiler, one of each process. A trace has times alone: --onto says which profile they
     are put into. Layers are found by record_function ranges of their names or, recorded
     with_stack=True, as modules; with --plan the stages by the ranges of torch's pipelines, PP:0F0.
@@ -61,8 +140,7 @@ def command(
     import partopt
     from partopt import documents
 
-    if form != _TRACE:
-        partopt.IMPORTERS.lookup(form)
+    form = str(click.get_current_context().info_name)
     if output is None:
         raise PartoptError(
             "partopt import: no output file",

@@ -15,7 +15,7 @@ from partopt.errors import PartoptError
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from partopt import Job
+    from partopt import Job, Profile, Topology
 
 Command = Callable[..., None]
 
@@ -53,6 +53,13 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
+map_option = click.option(
+    "--map",
+    "rules",
+    multiple=True,
+    metavar="GLOB=KIND",
+    help="What layers are, where their names do not say: embedding, block, norm or head (repeat).",
+)
 memory_option = click.option(
     "--memory",
     metavar="SIZE",
@@ -239,16 +246,22 @@ def job(profile: str, given: dict[str, Any]) -> Job:
     """
     import partopt
 
+    loaded = partopt.Profile.load(profile)
+    return state_job(loaded, partopt.Topology.load(given["topology"], given["servers"]), given)
+
+
+def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
+    """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
+    import partopt
+
     options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
     for name in ("cuts", "replicas"):
-        text = given.get(name)
-        options[name] = None if text is None else integers(text, f"--{name}")
+        value = given.get(name)
+        options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])
-    loaded = partopt.Profile.load(profile)
-    topology = partopt.Topology.load(given["topology"], given["servers"])
     try:
-        return partopt.Job(loaded, topology, **options)
+        return partopt.Job(profile, topology, **options)
     except PartoptError as error:
         if error.fields.get("option") == "cost" and options["cost"] is not given["cost"]:
             message = error.message.replace("`cost`", given["cost"])
@@ -263,6 +276,12 @@ def write_json(document: Struct | dict[str, Any]) -> None:
     documents.write_bytes("-", documents.encode(document))
 
 
+def is_given(name: str) -> bool:
+    """Whether the option stands on this command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE
+
+
 def repeat_options(given: Iterable[str]) -> str:
     """The options among `given` that stand on this command line, as another command takes them."""
     return shlex.join(repeat_words(given))
@@ -274,7 +293,7 @@ def repeat_words(given: Iterable[str]) -> list[str]:
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name in given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if name in given and is_given(name):
             value = context.params[name]
             for each in value if parameter.multiple else [value]:
                 words += [parameter.opts[-1], str(each)]

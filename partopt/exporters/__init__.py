@@ -48,7 +48,7 @@ def export_plan(
     reasons where the trainer cannot say the plan.
     """
     target = EXPORTERS.lookup(to)
-    parts = parts_of(plan, target, rules)
+    parts = parts_of(layers_of(plan), target, rules)
     faults = [_refused(plan, target, fault) for fault in find_faults(plan, target, parts)]
     if faults:
         raise PartoptError.together(faults)
@@ -62,10 +62,10 @@ def layers_of(plan: Plan) -> list[str]:
     return [name for stage in plan.stages for name in stage.modules]
 
 
-def parts_of(plan: Plan, target: Target, rules: Sequence[str]) -> list[Part]:
-    """What each layer of the plan is; none where the trainer cuts anywhere."""
+def parts_of(layers: Sequence[str], target: Target, rules: Sequence[str]) -> list[Part]:
+    """What each of the `layers` is; none where the trainer cuts anywhere."""
     if target.cuts != ANYWHERE:
-        return find_parts(layers_of(plan), rules)
+        return find_parts(layers, rules)
     if rules:
         raise PartoptError(
             f"`map={rules[0]}`: {target.name} counts layers, whatever they are",

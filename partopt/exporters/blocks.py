@@ -85,7 +85,7 @@ def _stated(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
         matching = [i for i, name in enumerate(layers) if fnmatch.fnmatchcase(name, pattern)]
         if not matching:
             raise PartoptError(
-                f"`map={rule}`: no layer of the plan has such a name",
+                f"`map={rule}`: no layer has such a name",
                 did_you_mean(pattern, layers),
                 code="no-such-layer",
                 option="map",

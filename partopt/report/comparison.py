@@ -62,7 +62,7 @@ def _table(comparison: Comparison, last: str) -> str:
 
 def _cells(row: ComparisonRow, last: str) -> list[str]:
     return [
-        shorten(row.planner, 14),
+        shorten(row.planner, 17),
         shorten(row.shape, 8),
         str(row.stages),
         format_seconds(row.period_s),

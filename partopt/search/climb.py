@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from partopt.cost.period import compute_s
 from partopt.cost.price import price
-from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem, partition_of
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    FREE,
+    Assignment,
+    Partition,
+    Problem,
+    partition_of,
+)
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
@@ -50,6 +57,14 @@ def climb(
         left -= climb.spent
         found[moved.schedule] = min(found[moved.schedule], moved, key=order_of)
     return sorted(found.values(), key=order_of)
+
+
+def move_cuts(plan: Plan, problem: Problem) -> Plan:
+    """The simulated `plan` of `problem` with its cuts moved while the simulator says that it helps.
+
+    Every stage keeps its ranks, where `problem` asks for equal replicas.
+    """
+    return _Climb(problem, False, plan, plan, BUDGET).run()
 
 
 def _starts(plans: Sequence[Plan]) -> list[Plan]:
@@ -91,7 +106,8 @@ class _Climb:
         self.effort = effort_of(len(plan.stages), places, plan.microbatches or 1)
         self.cells = problem.boundaries()
         self.may_choose = per_stage and entry.kernel is not None and bool(problem.memory_bytes)
-        self.uneven = entry.uneven and plan.family == CONTIGUOUS
+        free = problem.replication == FREE
+        self.uneven = entry.uneven and plan.family == CONTIGUOUS and free
         self.seen: set[object] = set()
 
     def run(self) -> Plan:
@@ -152,10 +168,9 @@ def _key(plan: Plan) -> tuple[float, float]:
 
 
 def _least_s(partition: Partition, problem: Problem) -> float:
-    """Seconds for which the busiest device computes in an iteration."""
+    """Seconds for which the busiest device computes in an iteration; 0 where there are none."""
     busy: dict[int, float] = {}
-    M = problem.microbatches
-    assert M is not None
+    M = problem.microbatches or 0
     for stage in partition.stages:
         r, seconds = len(stage.ranks), compute_s(stage, problem)
         for k, rank in enumerate(stage.ranks):

@@ -4,6 +4,7 @@ import importlib
 import math
 import re
 
+import click
 import pytest
 
 from partopt import planners
@@ -117,8 +118,11 @@ def test_every_function_that_a_document_names_exists(document):
 @pytest.mark.parametrize("document", NAMES)
 def test_every_flag_that_a_document_names_exists(document):
     commands = [importlib.import_module(module).command for module, _ in VERBS.values()]
+    groups = [click.Context(command) for command in commands if isinstance(command, click.Group)]
     commands += [
-        inner for command in commands for inner in getattr(command, "commands", {}).values()
+        group.command.get_command(group, name)
+        for group in groups
+        for name in group.command.list_commands(group)
     ]
     known = {
         flag for command in commands for parameter in command.params for flag in parameter.opts

@@ -24,7 +24,7 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     names = {"model": model(), "example_inputs": lambda size: torch.randn(size, 64)}
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "timeline.svg"}
     assert "microbatches-needed schedule" in capsys.readouterr().out
 

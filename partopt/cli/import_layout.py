@@ -1,0 +1,190 @@
+"""`partopt import TRAINER`: a trainer's layout as a plan, beside a better one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partopt.cli import options, progress
+from partopt.cli.does_not_fit import does_not_fit
+from partopt.cli.words import as_flags, flags_of, print_notes
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt import Judgement, TrainerLayout
+
+
+_A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")
+
+
+class _Import(click.Command):
+    """The command of every trainer, whose help says what its own layout is."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the trainer's layout is, and how one is written."""
+        import partopt
+
+        form = partopt.LAYOUTS.get(str(ctx.info_name))
+        if form is not None:
+            with formatter.section("Layout"):
+                formatter.write_dl([(form.example, form.summary)])
+
+
+@click.command(cls=_Import)
+@click.argument("layout")
+@click.option(
+    "--profile", required=True, metavar="FILE|NAME", help="The profile of the model that it cuts."
+)
+@click.option(
+    "--pipeline-size",
+    type=click.IntRange(min=1),
+    metavar="P",
+    help="Devices of a pipeline, where it has several stages on each (default: one on each).",
+)
+@options.map_option
+@click.option(
+    "--cuts", metavar="5,9", help="torch-csv: the first layers of all stages but the first."
+)
+@options.job_options
+@options.output_options("the plan")
+@options.json_option
+def command(
+    layout: str,
+    profile: str,
+    pipeline_size: int | None,
+    rules: tuple[str, ...],
+    cuts: str | None,
+    output: str | None,
+    force: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Read LAYOUT, a pipeline as the trainer has it, as a plan, and put it beside a better one.
+
+    LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
+    laid on all devices of the topology and simulated under the schedule that the trainer runs. What
+    it says of batches, recomputation and sharding is not read: the options here say that. Exits
+    with 1, and writes no plan, where it does not fit the devices' memory.
+
+    \b
+    Example:
+      partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
+        --global-batch 512 -o plan.json
+      partopt import torchtitan config.py --profile gpt.json --topology dgx-h100 --global-batch 512
+      partopt import vllm 4,3,3,2 --profile gpt.json --topology v100-pcie
+    """
+    import partopt
+    from partopt import documents
+
+    trainer = str(click.get_current_context().info_name)
+    if output:
+        documents.check_writable(output, force)
+    loaded = partopt.Profile.load(profile)
+    topology = partopt.Topology.load(given["topology"], given["servers"])
+    own = partopt.read_layout(
+        trainer,
+        text_of(layout),
+        loaded,
+        rules=rules,
+        cuts=None if cuts is None else options.integers(cuts, "--cuts"),
+        pipeline_size=pipeline_size,
+    )
+    stated = own.options(
+        topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
+    )
+    _check_batch(given, stated)
+    job = options.state_job(loaded, topology, given | stated)
+    print_notes(job.notes)
+    with progress.shown() as tell:
+        judged = partopt.judge_layout(own, job, tell)
+    for fault in judged.faults:
+        click.echo(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
+    if as_json:
+        options.write_json(judged.plan)
+    elif output != "-":
+        _print_page(judged, own)
+    if not judged.plan.fits:
+        raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
+    if output and not (as_json and output == "-"):
+        judged.plan.save(output, force)
+    if output and output != "-":
+        click.echo(f"Wrote {output}", err=True)
+    if not as_json and output != "-":
+        click.echo(f"next:    {_next(judged, own, given, stated)}", err=True)
+
+
+def text_of(layout: str) -> str:
+    """The text of a layout: of a file or standard input, or the word itself."""
+    from partopt.documents import read_bytes
+
+    if layout != "-" and not _A_FILE.fullmatch(layout) and not _is_file(layout):
+        return layout
+    return read_bytes(layout).decode(errors="replace")
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
+def _check_batch(given: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
+    """Refuse microbatches beside those of an order."""
+    M = stated.get("microbatches")
+    for name in ("microbatches", "global_batch"):
+        if M is not None and given[name] not in (None, M):
+            raise PartoptError(
+                f"`{name}={given[name]}`: the order is of {M} microbatches",
+                "leave it out",
+                code="conflicting-options",
+                option=name,
+            )
+
+
+def _print_page(judged: Judgement, own: TrainerLayout) -> None:
+    """The plan, and what stands beside it."""
+    from partopt.report import layout, plan
+
+    for line in own.described:
+        click.echo(f"note:    {line}", err=True)
+    click.echo(plan.render(judged.plan, options.ascii_only(), as_flags))
+    click.echo(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer)}")
+
+
+def _again(
+    layout: str, output: str | None, given: Mapping[str, Any], changes: Mapping[str, Any]
+) -> str:
+    """This command with some options changed."""
+    names = {*given, "profile", "pipeline_size", "rules", "cuts"} - changes.keys()
+    words = ["partopt", "import", str(click.get_current_context().info_name), layout]
+    written = ["-o", output] if output else []
+    return shlex.join([*words, *options.repeat_words(names), *flags_of(changes), *written])
+
+
+def _next(
+    judged: Judgement, own: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
+) -> str:
+    """The command that plans the better one: the best, or the same stages at other cuts."""
+    from partopt.report.layout import loses_to
+
+    profile = click.get_current_context().params["profile"]
+    changed = {
+        name: stated[name] for name in ("schedule", "chunks", "microbatches") if name in stated
+    }
+    words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
+    best, recut = judged.best, judged.recut
+    if best is not None and best != recut and loses_to(judged.plan, best):
+        words += ["--for", own.trainer]
+    elif recut is not None and loses_to(judged.plan, recut):
+        cuts = [stage.start for stage in recut.stages[1:]]
+        words += flags_of({"cuts": cuts, "replicas": stated["replicas"]})
+    else:
+        return shlex.join(["partopt", "compare", *words])
+    return shlex.join(["partopt", "plan", *words, "-o", "better.json"])
