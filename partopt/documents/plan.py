@@ -177,6 +177,11 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         return 2 if self.family == "mirrored" else 1
 
     @property
+    def world_size(self) -> int:
+        """The ranks that a run of the plan has: those up to the last with work."""
+        return 1 + max(rank for stage in self.stages for rank in stage.ranks)
+
+    @property
     def idle_ranks(self) -> list[int]:
         """Ranks that the plan leaves without work."""
         return sorted(

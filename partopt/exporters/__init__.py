@@ -21,6 +21,7 @@ EXPORTERS: Registry[Target] = Registry(
     {
         name: f"partopt.exporters.{name.replace('-', '_')}:TARGET"
         for name in (
+            "torch",
             "torch-csv",
             "torchtitan",
             "megatron",

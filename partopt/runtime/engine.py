@@ -84,7 +84,7 @@ def execute(
 
 def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
     """Raise PartoptError where ranks are too few, or `microbatches` do not fit the schedule."""
-    needed = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
+    needed = plan.world_size
     if context.ranks < needed:
         raise PartoptError(
             f"the plan needs {needed} ranks, the run has {context.ranks}",

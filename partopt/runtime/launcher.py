@@ -43,6 +43,21 @@ def is_under_torchrun() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
+def run_ranks(main: Callable[[Context], Result], plan: Plan, backend: str) -> Result:
+    """Run `main` on every rank of `plan`, as processes of this host: the result of rank 0.
+
+    Under `torchrun` this process is one of the ranks, and the result its own. The errors are those
+    of `run_local`.
+    """
+    limit_s = stall_limit_s(plan)
+    if is_under_torchrun():
+        return run_here(main, limit_s=limit_s, backend=backend)
+    ranks = plan.world_size
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    start = "spawn" if backend == "nccl" else None  # CUDA and forking do not go together
+    return run_local(ranks, main, limit_s=limit_s, backend=backend, threads=threads, start=start)[0]
+
+
 @ending_at_once()
 def run_here(
     main: Callable[[Context], Result],

@@ -27,7 +27,7 @@ from partopt.runtime.checkpoint import (
     save,
 )
 from partopt.runtime.context import Context
-from partopt.runtime.launcher import is_under_torchrun, run_here, run_local, stall_limit_s
+from partopt.runtime.launcher import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
@@ -92,22 +92,14 @@ def run_plan(
     keeping = Keeping.of(save, every, resume)
     training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
     check_data(training)
-    ranks = 1 + max(rank for stage in plan.stages for rank in stage.ranks)
-    name = choose_backend(backend, check_ranks(ranks))
+    name = choose_backend(backend, check_ranks(plan.world_size))
     if not is_under_torchrun():
         check_model(training)
 
     main = _Main(training, steps, check, keeping)
-    before, limit_s = os.getloadavg()[0], stall_limit_s(plan)
+    before = os.getloadavg()[0]
     with removing_partial(keeping.folder):
-        if is_under_torchrun():
-            results = run_here(main, limit_s=limit_s, backend=name)
-        else:
-            threads = max(1, (os.cpu_count() or 1) // ranks)
-            start = "spawn" if name == "nccl" else None  # CUDA and forking do not go together
-            results = run_local(
-                ranks, main, limit_s=limit_s, backend=name, threads=threads, start=start
-            )[0]
+        results = run_ranks(main, plan, name)
     if not results:  # of a rank that torchrun started, but for the first
         return None
     load = MachineLoad(before=before, after=os.getloadavg()[0], cores=os.cpu_count() or 1)

@@ -83,7 +83,7 @@ def _price_again(name: str, plan: Plan, problem: Problem) -> Plan:
             "plan it again",
             code="other-layers",
         )
-    if max(rank for stage in plan.stages for rank in stage.ranks) >= devices:
+    if plan.world_size > devices:
         raise PartoptError(
             f"{name}: a plan for {plan.topology.devices} devices; the topology has {devices}",
             "choose its topology",

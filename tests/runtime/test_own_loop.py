@@ -1,0 +1,110 @@
+"""A loop of one's own over a pipeline, and the exported program that has one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from partopt import Job, Plan, solve
+from partopt.errors import PartoptError
+from partopt.exporters import export_plan
+from partopt.profiler import measure_source
+from partopt.profiler.load import find_model
+from partopt.runtime.inputs import Microbatches
+from partopt.runtime.own_loop import train_with
+from tests.helpers import ROOT, flat
+from tests.runtime.test_run import MODEL
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Writes the model, and a plan of it; gives the plan and the path of the model."""
+    folder = tmp_path_factory.mktemp("own")
+    path = folder / "model.py"
+    path.write_text(MODEL)
+    profile = measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block")
+
+    def make(devices: int, **options) -> tuple[Plan, str]:
+        options = {"schedule": "1f1b", "microbatches": 4} | options
+        return solve(Job(profile, flat(devices), **options)).plan, str(path)
+
+    return make
+
+
+def losses_of_one_process(model: str) -> list[float]:
+    """Of AdamW over the whole model, whose gradients are those of the mean of 4 microbatches."""
+    source = find_model(model, None)
+    torch.manual_seed(0)
+    whole = source.build().train()
+    inputs = Microbatches(source, (0, 1), 2, 0, torch.device("cpu"), torch.float32)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        loss = sum(
+            nn.functional.cross_entropy(whole(ids).flatten(0, 1), ids.flatten()) / 4
+            for ids in map(inputs, range(4 * step, 4 * step + 4))
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
+    plan, model = made(4, cuts=[2], replicas=[2, 2])
+    text = export_plan(plan, "torch", stem="train")
+    program = tmp_path / "train.py"
+    assert text.main.count("STEPS, RATE = 10, 1e-3") == 1
+    files = text.save(str(program))
+    assert [Path(name).name for name in files] == [
+        "train.py",
+        "train.plan.json",
+        "train.csv",
+    ]
+    program.write_text(text.main.replace("STEPS, RATE = 10", f"STEPS, RATE = {STEPS}"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    ran = subprocess.run(
+        [*command, str(program), model],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)]
+    assert losses == pytest.approx(losses_of_one_process(model), rel=1e-5)
+
+
+def adam(pipeline):
+    """The losses of the steps, and the names of the parameters of rank 0."""
+    optimizer = torch.optim.AdamW(pipeline.parameters.values(), lr=1e-3)
+    losses = []
+    for _ in range(STEPS):
+        losses.append(pipeline.step())
+        optimizer.step()
+    return losses, sorted(pipeline.parameters)
+
+
+def test_a_loop_over_unequal_replicas(made):
+    plan, model = made(3, cuts=[2], replicas=[2, 1])
+    losses, names = train_with(adam, plan, model)
+    assert losses == pytest.approx(losses_of_one_process(model), rel=1e-5)
+    assert len(names) == 7
+    assert {name.split(".")[0] for name in names} == {"embed", "body"}
+
+
+def test_an_asynchronous_plan_has_no_loop(made):
+    options = {"schedule": "pipedream", "microbatches": None, "tied": "together"}
+    plan, model = made(2, cuts=None, **options)
+    with pytest.raises(PartoptError, match="pipedream is asynchronous"):
+        train_with(adam, plan, model)
