@@ -10,13 +10,12 @@ import torch
 
 from partopt import Plan, export_plan
 from tests.exporters.own_code import as_rank, needs
-from tests.exporters.plans import contents, on_ranks, planned, transformer
+from tests.exporters.plans import PAIRS, contents, on_ranks, planned, transformer
 from tests.helpers import flat
 
 pytestmark = [needs("torchtitan", "triton"), pytest.mark.filterwarnings("ignore")]
 
 BLOCKS = 6  # of its smallest Llama
-PAIRS = {"replicas": [2, 2, 2, 2], "microbatches": 16}
 NUMBERS = itertools.count()
 
 
