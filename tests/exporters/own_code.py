@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,32 @@ def as_rank(rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def defined(package: str, file: str, name: str, names: Mapping[str, Any]) -> Any:
-    """The function or class `name` of a package's file, run with these `names` and no others.
+def defined(package: str, file: str, *names: str, **others: Any) -> Any:
+    """The last of the functions and classes `names` of a package's file, run alone.
 
-    It is for packages that do not import as a whole without all that they depend on.
+    It is for packages that do not import without all that they depend on: of the file's imports,
+    those of other packages are done where they can be, and `others` stand for its own.
     """
-    path = importlib.metadata.distribution(package).locate_file(file)
-    tree = ast.parse(Path(str(path)).read_text(encoding="utf-8"))
+    path = Path(str(importlib.metadata.distribution(package).locate_file(file)))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     unread = ast.parse("from __future__ import annotations").body  # types name more than is there
-    tree.body = unread + [node for node in tree.body if getattr(node, "name", None) == name]
-    space = dict(names)
-    exec(compile(tree, str(path), "exec", dont_inherit=True), space)
-    return space[name]
+    space: dict[str, Any] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom) and not _is_own(node, path):
+            with contextlib.suppress(ImportError):
+                _run([node], path, space)
+    space |= others
+    chosen = [node for node in tree.body if getattr(node, "name", None) in names]
+    _run([*unread, *chosen], path, space)
+    return space[names[-1]]
+
+
+def _is_own(node: ast.Import | ast.ImportFrom, path: Path) -> bool:
+    """Whether the import is of the package that the file is in."""
+    of = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+    relative = isinstance(node, ast.ImportFrom) and node.level > 0
+    return relative or any(name.partition(".")[0] in path.parts for name in of)
+
+
+def _run(body: list[ast.stmt], path: Path, space: dict[str, Any]) -> None:
+    exec(compile(ast.Module(body, type_ignores=[]), str(path), "exec", dont_inherit=True), space)

@@ -3,11 +3,8 @@
 Bridge does not import without the packages of a GPU: its classes of fields are run alone.
 """
 
-import dataclasses
-import os
-import signal
 import types
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -30,8 +27,6 @@ PLANS = {
 
 def bridge_config() -> Any:
     """A configuration with the parts of Megatron Bridge's whose fields are set, set otherwise."""
-    names = {"dataclass": dataclasses.dataclass, "field": dataclasses.field, "Literal": Literal}
-    names |= {"os": os, "signal": signal}
     file = "megatron/bridge/training/config.py"
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
@@ -43,8 +38,8 @@ def bridge_config() -> Any:
             recompute_method="block",
             recompute_num_layers=2,
         ),
-        train=defined("megatron-bridge", file, "TrainingConfig", names)(),
-        dist=defined("megatron-bridge", file, "DistributedInitConfig", names)(),
+        train=defined("megatron-bridge", file, "TrainingConfig")(),
+        dist=defined("megatron-bridge", file, "DistributedInitConfig")(),
         ddp=DistributedDataParallelConfig(use_distributed_optimizer=True),
         optimizer=OptimizerConfig(use_distributed_optimizer=True),
     )
