@@ -16,6 +16,10 @@ from tests.helpers import flat, uniform_profile
 BLOCKS = 12
 CUTS = [6, 9, 12]  # 4-3-3-2 blocks
 
+# options of `planned`: two stages on each device, two replicas of each stage
+LOOPS = {"cuts": [4, 6, 8, 10, 12, 13, 14], "cluster": flat(4), "schedule": "interleaved"}
+PAIRS = {"replicas": [2, 2, 2, 2], "microbatches": 16}
+
 
 def names(blocks: int = BLOCKS) -> list[str]:
     """Layers as GPT-2 names them: two of the embedding, the blocks, the norm and the head."""

@@ -13,6 +13,8 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.restate import layout_of, with_conditions
 from tests.exporters.plans import (
+    LOOPS,
+    PAIRS,
     contents,
     on_ranks,
     planned,
@@ -23,7 +25,7 @@ from tests.exporters.readers import COUNTS, HOLDS, assigned
 from tests.helpers import flat
 
 UNEVEN = planned()
-LOOPED = planned([4, 6, 8, 10, 12, 13, 14], cluster=flat(4), schedule="interleaved")
+LOOPED = planned(**LOOPS)
 INTERLEAVED = ["Et*2", "t*2", "t*2", "t*2", "t*2", "t", "t", "L"]
 
 
@@ -78,7 +80,7 @@ def test_the_order_of_torch_is_that_of_the_plan(schedule):
 
 
 def test_every_pipeline_has_the_same_order():
-    pair = planned(replicas=[2, 2, 2, 2], microbatches=16)
+    pair = planned(**PAIRS)
     assert written(pair, "torch-csv") == written(UNEVEN, "torch-csv")
 
 
@@ -118,7 +120,7 @@ def test_embedding_and_head_may_have_stages_of_their_own():
 
 
 def test_recomputation_and_shards():
-    plan = planned(replicas=[2, 2, 2, 2], microbatches=16, recompute="always", shard="optimizer")
+    plan = planned(**PAIRS, recompute="always", shard="optimizer")
     words = flags(written(plan, "megatron"))
     assert words[-7:] == [
         *("--recompute-granularity", "full", "--recompute-method", "uniform"),
@@ -154,7 +156,7 @@ def test_recomputation_in_some_stages_is_for_colossalai():
 
 
 def test_pipelines_whose_ranks_follow_each_other():
-    pair = planned(replicas=[2, 2, 2, 2], microbatches=16)
+    pair = planned(**PAIRS)
     beside = on_ranks(pair, [[s, s + 4] for s in range(4)])
     assert "--use-tp-pp-dp-mapping" in flags(written(beside, "megatron"))
     assert "--use-tp-pp-dp-mapping" not in flags(written(pair, "megatron"))
@@ -165,9 +167,7 @@ def test_pipelines_whose_ranks_follow_each_other():
 
 
 def test_fields_of_torchtitan():
-    plan = planned(
-        profile=transformer(microbatch_size=2), replicas=[2] * 4, microbatches=16, shard="gradients"
-    )
+    plan = planned(profile=transformer(microbatch_size=2), **PAIRS, shard="gradients")
     text = written(plan, "torchtitan", stem="mine")
     for name, value in (
         ("config.training.local_batch_size", 16),

@@ -8,11 +8,8 @@ from msgspec.structs import replace
 from partopt import EXPORTERS, PartoptError, Plan, Profile, export_plan
 from partopt.documents.profile import Group
 from partopt.simulator.restate import with_conditions
-from tests.exporters.plans import names, on_ranks, planned, recomputing, transformer
+from tests.exporters.plans import LOOPS, PAIRS, names, on_ranks, planned, recomputing, transformer
 from tests.helpers import flat, uniform_profile
-
-PAIRS = {"replicas": [2, 2, 2, 2], "microbatches": 16}
-LOOPS = {"cuts": [4, 6, 8, 10, 12, 13, 14], "cluster": flat(4), "schedule": "interleaved"}
 
 MEGATRON = {"megatron", "megatron-bridge"}
 ONLY_1F1B = {"deepspeed", "colossalai"}
