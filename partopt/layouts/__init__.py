@@ -65,6 +65,7 @@ def read_layout(
         trainer=form.name,
         cuts=reading.cuts,
         pipeline_size=_agreed(reading.pipeline_size, pipeline_size),
+        schedule=reading.schedule,
         order=reading.order,
         parts=parts,
         described=list(describe(layers, parts)),

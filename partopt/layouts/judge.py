@@ -5,9 +5,9 @@ from __future__ import annotations
 import glob
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.flight import warmup
@@ -27,6 +27,7 @@ from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
 
+_STARTS = 2  # cuts from which others are looked for, the best
 _REPLICATION = {"one": "none", "equal": "uniform", "any": "free"}
 
 
@@ -54,8 +55,8 @@ def judge_layout(
     """
     plan = plan_layout(layout, job)
     faults = tuple(find_faults(plan, layout.target, layout.parts))
-    recut = _recut(layout, job, plan)
-    found = [_as_run_by(layout.target, each) for each in _others(layout, job, progress)]
+    recut = _recut(layout, job, plan, progress)
+    found = [_as_run_by(layout.target, each) for each in _plans(_free(layout, job), progress)]
     able = [
         each
         for each in [*([recut] if recut else []), *found]
@@ -83,30 +84,30 @@ def _simulate(problem: Problem, warmups: Sequence[int] | None) -> Plan:
     return simulate_plan(plan) if warmups is None else simulate_at_warmup(plan, warmups)
 
 
-def _recut(layout: TrainerLayout, job: Job, plan: Plan) -> Plan | None:
-    """The plan with its cuts moved, from where they are and from stages of equal times.
+def _recut(layout: TrainerLayout, job: Job, plan: Plan, progress: Progress) -> Plan | None:
+    """The plan with its cuts moved in the simulator, from where they are and where planners cut.
 
-    None where neither are cuts that the trainer has.
+    None where none of these are cuts that the trainer has.
     """
-    problem = _free(layout, job).with_(microbatch_size=plan.microbatch_size).problem
-    starts = [[stage.start for stage in plan.stages[1:]]]
-    with suppress(PartoptError):  # so many stages are more than it may cut
-        partition = planners.decide("gpipe", replace(problem, stages=len(plan.stages))).partition
-        starts.append([stage.start for stage in partition.stages[1:]])
-    cells = set(problem.boundaries())
-    found = []
-    for cuts in starts:
-        if cells.issuperset(cuts):
-            own = job.with_(microbatch_size=plan.microbatch_size, cuts=cuts or None).problem
-            found.append(move_cuts(simulate_plan(planners.plan(MANUAL, own)), problem))
-    best = min(found, key=order_of, default=None)
-    return structs.replace(best, planner=MANUAL) if best else None
+    stated = job.with_(microbatch_size=plan.microbatch_size)
+    free = _free(layout, stated)
+    cells = set(free.problem.boundaries())
+    found: dict[tuple[int, ...], Plan] = {}
+    for other in [plan, *_plans(free.with_(stages=len(plan.stages)), progress)]:
+        cuts = tuple(stage.start for stage in other.stages[1:])
+        if len(other.stages) == len(plan.stages) and cells.issuperset(cuts):
+            own = stated.with_(cuts=list(cuts) or None).problem
+            found[cuts] = simulate_plan(planners.plan(MANUAL, own))
+    starts = sorted(found.values(), key=order_of)[:_STARTS]
+    moved = [move_cuts(start, free.problem) for start in starts]
+    best = min(moved, key=order_of, default=None)
+    return replace(best, planner=MANUAL) if best else None
 
 
-def _others(layout: TrainerLayout, job: Job, progress: Progress) -> list[Plan]:
-    """The best plan of all planners under the conditions of `job`, and those beside it."""
-    with suppress(PartoptError):  # no planner has one
-        result = solve(_free(layout, job), progress)
+def _plans(job: Job, progress: Progress) -> list[Plan]:
+    """The best plan of all planners for `job`, and those beside it; none where none has one."""
+    with suppress(PartoptError):
+        result = solve(job, progress)
         return [result.plan, *result.alternatives]
     return []
 

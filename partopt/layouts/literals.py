@@ -15,9 +15,9 @@ _FOLLOWED = 8  # names that lead from one to the next until a value stands there
 def find_value(text: str, name: str) -> object:
     """The value that `text`, a program in Python or a script, gives to `name`; None where to none.
 
-    Of Python it is a literal, of a script a list of words: those up to the next flag or the end of
-    the line. In scripts and files of settings a `_` of the name may be a `-`. Raises PartoptError
-    where a program computes the value, or there are several.
+    Of Python it is a literal, of a script a list of words: one behind `=`, else those up to the
+    next flag or the end of the line. In scripts and files of settings a `_` of the name may be a
+    `-`. Raises PartoptError where a program computes the value, or there are several.
     """
     tree = _parse(text)
     if tree is None:
@@ -33,6 +33,14 @@ def find_value(text: str, name: str) -> object:
             name=name,
         )
     return different[0] if different else None
+
+
+def read_literal(text: str) -> object:
+    """The value of a text that is a literal of Python; None where it is none."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
 
 
 def _parse(text: str) -> ast.Module | None:
@@ -98,12 +106,13 @@ def _words(text: str, name: str) -> Iterator[list[str]]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\\n", " ", "\n".join(lines))
     spelled = re.escape(name).replace("_", "[-_]")
-    for match in re.finditer(rf"(?<![\w])-*{spelled}[\"']?(?:[ \t]*[=:][ \t]*|[ \t]+)", whole):
+    for match in re.finditer(rf"(?<![\w])-*{spelled}[\"']?(=|[ \t]*[=:][ \t]*|[ \t]+)", whole):
         rest = whole[match.end() :].partition("\n")[0]
         try:
             words = shlex.split(rest, comments=True)
         except ValueError:  # a quotation that does not end
             continue
-        until = next((i for i, word in enumerate(words) if i and word[:1] in "-&;|)"), len(words))
+        ends = [i for i, word in enumerate(words) if i and word[:1] in "-&;|)"]
+        until = 1 if match[1] == "=" else min(ends, default=len(words))
         if words:
             yield words[:until]

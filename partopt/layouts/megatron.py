@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from partopt.errors import PartoptError
 from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part
 from partopt.layouts.counts import blocks_in, check_count
-from partopt.layouts.literals import find_value
+from partopt.layouts.literals import find_value, read_literal
 from partopt.layouts.trainer_layout import LayoutFormat, Reading
 
 _LAYOUT, _SIZE = "pipeline_model_parallel_layout", "pipeline_model_parallel_size"
 _EXAMPLE = "Et*4|t*3|t*3|t*2L"
-_BARE = re.compile(r"[A-Za-z0-9|(),* ]+")
-_ITEM = re.compile(
-    r"\((?P<group>[^()]+)\)\*(?P<times>[0-9]{1,9})|(?P<one>[^()*])(\*(?P<n>[0-9]{1,9}))?"
-)
+_BARE = re.compile(r"[A-Za-z0-9|(),*]+")
+# what is repeated: first groups, then letters
+_REPEATED = re.compile(r"\(([^()]+)\)\*([0-9]{1,9})"), re.compile(r"(.)\*([0-9]{1,9})")
 _LETTERS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}  # of names in lists
 _SHOWN = 60  # letters of a layout in a message
 _MOST = 1_000_000  # letters of a layout that is written out
@@ -32,7 +31,8 @@ def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     own, size = text.strip(), None
     value: object = own
     if not _BARE.fullmatch(own):
-        value, size = find_value(text, _LAYOUT), _number(find_value(text, _SIZE))
+        value, size = read_literal(own), _number(find_value(text, _SIZE))
+        value = find_value(text, _LAYOUT) if value is None else value
     segments = _segments(value)
     _check(segments, parts)
     cuts: list[int] = []
@@ -49,33 +49,25 @@ def _segments(value: object) -> list[str]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         value = value[0]  # the word of a script
     if isinstance(value, str):
-        text = value.replace(",", "")
-        return _unroll(_unroll(text, value), value).split("|")
+        return _unroll(value).split("|")
     if isinstance(value, list) and all(isinstance(row, list) for row in value):
         return ["".join(_letter(name) for name in row) for row in value]
     said = f"{_LAYOUT} is {value!r}" if value is not None else f"no layout, and no {_LAYOUT}"
     raise PartoptError(said, f"write {_EXAMPLE}", code="malformed-layout")
 
 
-def _unroll(text: str, whole: str) -> str:
-    """The text with what is repeated written out, once: groups, then what is in them."""
-    written, place = "", 0
-    while place < len(text):
-        match = _ITEM.match(text, place)
-        if match is None:
+def _unroll(text: str) -> str:
+    """A layout with what is repeated written out."""
+    written = text.replace(",", "")
+    for repeated in _REPEATED:
+        matches = repeated.findall(written)
+        if sum(len(what) * int(times) for what, times in matches) > _MOST:
             raise PartoptError(
-                f"{whole[:_SHOWN]!r}: unreadable from {text[place : place + 9]!r} on",
-                f"write {_EXAMPLE}, or (tt|)*29 for what is repeated",
-                code="malformed-layout",
-            )
-        piece, times = match["group"] or match["one"], match["times"] or match["n"] or 1
-        if len(written) + len(piece) * int(times) > _MOST:
-            raise PartoptError(
-                f"{whole[:_SHOWN]!r}: more than {_MOST:,} letters",
+                f"{text[:_SHOWN]!r}: more than {_MOST:,} letters",
                 "check what is repeated",
                 code="malformed-layout",
             )
-        written, place = written + piece * int(times), match.end()
+        written = repeated.sub(lambda match: match[1] * int(match[2]), written)
     return written
 
 
@@ -105,8 +97,8 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
     unknown = re.sub(r"[EtL]", "", letters)
     if unknown:
         raise PartoptError(
-            f"unknown: {unknown[:20]}",
-            "E is the embedding, t a block, L the head with the loss",
+            f"unknown: {unknown[:_SHOWN]}",
+            "E is the embedding, t a block, L the head with the loss; (tt|)*29 is repeated",
             code="malformed-layout",
         )
     if not re.fullmatch(r"Et*L", letters):

@@ -40,10 +40,9 @@ def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
             "give an order of fewer microbatches",
             code="too-many-actions",
         )
-    for entry in SCHEDULES.values():
-        for warmups in _warmups(rows, entry, S):
-            if _is_order_of(entry, rows, S, M, warmups):
-                return Reading(None, P, KnownOrder(entry.name, S, M, warmups))
+    for entry, warmups in _candidates(rows, S):
+        if _is_order_of(entry, rows, S, M, warmups):
+            return Reading(None, P, entry.name, KnownOrder(S, M, warmups))
     raise PartoptError(
         f"the order of {S} stages on {P} devices is that of no schedule of partopt",
         "plan the stages under a schedule that places them alike, then `simulate` the plan with "
@@ -58,16 +57,16 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split(",") if cell.strip()] for line in lines]
 
 
-def _warmups(
-    rows: Sequence[Sequence[str]], entry: Schedule, stages: int
-) -> Iterator[list[int] | None]:
-    """The warm-ups under which the rows may be those of a schedule: its own, then the rows' own."""
-    if entry.asynchronous or entry.shape == MIRRORED:
-        return
-    yield None
-    if entry.takes_warmup and len(rows) == stages:
+def _candidates(
+    rows: Sequence[Sequence[str]], stages: int
+) -> Iterator[tuple[Schedule, list[int] | None]]:
+    """Schedules with their usual warm-ups, then those that take others with those of the rows."""
+    able = [each for each in SCHEDULES.values() if not each.asynchronous and each.shape != MIRRORED]
+    yield from ((each, None) for each in able)
+    if len(rows) == stages:
         kinds = [[_FORWARD.match(cell) is not None for cell in row] for row in rows]
-        yield [(own.index(False) if False in own else len(own)) - 1 for own in kinds]
+        own = [(row.index(False) if False in row else len(row)) - 1 for row in kinds]
+        yield from ((each, own) for each in able if each.takes_warmup)
 
 
 def _is_order_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from collections.abc import Sequence
@@ -10,10 +9,19 @@ from collections.abc import Sequence
 from partopt.errors import PartoptError, did_you_mean
 from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part
 from partopt.layouts.counts import blocks_in, check_count, check_stages
-from partopt.layouts.literals import find_value
+from partopt.layouts.literals import find_value, read_literal
 from partopt.layouts.trainer_layout import LayoutFormat, Reading
 
 _FIELD, _SIZE = "module_fqns_per_model_part", "pipeline_parallel_degree"
+_SCHEDULE = "pipeline_parallel_schedule"
+_SCHEDULES = {
+    "GPipe": "gpipe",
+    "1F1B": "1f1b",
+    "Interleaved1F1B": "interleaved",
+    "InterleavedZeroBubble": "interleaved-zb",
+    "ZBVZeroBubble": "zbv",
+    "DualPipeV": "dualpipev",
+}
 _EXAMPLE = "tok_embeddings,layers.0 layers.1,norm,lm_head"
 # `output` is what older versions call the head
 _PARTS = {"tok_embeddings": EMBEDDING, "norm": NORM, "lm_head": HEAD, "output": HEAD}
@@ -24,19 +32,18 @@ def read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
     """The cuts before the first module of every stage but the first."""
     stages = [[_part(name) for name in names] for names in _stages(text)]
     _check(stages, list(dict.fromkeys(parts)))
-    size = find_value(text, _SIZE)
     cuts = [parts.index(own[0]) for own in stages[1:]]
-    return Reading(cuts, size if isinstance(size, int) else None)
+    size, schedule = find_value(text, _SIZE), find_value(text, _SCHEDULE)
+    return Reading(
+        cuts,
+        size if isinstance(size, int) else None,
+        _SCHEDULES.get(schedule) if isinstance(schedule, str) else None,
+    )
 
 
 def _stages(text: str) -> list[list[str]]:
     """The names of the modules of each stage."""
-    value: object = find_value(text, _FIELD)
-    if value is None:
-        try:
-            value = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            value = text.split()
+    value: object = read_literal(text) or find_value(text, _FIELD) or text.split()
     if isinstance(value, list) and all(isinstance(own, str) for own in value):
         value = [[name for name in own.split(",") if name] for own in value]
     if not (

@@ -24,12 +24,11 @@ from partopt.schedules.layout import LOOPED, VEE
 
 @dataclass(frozen=True)
 class KnownOrder:
-    """The schedule whose order a file has, with its warm-ups, and the microbatches of a pipeline.
+    """What a file with the order of a schedule says: stages and microbatches of a pipeline.
 
-    `warmups` is None where the stages do the usual number of forwards first.
+    `warmups` are the forwards that stages do first, None where they are the schedule's usual ones.
     """
 
-    schedule: str
     stages: int
     microbatches: int
     warmups: Sequence[int] | None
@@ -37,13 +36,14 @@ class KnownOrder:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text says: `cuts`, the first layers of all stages but the first, P and the order.
+    """What a text says: `cuts`, the first layers of all stages but the first, P and the schedule.
 
-    Each is None where the text does not say it.
+    Each is None where the text does not say it, as `order` is where it has none.
     """
 
     cuts: Sequence[int] | None
     pipeline_size: int | None = None
+    schedule: str | None = None
     order: KnownOrder | None = None
 
 
@@ -66,14 +66,15 @@ class TrainerLayout:
     """A layout of the trainer `trainer` on the layers of a profile.
 
     `cuts` are the first layers of all stages but the first, `pipeline_size` is P, None where
-    neither the text nor a person says it, `order` that of a text which has one, `parts` what each
-    layer is where the trainer tells them apart, `described` that in words, and `group_ranks` the
-    ranks of one of its devices.
+    neither the text nor a person says it, `schedule` and `order` those of a text which has them,
+    `parts` what each layer is where the trainer tells them apart, `described` that in words, and
+    `group_ranks` the ranks of one of its devices.
     """
 
     trainer: str
     cuts: Sequence[int]
     pipeline_size: int | None
+    schedule: str | None
     order: KnownOrder | None
     parts: Sequence[Part]
     described: Sequence[str]
@@ -94,12 +95,12 @@ class TrainerLayout:
     ) -> dict[str, Any]:
         """The options of `Job` with which its plan is this layout, on all devices of `topology`.
 
-        Without a `schedule_name` it is the one that the trainer runs on so many stages; `chunks` is
-        v. Raises PartoptError where stages and devices do not match.
+        Without a `schedule_name` it is that of the text, or the one that the trainer runs on so
+        many stages; `chunks` is v. Raises PartoptError where stages and devices do not match.
         """
-        name = schedule_name or (self.order.schedule if self.order else self._usual_schedule())
-        if self.order and name != self.order.schedule:
-            raise invalid("schedule", name, f"the order is {self.order.schedule}", "leave it out")
+        name = schedule_name or self.schedule or self._usual_schedule()
+        if self.order and name != self.schedule:
+            raise invalid("schedule", name, f"the order is that of {self.schedule}", "leave it out")
         if name == AUTO:
             raise invalid("schedule", name, "a layout is judged under one", "name it: 1f1b")
         entry = schedule(name)

@@ -1,0 +1,152 @@
+"""`partopt import TRAINER LAYOUT` and `partopt compare --layout`."""
+
+import shlex
+
+import pytest
+
+from partopt.documents.plan import Plan
+from tests.layouts.models import transformer
+
+LAYOUT = "Et*4|t*3|t*3|t*2L"
+
+
+@pytest.fixture
+def given(profile_file, topology_file):
+    """The profile of a transformer of twelve blocks, and four devices."""
+    return ["--profile", profile_file(transformer()), "--topology", topology_file()]
+
+
+@pytest.fixture
+def imported(partopt, given):
+    return lambda *words: partopt("import", *words, *given, "--microbatches", 8)
+
+
+def test_a_layout_becomes_a_plan_beside_a_better_one(imported, tmp_path):
+    outcome = imported("megatron", LAYOUT, "-o", tmp_path / "plan.json")
+    assert outcome.code == 0
+    plan = Plan.load(str(tmp_path / "plan.json"))
+    assert (plan.planner, plan.schedule, plan.microbatches) == ("manual", "1f1b", 8)
+    assert [stage.start for stage in plan.stages] == [0, 6, 9, 12]
+    assert "\nother cuts  1-1-1-1 " in outcome.out
+    assert "to the same stages cut at 4,8,12" in " ".join(outcome.out.split())
+    assert "note:    wte, wpe -> embedding" in outcome.err.splitlines()
+    assert f"Wrote {tmp_path / 'plan.json'}" in outcome.err
+
+
+def test_the_command_that_follows_makes_the_better_plan(imported, partopt, tmp_path):
+    outcome = imported("torchgpipe", "6,3,3,4")
+    command = shlex.split(outcome.err.splitlines()[-1])
+    assert command[:3] == ["next:", "partopt", "plan"]
+    assert command[command.index("--cuts") + 1] == "4,8,12"
+    better = tmp_path / "better.json"
+    assert partopt(*command[2:-1], better).code == 0
+    assert [stage.start for stage in Plan.load(str(better)).stages] == [0, 4, 8, 12]
+
+
+def test_a_layout_that_loses_nothing_is_told_so(imported):
+    outcome = imported("torchgpipe", "4,4,4,4")
+    assert "loses    nothing: no plan that torchgpipe runs is faster" in outcome.out
+    assert outcome.err.splitlines()[-1].startswith("next:    partopt compare ")
+
+
+def test_a_file_and_standard_input(imported, partopt, given, tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(f"torchrun t.py --pipeline-model-parallel-layout '{LAYOUT}'\n")
+    from_file = imported("megatron", script, "--json").document
+    read = ["import", "megatron", "-", *given, "--microbatches", 8, "--json"]
+    assert partopt(*read, stdin=script.read_bytes()).document == from_file
+    assert [stage["start"] for stage in from_file["stages"]] == [0, 6, 9, 12]
+    assert imported("megatron", tmp_path / "other.sh").errors == [
+        f"{tmp_path / 'other.sh'}: no such file"
+    ]
+
+
+def test_several_stages_on_a_device(imported):
+    outcome = imported("megatron", LAYOUT, "--pipeline-size", 2)
+    assert "plan     manual: 4 stages, 2-2-2-2, schedule interleaved" in outcome.out
+
+
+def test_an_order_states_its_microbatches(imported, partopt, given, tmp_path):
+    order = tmp_path / "order.csv"
+    order.write_text("0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
+    words = ["torch-csv", order, "--cuts", 8]
+    outcome = partopt("import", *words, *given)
+    assert "schedule 1f1b" in outcome.out
+    assert "an iteration of 8 microbatches" in outcome.out
+    assert imported(*words).code == 0
+    refused = partopt("import", *words, *given, "--global-batch", 16)
+    assert refused.errors == ["--global-batch 16: the order is of 8 microbatches"]
+    refused = partopt("import", *words, *given, "--schedule", "gpipe")
+    assert refused.errors == ["--schedule gpipe: the order is that of 1f1b"]
+
+
+def test_what_the_trainer_does_not_do_is_a_warning(imported):
+    outcome = imported("megatron", LAYOUT, "--schedule", "gpipe")
+    assert (
+        "warning: megatron does not run it so: the schedule is gpipe; it runs 1f1b, interleaved"
+        in outcome.err
+    )
+
+
+def test_a_layout_that_does_not_fit_is_not_written(imported, tmp_path):
+    outcome = imported("megatron", LAYOUT, "--memory", "40 MB", "-o", tmp_path / "plan.json")
+    assert outcome.code == 1
+    assert outcome.errors[0].startswith("the plan does not fit: a device of stage 0 needs")
+    assert "partopt import megatron" in outcome.hints[0]
+    assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["megatron", "Et*5L"], "the layout has 5 blocks, the profile 12"),
+        (["megatron", LAYOUT, "--onto", "x"], "--onto: not of partopt import megatron"),
+        (["pipedream", "g.txt", "--map", "x=norm"], "--map: not of partopt import pipedream"),
+        (["megatrn", LAYOUT], 'unknown format "megatrn"'),
+        (["megatron", LAYOUT, "--cut-at", "h.*"], "--cut-at: --cuts already fixes the boundaries"),
+    ],
+)
+def test_what_is_refused(imported, words, error):
+    outcome = imported(*words)
+    assert (outcome.code, outcome.out, outcome.errors) == (2, "", [error])
+    assert outcome.hints
+
+
+def test_help_lists_the_formats_of_both_kinds(partopt):
+    page = partopt("import", "--help").out
+    assert "Measurements, as a profile:\n  torch-profile" in page
+    assert "Layouts of trainers, as a plan:\n  megatron" in page
+    own = partopt("import", "vllm", "--help").out
+    assert own.startswith("Usage: partopt import vllm [OPTIONS] LAYOUT\n")
+    assert "vLLM: VLLM_PP_LAYER_PARTITION" in own
+
+
+def test_layouts_are_compared_with_the_planners(partopt, given):
+    profile, topology = given[1], given[2:]
+    words = ["--layout", f"megatron:{LAYOUT}", "--layout", "megatron:Et*6|t*6L", "--json"]
+    rows = partopt(
+        "compare", profile, *topology, "--planner", "gpipe", *words, "--layout", "vllm:12"
+    ).document["rows"]
+    assert {row["planner"]: row["shape"] for row in rows} == {
+        "gpipe": "1-1-1-1",
+        "megatron layout": "1-1-1-1",
+        "megatron layout 2": "2-2",
+        "vllm layout": "1",
+    }
+
+
+def test_the_fastest_layout_is_the_plan_to_make_next(partopt, given):
+    profile, topology = given[1], given[2:]
+    words = ["--planner", "gpipe", "--layout", "deepspeed:0,8,16"]
+    outcome = partopt("compare", profile, *topology, *words)
+    command = shlex.split(outcome.err.splitlines()[-1])
+    assert command[1:5] == ["partopt", "import", "deepspeed", "0,8,16"]
+    assert "plan     manual: 2 stages, 2-2, schedule pipedream" in partopt(*command[2:]).out
+
+
+def test_a_layout_without_its_trainer_and_of_several_profiles(partopt, given):
+    profile, topology = given[1], given[2:]
+    outcome = partopt("compare", profile, *topology, "--layout", "12")
+    assert outcome.errors == ["--layout 12: no trainer"]
+    outcome = partopt("compare", profile, profile, *topology, "--layout", "vllm:12")
+    assert outcome.errors == ["--layout: goes with one profile"]
