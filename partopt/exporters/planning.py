@@ -8,6 +8,7 @@ put as the trainer has it, and simulated so.
 from __future__ import annotations
 
 import fnmatch
+import glob
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -50,8 +51,15 @@ def solve_for(
     target = EXPORTERS.lookup(to)
     names = [layer.name for layer in job.profile.layers]
     parts = [] if target.cuts == ANYWHERE else find_parts(names, rules)
+    return solve_within(job, target, parts, progress)
+
+
+def solve_within(
+    job: Job, target: Target, parts: Sequence[Part], progress: Progress = ignore_progress
+) -> Result:
+    """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
     results, refusals = [], []
-    for changes in _restrictions(job, target, parts):
+    for changes in restrictions(job, target, parts):
         try:
             results.append(solve(job.with_(**changes), progress))
         except PartoptError as error:
@@ -68,17 +76,17 @@ def solve_for(
     if not plans:
         faults = dict.fromkeys(f for plan in found for f in find_faults(plan, target, parts))
         raise PartoptError(
-            f"no plan was found that {to} can say: {'; '.join(faults)}",
+            f"no plan was found that {target.name} can say: {'; '.join(faults)}",
             "give other devices or another number of microbatches, or choose the schedule",
             ANSWER_IS_NO,
             code="no-plan",
-            target=to,
+            target=target.name,
         )
     best, *others = sorted(plans, key=order_of)
     return Result(best, tuple(others), results[0].notes, (best,))
 
 
-def _restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+def restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
     """The options that keep the job within what the trainer can say.
 
     Several where planners are to choose what the trainer has for all stages alike.
@@ -154,12 +162,7 @@ def _places(job: Job, target: Target, parts: Sequence[Part]) -> list[str]:
     may = [names[i] for i in may_begin(parts, target.cuts)]
     patterns = job.cut_at or ["*"]
     kept = [n for n in may if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
-    return [_literal(name) for name in kept or may[:1]]
-
-
-def _literal(name: str) -> str:
-    """The pattern that matches this name alone."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+    return [glob.escape(name) for name in kept or may[:1]]
 
 
 def _as_said(plan: Plan, target: Target, parts: Sequence[Part], job: Job) -> Plan | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,12 +9,11 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.flight import warmup
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.exporters.faithful import find_faults, has_usual_warmup, may_begin
-from partopt.exporters.target import ANYWHERE, Target
+from partopt.exporters.faithful import find_faults
+from partopt.exporters.planning import restrictions, solve_within
 from partopt.job import Job
 from partopt.layouts.trainer_layout import TrainerLayout
 from partopt.options import MANUAL
@@ -25,10 +23,8 @@ from partopt.search.sizes import order_of, search_sizes
 from partopt.search.solve import solve
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import simulate_plan
-from partopt.simulator.restate import with_conditions
 
 _STARTS = 2  # cuts from which others are looked for, the best
-_REPLICATION = {"one": "none", "equal": "uniform", "any": "free"}
 
 
 @dataclass(frozen=True)
@@ -55,14 +51,25 @@ def judge_layout(
     """
     plan = plan_layout(layout, job)
     faults = tuple(find_faults(plan, layout.target, layout.parts))
-    recut = _recut(layout, job, plan, progress)
-    found = [_as_run_by(layout.target, each) for each in _plans(_free(layout, job), progress)]
-    able = [
-        each
-        for each in [*([recut] if recut else []), *found]
-        if not any(find_faults(each, layout.target, layout.parts))
-    ]
-    return Judgement(plan, recut, min(able, key=order_of, default=None), faults)
+    recut, best = _better(layout, job, plan, progress)
+    return Judgement(plan, recut, best, faults)
+
+
+def _better(
+    layout: TrainerLayout, job: Job, plan: Plan, progress: Progress
+) -> tuple[Plan | None, Plan | None]:
+    """`recut` and `best` of a judgement; None where the trainer does not run the job's schedule."""
+    target, parts = layout.target, layout.parts
+    free = job.with_(cuts=None, replicas=None)
+    try:
+        changes = next(restrictions(free, target, parts))
+    except PartoptError:
+        return None, None
+    recut = _recut(job, free.with_(**changes), plan, progress)
+    able = [] if recut is None or any(find_faults(recut, target, parts)) else [recut]
+    with suppress(PartoptError):  # no planner has one
+        able.append(solve_within(free, target, parts, progress).plan)
+    return recut, min(able, key=order_of, default=None)
 
 
 def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
@@ -84,22 +91,24 @@ def _simulate(problem: Problem, warmups: Sequence[int] | None) -> Plan:
     return simulate_plan(plan) if warmups is None else simulate_at_warmup(plan, warmups)
 
 
-def _recut(layout: TrainerLayout, job: Job, plan: Plan, progress: Progress) -> Plan | None:
+def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
     """The plan with its cuts moved in the simulator, from where they are and where planners cut.
 
-    None where none of these are cuts that the trainer has.
+    `free` is the job within what the trainer has, without the layout. None where none of these are
+    cuts that it allows.
     """
-    stated = job.with_(microbatch_size=plan.microbatch_size)
-    free = _free(layout, stated)
-    cells = set(free.problem.boundaries())
+    stated = {"microbatch_size": plan.microbatch_size}
+    problem = free.with_(**stated).problem
+    cells = set(problem.boundaries())
     found: dict[tuple[int, ...], Plan] = {}
-    for other in [plan, *_plans(free.with_(stages=len(plan.stages)), progress)]:
+    others = _plans(free.with_(**stated, stages=len(plan.stages)), progress)
+    for other in [plan, *others]:
         cuts = tuple(stage.start for stage in other.stages[1:])
         if len(other.stages) == len(plan.stages) and cells.issuperset(cuts):
-            own = stated.with_(cuts=list(cuts) or None).problem
+            own = job.with_(**stated, cuts=list(cuts) or None).problem
             found[cuts] = simulate_plan(planners.plan(MANUAL, own))
     starts = sorted(found.values(), key=order_of)[:_STARTS]
-    moved = [move_cuts(start, free.problem) for start in starts]
+    moved = [move_cuts(start, problem) for start in starts]
     best = min(moved, key=order_of, default=None)
     return replace(best, planner=MANUAL) if best else None
 
@@ -110,29 +119,3 @@ def _plans(job: Job, progress: Progress) -> list[Plan]:
         result = solve(job, progress)
         return [result.plan, *result.alternatives]
     return []
-
-
-def _free(layout: TrainerLayout, job: Job) -> Job:
-    """The job without the layout, but with what its trainer needs of a plan."""
-    target = layout.target
-    starts: tuple[str, ...] = ()
-    if target.cuts != ANYWHERE:
-        names = [job.profile.layers[i].name for i in may_begin(layout.parts, target.cuts)]
-        starts = tuple(glob.escape(name) for name in names)
-    free = job.replication == "free"
-    return job.with_(
-        cuts=None,
-        replicas=None,
-        cut_at=starts,
-        replication=_REPLICATION[target.replicas] if free else job.replication,
-        tied=job.tied if target.ties else "together",
-    )
-
-
-def _as_run_by(target: Target, plan: Plan) -> Plan:
-    """The plan with the warm-up of its schedule, where the trainer knows no other."""
-    if (target.schedules or {}).get(plan.schedule) is None or has_usual_warmup(plan):
-        return plan
-    replicas = [stage.replicas for stage in plan.stages]
-    usual = [warmup(plan.schedule, s, replicas, plan.microbatches) for s in range(len(replicas))]
-    return simulate_plan(with_conditions(plan, warmups=usual))

@@ -30,9 +30,11 @@ def plans(draw: st.DrawFn, target: Target) -> tuple[Plan, Job]:
     profile = transformer(draw(st.integers(2, 9)), halves=draw(st.booleans()))
     layers = list(range(len(profile.layers)))
     starts = layers if target.cuts == ANYWHERE else may_begin(parts_in(profile), target.cuts)
-    cuts = draw(st.lists(st.sampled_from(starts[1:]), unique=True, max_size=6).map(sorted))
+    cuts = draw(
+        st.lists(st.sampled_from(starts[1:]), unique=True, min_size=1, max_size=6).map(sorted)
+    )
     S, loops = len(cuts) + 1, "interleaved" in (target.schedules or {})
-    v = draw(st.sampled_from([v for v in (1, 2, 3) if S % v == 0])) if loops else 1
+    v = draw(st.sampled_from([v for v in (1, 2, 3) if S % v == 0 and v < S])) if loops else 1
     P, d = S // v, 1 if target.replicas == "one" else draw(st.integers(1, 2))
     schedule = "interleaved" if v > 1 else next(iter(target.schedules or ["pipedream"]))
     options = {"cuts": cuts or None, "replicas": [d] * S, "schedule": schedule}
