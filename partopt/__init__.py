@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.importers import IMPORTERS, import_profile
+    from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
     from partopt.links.fitted import FittedLinks
@@ -68,6 +69,7 @@ _PLACES = {
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
+    "import_run": "partopt.importers.run",
     "import_times": "partopt.importers.torch_profile",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
@@ -104,6 +106,7 @@ __all__ = [
     "estimate_source",
     "find_fitting",
     "import_profile",
+    "import_run",
     "import_times",
     "list_tried",
     "measure",

@@ -61,6 +61,12 @@ def command(
     import partopt
     from partopt import documents
 
+    if form == "run":
+        raise PartoptError(
+            "partopt import run: a run is of partopt's own",
+            "partopt profile --from-run RUN --onto PROFILE",
+            code="unknown-importer",
+        )
     if form != _TRACE:
         partopt.IMPORTERS.lookup(form)
     if output is None:
