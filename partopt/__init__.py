@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from partopt.exporters import EXPORTERS, export_plan
     from partopt.exporters.planning import solve_for
     from partopt.importers import IMPORTERS, import_profile
+    from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
     from partopt.layouts import LAYOUTS, read_layout
@@ -78,6 +79,7 @@ _PLACES = {
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
+    "import_run": "partopt.importers.run",
     "import_times": "partopt.importers.torch_profile",
     "judge_layout": "partopt.layouts.judge",
     "measure": "partopt.profiler",
@@ -123,6 +125,7 @@ __all__ = [
     "export_plan",
     "find_fitting",
     "import_profile",
+    "import_run",
     "import_times",
     "judge_layout",
     "list_tried",

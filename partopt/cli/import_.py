@@ -39,6 +39,13 @@ class _Formats(click.Group):
             return _profile
         if ctx.resilient_parsing or cmd_name.startswith("-"):
             return None
+        if cmd_name == "run":
+            raise PartoptError(
+                "partopt import run: a run is of partopt's own",
+                "partopt profile --from-run RUN --onto PROFILE",
+                code="unknown-format",
+                name=cmd_name,
+            )
         raise PartoptError(
             f'unknown format "{cmd_name}"',
             did_you_mean(cmd_name, self.list_commands(ctx)),

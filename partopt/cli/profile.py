@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from partopt import documents
 from partopt.cli import progress, stopping, words
 from partopt.cli.assignments import parse_assignments, set_option
+from partopt.cli.profile_options import (
+    ESTIMATING,
+    MEASURING,
+    check_estimate,
+    check_from_run,
+    choose_output,
+    parse_sizes,
+)
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="measure the layers of a PyTorch model on one device")
-@click.argument("model", metavar="MODEL[:ATTR]")
+@click.argument("model", metavar="MODEL[:ATTR]", required=False)
 @click.option(
     "-o",
     "--output",
@@ -115,13 +121,23 @@ if TYPE_CHECKING:
     metavar="FILE|NAME",
     help="With --group: the cluster over whose innermost links the ranks exchange.",
 )
+@click.option(
+    "--from-run",
+    metavar="RUN",
+    help="Measure nothing: take the times of this run (partopt run -o RUN.json) instead.",
+)
+@click.option(
+    "--onto", metavar="PROFILE", help="With --from-run: the profile whose times they replace."
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def command(
-    model: str,
+    model: str | None,
     output: str | None,
     assignments: tuple[str, ...],
     microbatch: str,
     resume: str | None,
+    from_run: str | None,
+    onto: str | None,
     force: bool,
     **options: Any,
 ) -> None:
@@ -139,6 +155,9 @@ def command(
     (leaf). Ctrl-C, SIGTERM or an error keeps the microbatch sizes that are finished; --resume goes
     on with them.
 
+    With --from-run there is no MODEL: what the stages of a plan took as they trained is put into
+    the profile of the plan, so that planning again knows it.
+
     Under torchrun build makes the model parallel over the ranks (tensor, sequence or context
     parallelism), which are measured as one device; rank 0 writes.
 
@@ -149,16 +168,21 @@ def command(
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
       partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
+      partopt profile --from-run run.json --onto gpt.json -o again.json
     """
-    output, force = _choose_output(output, resume, force)
-    sizes = _parse_sizes(microbatch)
+    if model is None and not (from_run or onto):
+        raise click.UsageError("Missing argument 'MODEL[:ATTR]'.")
+    output, force = choose_output(output, resume, force)
+    if model is None or from_run or onto:
+        _save_of_run(from_run, onto, output, force)
+        return
     given = {
-        "microbatch_sizes": sizes,
+        "microbatch_sizes": parse_sizes(microbatch),
         "arguments": parse_assignments(assignments),
         "resume": _load_resumed(resume),
         **options,
     }
-    _check_estimate(given)
+    check_estimate(given)
     with stopping.stopped_by_signals():
         measured = _measure(model, given, output, force)
         _save(measured, output, force)
@@ -166,8 +190,23 @@ def command(
         from partopt.report.profile import render_sizes
 
         click.echo(render_sizes(measured))
-        following = [output, "--topology", options["topology"] or "dgx-a100"]
-        click.echo(f"\nWrote {output}\nnext:    partopt plan {shlex.join(following)}", err=True)
+        _tell_written(output, options["topology"] or "dgx-a100")
+
+
+def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) -> None:
+    """Write the profile `onto` with the times of a run."""
+    import partopt
+    from partopt.documents.run import Run
+
+    run, onto = check_from_run(run, onto)
+    _save(partopt.import_run(Run.load(run), partopt.Profile.load(onto), run), output, force)
+    if output != "-":
+        _tell_written(output, "FILE")
+
+
+def _tell_written(output: str, topology: str) -> None:
+    following = shlex.join([output, "--topology", topology])
+    click.echo(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
 
 
 def _writes() -> bool:
@@ -181,16 +220,6 @@ def _save(measured: Profile, output: str, force: bool) -> None:
     with stopping.not_stopped():
         measured.save(output, force)
     words.print_notes(measured.notes)
-
-
-def _choose_output(output: str | None, resume: str | None, force: bool) -> tuple[str, bool]:
-    """The file to write, and whether it may be replaced: the one that is gone on with may."""
-    output = output or resume
-    if output is None:
-        raise click.UsageError("Missing option '-o' / '--output'.")
-    force = force or output == resume
-    documents.check_writable(output, force)
-    return output, force
 
 
 def _load_resumed(resume: str | None) -> Profile | None:
@@ -231,8 +260,8 @@ def _run(model: str, options: dict[str, Any]) -> Profile:
     from partopt import estimate_source, measure_source
 
     if options["estimate"] is None:
-        return measure_source(model, **_without(options, "estimate", *_ESTIMATING))
-    return estimate_source(model, options["estimate"], **_without(options, "estimate", *_MEASURING))
+        return measure_source(model, **_without(options, "estimate", *ESTIMATING))
+    return estimate_source(model, options["estimate"], **_without(options, "estimate", *MEASURING))
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -240,32 +269,6 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {
         name: value for name, value in options.items() if name not in names and value is not None
     }
-
-
-_ESTIMATING = ("calibrate", "group", "topology")
-_MEASURING = ("device", "compile", "steps", "resume", "larger_than_memory")
-
-
-def _check_estimate(options: dict[str, Any]) -> None:
-    """Refuse options that say how to measure beside --estimate, and its own without it."""
-    if options["estimate"] is None:
-        for name in _ESTIMATING:
-            if options[name] is not None:
-                raise PartoptError(
-                    f"--{name}: goes with --estimate",
-                    "a measured profile has the times of the device itself, and torchrun starts "
-                    "the ranks of a group",
-                    code="unused-option",
-                )
-        return
-    context = click.get_current_context()
-    for name in _MEASURING:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise PartoptError(
-                f"{words.FLAGS[name]}: goes with measuring, and --estimate measures nothing",
-                "leave one of the two out",
-                code="unused-option",
-            )
 
 
 def _with_debug(error: Exception) -> Exception:
@@ -288,9 +291,3 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
     click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
-
-
-def _parse_sizes(text: str) -> list[int | str]:
-    """The sizes of a list such as `1,2,4`; `measure` refuses what is not a whole number."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    return [int(part) if re.fullmatch("-?[0-9]{1,18}", part) else part for part in parts]

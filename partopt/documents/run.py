@@ -13,12 +13,15 @@ Share = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """The plan that was run: the model's name, and what the page of a run repeats of it.
+    """The plan that was run: the model, as its profile has it, and what the page of a run repeats.
 
     `estimated` is as in a plan's profile.
     """
 
     model: str
+    parameter_bytes: Bytes
+    dtype: str
+    autocast: str | None = None
     sha256: str
     schedule: str
     shape: str
@@ -42,6 +45,26 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
     allreduce_s: Seconds
     idle_s: Seconds
     peak_memory_bytes: Bytes | None = None
+
+
+class StageSeconds(documents.Part, frozen=True, kw_only=True):
+    """A stage of the layers `modules` from layer `start`: medians of its actions.
+
+    They are over microbatches, replicas and steps, the first left out where there are several; what
+    the engine takes to pack and send is in them. A backward that the schedule parts is the sum of
+    both, `backward_weight_s` the part for the weights. Where a stage does `recompute`, that is
+    within the backward or, where the schedule has it apart, `recompute_s`. `optimizer_s` is null
+    where an asynchronous stage steps within its backwards.
+    """
+
+    start: Index
+    modules: list[str]
+    recompute: bool
+    forward_s: Seconds
+    backward_s: Seconds
+    backward_weight_s: Seconds | None = None
+    recompute_s: Seconds | None = None
+    optimizer_s: Seconds | None = None
 
 
 class RunRank(documents.Part, frozen=True, kw_only=True):
@@ -102,5 +125,6 @@ class Run(documents.Document, frozen=True, kw_only=True):
     samples_per_s: Share
     check: Check | None = None
     machine: MachineLoad
+    stages: list[StageSeconds]
     ranks: list[RunRank]
     remarks: list[str] = []

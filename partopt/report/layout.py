@@ -23,9 +23,10 @@ def render(plan: Plan, recut: Plan | None, best: Plan | None, trainer: str) -> s
         others.append(best)
     table = f"{render_beside(plan, others)}\n\n" if others else ""
     lost = "; ".join(_losses(plan, recut, best, trainer))
-    return table + label_lines(
-        [("loses", lost or f"nothing: no plan that {trainer} runs is faster")]
-    )
+    nothing = f"nothing: no plan that {trainer} runs is faster"
+    if not plan.fits and best is not None and best.fits:
+        nothing = f"all: it does not fit, and {best.predicted.samples_per_s:.2f} samples/s do"
+    return table + label_lines([("loses", lost or nothing)])
 
 
 def _losses(plan: Plan, recut: Plan | None, best: Plan | None, trainer: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from partopt.documents.run import Check, MachineLoad, RankSeconds, RanPlan, Run, RunRank
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.stage_seconds import stage_seconds
 from partopt.runtime.training import Training
 from partopt.schedules.order import B, F, I, W
 from partopt.simulator.execution import Execution, execute
@@ -55,6 +56,9 @@ def put_together(
     ]
     seconds = [_seconds(one) for one in every]
     later = range(1, steps) if steps > 1 else range(steps)  # the first one warms up
+    stages = stage_seconds(
+        plan, [[result.records[step] for result in results] for step in later], passing
+    )
     middle = sorted(later, key=lambda step: seconds[step])[(len(later) - 1) // 2]
     measured, predicted = every[middle], execute(plan)
     again = with_measured_times(measured)
@@ -70,6 +74,9 @@ def put_together(
     document = Run(
         plan=RanPlan(
             model=plan.profile.name,
+            parameter_bytes=plan.profile.parameter_bytes,
+            dtype=plan.profile.dtype,
+            autocast=plan.profile.autocast,
             sha256=hashlib.sha256(msgspec.json.encode(plan)).hexdigest(),
             schedule=plan.schedule,
             shape=plan.shape,
@@ -94,6 +101,7 @@ def put_together(
         / seconds[middle],
         check=results[0].check,
         machine=load,
+        stages=stages,
         ranks=ranks,
         remarks=list(_remarks(load, backend, len(results))),
     )

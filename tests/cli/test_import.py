@@ -193,3 +193,9 @@ def test_a_graph_takes_nothing_of_a_trace(imported, more):
     outcome = imported(GRAPH, *more)
     assert (outcome.code, len(outcome.errors)) == (2, 1)
     assert outcome.errors[0].endswith(": not of partopt import pipedream")
+
+
+def test_a_run_is_of_partopts_own(partopt):
+    outcome = partopt("import", "run", "run.json", "-o", "p.json")
+    assert outcome.code == 2
+    assert outcome.hints == ["partopt profile --from-run RUN --onto PROFILE"]

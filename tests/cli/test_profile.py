@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -441,3 +442,31 @@ def test_help_shows_an_example_and_needs_no_torch() -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "partopt profile examples/gpt.py" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["--onto", "p.json"], "--onto: goes with --from-run", "leave it out to measure MODEL"),
+        (["--from-run", "r.json"], "has no bytes of parameters", "say whose they are: --onto"),
+        (
+            ["net.py", "--from-run", "r.json", "--onto", "p.json"],
+            "MODEL: goes with measuring, and --from-run measures nothing",
+            "leave one of the two out",
+        ),
+        (
+            ["--microbatch", "2", "--from-run", "r.json", "--onto", "p.json"],
+            "--microbatch: goes with measuring",
+            "leave one of the two out",
+        ),
+        (["--from-run", "r.json", "--onto", "p.json"], "r.json: ", ""),
+        ([], "missing argument 'MODEL[:ATTR]'", "see partopt profile --help"),
+    ],
+)
+def test_what_goes_with_a_run_is_said(
+    partopt: Any, tmp_path: Path, arguments: list[str], error: str, hint: str
+) -> None:
+    outcome = partopt("profile", *arguments, "-o", tmp_path / "again.json")
+    assert outcome.code == 2
+    assert error in outcome.errors[0] and hint in "".join(outcome.hints)
+    assert not (tmp_path / "again.json").exists()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from partopt import Job, Plan, solve
+from partopt import Job, Plan, Profile, solve
 from partopt.documents.run import Run
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
@@ -63,7 +63,10 @@ UNTIED = MODEL.replace("        self.head.weight = self.embed.weight\n", "")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Any:
-    """Writes a model file, measures it, and plans it; gives the paths of plan and model."""
+    """Writes a model file, measures it, and plans it; gives the paths of plan and model.
+
+    The profile is beside them.
+    """
     folder = tmp_path_factory.mktemp("run")
 
     def make(name: str, text: str = MODEL, **options: Any) -> tuple[str, str]:
@@ -71,6 +74,7 @@ def made(tmp_path_factory) -> Any:
         model.write_text(textwrap.dedent(text))
         given = {"schedule": "1f1b", "microbatches": 4} | options
         profile = measure_source(str(model), microbatch_sizes=[2], steps=1, granularity="block")
+        profile.save(folder / f"{name}.profile.json", force=True)
         devices = sum(given.get("replicas", [1, 1]))
         plan = solve(Job(profile, flat(devices), **given)).plan
         path = folder / f"{name}.json"
@@ -104,6 +108,21 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
     page = render(document)
     assert "check    equal to one process" in page
     assert max(len(line) for line in page.splitlines()) <= 80
+    (tmp_path / "run.json").write_text(ran.stdout)
+    closes_the_loop(document, tmp_path / "run.json", Path(plan).with_suffix(".profile.json"))
+
+
+def closes_the_loop(document: Run, run: Path, onto: Path) -> None:
+    """A plan by the profile of the run has stages that take what they took."""
+    again = run.with_name("again.json")
+    made = partopt("profile", "--from-run", run, "--onto", onto, "-o", again)
+    assert (made.returncode, made.stdout) == (0, "")
+    assert f"medians of 2 steps, the first left out, in {run}, 1f1b of 2-1" in made.stderr
+    job = Job(Profile.load(again), flat(3), schedule="1f1b", microbatches=4)
+    planned = solve(job.with_(cuts=[2], replicas=[2, 1])).plan
+    for stage, took in zip(planned.stages, document.stages, strict=True):
+        assert stage.forward_s == pytest.approx(took.forward_s)
+        assert stage.backward_s == pytest.approx(took.backward_s)
 
 
 def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):

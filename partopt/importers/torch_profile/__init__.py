@@ -14,14 +14,9 @@ from msgspec.structs import replace
 from partopt import documents
 from partopt.documents.files import PathLike
 from partopt.documents.plan import Plan
-from partopt.documents.profile import (
-    Device,
-    Environment,
-    LayerMeasurement,
-    Measurement,
-    Profile,
-)
+from partopt.documents.profile import Device, LayerMeasurement, Measurement, Profile
 from partopt.errors import PartoptError
+from partopt.importers.times import measurement_of, spread, with_times
 from partopt.importers.torch_profile.passes import Tally, layer_passes, stage_passes
 from partopt.importers.torch_profile.ranges import no_layers
 from partopt.importers.torch_profile.trace import ON_DEVICE, Trace, load
@@ -53,44 +48,25 @@ def import_times(
     )
     timed = _spread(tally, plan, measured) if plan else _timed(tally, onto, measured)
     wheres = [trace.where for trace in traces]
-    profile = replace(
-        onto,
-        device=_device(traces, device),
-        environment=Environment(),
-        measurements=[
-            Measurement(
-                microbatch_size=measured.microbatch_size,
-                layers=timed,
-                tensors=measured.tensors,
-                stash_groups=measured.stash_groups,
-                optimizer_s=_median(tally.optimizer) if tally.optimizer else None,
-            )
-        ],
-        notes=_notes(tally, wheres, onto),
-    )
+    optimizer_s = _median(tally.optimizer) if tally.optimizer else None
+    notes = _notes(tally, wheres, onto)
+    profile = with_times(onto, measured, timed, optimizer_s, _device(traces, device), notes)
     documents.refuse(profile.faults(), ", ".join(wheres))
     return profile
 
 
 def _measurement(onto: Profile, microbatch_size: int | None) -> Measurement:
     """What the profile measured at the size that ran."""
-    known = {each.microbatch_size: each for each in onto.measured()}
-    sizes = ", ".join(map(str, known))
-    if microbatch_size is None and len(known) > 1:
+    sizes = [each.microbatch_size for each in onto.measured()]
+    if microbatch_size is None and len(sizes) > 1:
         raise PartoptError(
-            f"the trace does not say its microbatch size, and {onto.model.name} has {sizes}",
+            f"the trace does not say its microbatch size, and {onto.model.name} has "
+            f"{', '.join(map(str, sizes))}",
             "say what ran with `microbatch_size`",
             code="missing-option",
             option="microbatch_size",
         )
-    if microbatch_size is not None and microbatch_size not in known:
-        raise PartoptError(
-            f"{onto.model.name} was not measured at a microbatch size of {microbatch_size}",
-            f"its bytes are known at {sizes}: profile that size",
-            code="not-measured",
-            option="microbatch_size",
-        )
-    return known[microbatch_size or next(iter(known))]
+    return measurement_of(onto, microbatch_size or sizes[0])
 
 
 def _timed(tally: Tally, onto: Profile, measured: Measurement) -> list[LayerMeasurement]:
@@ -128,22 +104,9 @@ def _spread(tally: Tally, plan: Plan, measured: Measurement) -> list[LayerMeasur
     if stages != set(range(len(plan.stages))):
         raise _other_stages(stages, len(plan.stages))
     for number, stage in enumerate(plan.stages):
-        layers = measured.layers[stage.start : stage.stop]
-        forward, backward = _stage_seconds(tally, number)
+        forward, backward, weight = _stage_seconds(tally, number)
         backward = max(backward - forward, 0.0) if stage.recompute else backward
-        forwards = _in_proportion(forward, [layer.forward_s for layer in layers])
-        backwards = _in_proportion(backward, [layer.backward_s for layer in layers])
-        found += [
-            replace(
-                layer,
-                forward_s=f,
-                backward_s=b,
-                backward_input_s=None,
-                forward_stdev_s=0.0,
-                backward_stdev_s=0.0,
-            )
-            for layer, f, b in zip(layers, forwards, backwards, strict=True)
-        ]
+        found += spread(measured.layers[stage.start : stage.stop], forward, backward, weight)
     return found
 
 
@@ -158,8 +121,11 @@ def _other_stages(found: set[int], planned: int) -> PartoptError:
     )
 
 
-def _stage_seconds(tally: Tally, stage: int) -> tuple[float, float]:
-    """Median forward and backward of a stage; a split backward is the sum of its two parts."""
+def _stage_seconds(tally: Tally, stage: int) -> tuple[float, float, float | None]:
+    """Median forward and backward of a stage, and of the latter the part for the weights.
+
+    That is known where the trace has the two parts of a backward, which are added up.
+    """
     median = {
         kind: _median(passes[stage]) for kind, passes in tally.seconds.items() if stage in passes
     }
@@ -169,14 +135,9 @@ def _stage_seconds(tally: Tally, stage: int) -> tuple[float, float]:
             "record whole training steps, forward and backward",
             code="no-backward-in-trace",
         )
-    whole = median["B"] if "B" in median else median["I"] + median["W"]
-    return median["F"], whole
-
-
-def _in_proportion(seconds: float, before: list[float]) -> list[float]:
-    """`seconds` divided as `before` is; evenly where that is nothing."""
-    total = sum(before)
-    return [seconds * (each / total if total else 1 / len(before)) for each in before]
+    if "B" in median:
+        return median["F"], median["B"], None
+    return median["F"], median["I"] + median["W"], median["W"]
 
 
 def _median(passes: list[float]) -> float:
