@@ -26,6 +26,11 @@ class BufferUses:
         """The buffers that are written to."""
         return frozenset(self._writers)
 
+    def is_changed(self, value: object) -> bool:
+        """Whether a value is a tensor in a buffer that a layer has written to by now."""
+        name = self._names.get(storage_of(value)) if isinstance(value, Tensor) else None
+        return bool(self._writers.get(name or "", set()) - {EVERYWHERE})
+
     def note(self, tensors: Mapping[fx.Node, Tensor], written: set[fx.Node], layer: int) -> None:
         """Note what a node of a layer reads, and which of it is written to."""
         for node, tensor in tensors.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import pickle
 import random
 import sys
@@ -40,12 +41,20 @@ from partopt.runtime.units import LayerOrder, TakenUnits
 
 MODEL = "model."  # what an exported graph has before the names of the model
 
+_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "attribute",
+}
+_LIFTED = "lifted_tensor_"  # what torch.export calls a tensor that the forward finds or writes out
+_LIFTS = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
+
 
 class Source(NamedTuple):
     """Where a value comes from that a graph is given.
 
-    `kind` is parameter, buffer, constant or input; `name` is that in the model, of an input its
-    number among the tensors of the inputs.
+    `kind` is parameter, buffer, attribute, literal or input; `name` is that in the model, of an
+    input its number among the tensors of the inputs.
     """
 
     kind: str
@@ -53,7 +62,10 @@ class Source(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A graph with marks, where each of its placeholders comes from, and its constants."""
+    """A graph with marks, where each of its placeholders comes from, and its constants.
+
+    These are literals, and tensors that are attributes of modules.
+    """
 
     module: fx.GraphModule
     sources: dict[fx.Node, Source]
@@ -87,8 +99,7 @@ def export(
     """
     before = RandomState(tensors[0].device if tensors else torch.device("cpu"))
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # it prints, too
-            warnings.simplefilter("ignore")
+        with _quiet():
             step = _Step(model, form, loss_fn, layers)
             program = torch.export.export(step, tuple(tensors), strict=False)
     except PartoptError:
@@ -105,22 +116,37 @@ def export(
     return Exported(module, _sources(program), constants)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch.export warns of, logs and prints, whole graphs among it."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
 def _sources(program: torch.export.ExportedProgram) -> dict[fx.Node, Source]:
-    kinds = {
-        InputKind.PARAMETER: "parameter",
-        InputKind.BUFFER: "buffer",
-        InputKind.CONSTANT_TENSOR: "constant",
-    }
     placeholders = program.graph.find_nodes(op="placeholder")
     sources: dict[fx.Node, Source] = {}
     inputs = 0
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        if spec.kind in kinds:
-            assert spec.target is not None
-            sources[node] = Source(kinds[spec.kind], spec.target.removeprefix(MODEL))
-        else:
+        if spec.kind is InputKind.USER_INPUT:
             sources[node] = Source("input", str(inputs))
             inputs += 1
+            continue
+        assert spec.target is not None
+        kind = _KINDS[spec.kind]
+        if kind == "attribute" and spec.target.rpartition(".")[2].startswith(_LIFTED):
+            kind = "literal"
+            if not all(each.target in _LIFTS for each in node.users):
+                raise cannot_export(
+                    "the forward reads a tensor that is no input and not the model's"
+                )
+        sources[node] = Source(kind, spec.target.removeprefix(MODEL))
     return sources
 
 
@@ -162,7 +188,9 @@ class _Step(nn.Module):
         order.check_all_called()
         changed = sorted(dict(_numbers(self.model).items() ^ numbers.items()))
         if changed or _random_numbers() != drawn:
-            counts = f'changes "{changed[0]}"' if changed else "draws random numbers in Python"
+            counts = (
+                f'changes "{changed[0]}"' if changed else "draws or seeds random numbers in Python"
+            )
             raise cannot_export(f"the forward {counts}, which a graph has only once")
         return loss
 
@@ -192,6 +220,7 @@ def _numbers(model: nn.Module) -> dict[str, float]:
 
 
 def _random_numbers() -> bytes:
-    """Where the random numbers of Python and of numpy stand."""
+    """Where random numbers stand: those of torch, too, from which nothing is drawn meanwhile."""
     numpy: Any = sys.modules.get("numpy")
-    return pickle.dumps((random.getstate(), numpy and numpy.random.get_state()))
+    drawn = torch.get_rng_state().tolist(), random.getstate(), numpy and numpy.random.get_state()
+    return pickle.dumps(drawn)

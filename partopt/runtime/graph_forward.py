@@ -66,13 +66,15 @@ class GraphForward:
             number = int(given.name)
             copies = number in self._record.written_inputs
             return lambda tensors, _: tensors[number].clone() if copies else tensors[number]
-        if given.kind == "constant":
+        if given.kind == "literal":
             constant = self._record.exported.constants[given.name]
             return lambda _tensors, _received: constant
         holder, _, name = given.name.rpartition(".")
         module = model.get_submodule(holder)
+        slots: dict[str, Any] = vars(module)
+        if given.kind != "attribute":
+            slots = module._parameters if given.kind == "parameter" else module._buffers
         # looked up each time: another version of a weight may be in its place
-        slots = module._parameters if given.kind == "parameter" else module._buffers
         return lambda _tensors, _received: slots[name]
 
 

@@ -77,12 +77,14 @@ class _Observer(fx.Interpreter):
         """Run the graph, on inputs like these."""
         fakes = [mode.from_tensor(each) for each in tensors]
         self._inputs = {storage_of(each): number for number, each in enumerate(fakes)}
+        constants = {
+            name: mode.from_tensor(each) for name, each in self._exported.constants.items()
+        }
         known: dict[str, Mapping[str, Tensor]] = {
             "parameter": dict(self._model.named_parameters(remove_duplicate=False)),
             "buffer": dict(self._model.named_buffers(remove_duplicate=False)),
-            "constant": {
-                name: mode.from_tensor(each) for name, each in self._exported.constants.items()
-            },
+            "attribute": constants,
+            "literal": constants,
             "input": {str(number): each for number, each in enumerate(fakes)},
         }
         given = [known[source.kind][source.name] for source in self._exported.sources.values()]
@@ -173,14 +175,16 @@ class _Observer(fx.Interpreter):
             return EVERYWHERE if key is None else self._builder.events[key.event].layer
         drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         tied = self._builder.is_tied(before) or any(
-            self._no_tensors.get(each, EVERYWHERE) != EVERYWHERE for each in node.all_input_nodes
+            self._no_tensors.get(each, EVERYWHERE) != EVERYWHERE
+            or self._uses.is_changed(self.env[each])
+            for each in node.all_input_nodes
         )
         return self._layer if tied or drawn else EVERYWHERE
 
     def _is_kept(self, node: Any) -> bool:
-        """Whether a node is a buffer, or a constant."""
+        """Whether a node is a buffer, or another tensor that is there before the forward."""
         source = self._exported.sources.get(node)
-        return source is not None and source.kind in ("buffer", "constant")
+        return source is not None and source.kind in ("buffer", "attribute", "literal")
 
     def _keys(self, tensors: Mapping[fx.Node, Any]) -> dict[fx.Node, Key]:
         keys = {node: self._builder.key_of(value) for node, value in tensors.items()}
@@ -189,7 +193,7 @@ class _Observer(fx.Interpreter):
     def _note_written(self, tensors: Mapping[fx.Node, Tensor]) -> None:
         for node, tensor in tensors.items():
             source = self._exported.sources.get(node)
-            if source is not None and source.kind in ("parameter", "constant"):
+            if source is not None and source.kind in ("parameter", "attribute"):
                 raise cannot_export(f'the forward writes to the {source.kind} "{source.name}"')
             if storage_of(tensor) in self._inputs:
                 self._written_inputs.add(self._inputs[storage_of(tensor)])

@@ -45,6 +45,8 @@ _LOST = {
     torch.autograd.grad: "a backward within the forward",
 }
 
+_begin_inference: Any = torch.inference_mode.__enter__
+
 
 def is_mark(node: fx.Node) -> bool:
     """Whether a node is one of these operators."""
@@ -76,13 +78,12 @@ def marking() -> Iterator[None]:
     def refuse(kind: type, *arguments: Any, **options: Any) -> Any:
         if kind.__module__ == "torch._library.autograd":  # of an operator, which a graph has whole
             return apply(kind, *arguments, **options)
-        checkpoint = kind.__module__ == "torch.utils.checkpoint"
-        what = "activation checkpointing" if checkpoint else f"the backward of {kind.__name__}"
-        raise cannot_export(f"a graph loses {what}")
+        raise cannot_export(f"a graph loses the backward of {kind.__name__}")
 
     with (
         replace_attribute(torch.autocast, "__enter__", begin),
         replace_attribute(torch.autocast, "__exit__", end),
+        replace_attribute(torch.inference_mode, "__enter__", _refuse_inference),
         replace_attribute(Function, "apply", classmethod(refuse)),
         _Watch(),
     ):
@@ -102,6 +103,12 @@ class _Watch(TorchFunctionMode):
         GRAD(*args)
         with torch._C.DisableTorchFunction():
             return func(*args)
+
+
+def _refuse_inference(region: Any) -> Any:
+    if region.mode:
+        raise cannot_export("a graph loses where inference mode begins")
+    return _begin_inference(region)
 
 
 def cannot_export(why: str) -> PartoptError:

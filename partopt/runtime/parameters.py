@@ -37,7 +37,7 @@ def materialise(
     seed: int,
     device: torch.device | None = None,
 ) -> None:
-    """Give the parameters `names` of `model`, and all buffers, the values of the whole model.
+    """Give the parameters `names` of `model`, and all its other tensors, the values of the whole.
 
     The whole model is what `build` makes on the CPU after `torch.manual_seed(seed)`; it takes its
     memory meanwhile. The other parameters of `model` are on the meta device afterwards. Tied
@@ -49,6 +49,7 @@ def materialise(
     random.restore()
     values = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
+    modules = dict(whole.named_modules())
     made: dict[int, nn.Parameter] = {}
     keep = set(names)
     firsts = {id(each): name for name, each in model.named_parameters()}
@@ -65,6 +66,9 @@ def materialise(
             if buffer is not None:
                 filled = buffers[prefix + name].to(buffer.dtype)
                 module._buffers[name] = filled.to(device or filled.device)
+        for name, value in vars(modules[prefix.removesuffix(".")]).items():
+            if isinstance(value, Tensor):  # an attribute that is neither
+                setattr(module, name, value.to(device or value.device))
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
