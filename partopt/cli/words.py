@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 # Where the flag is not `--` and the option's name with hyphens.
 _OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
-_OWN_FLAGS["target"] = "--for"
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "optimizer_bytes gradients buffers shard memory reserve stages chunks tied cut_at cuts "
@@ -22,7 +21,7 @@ _OPTIONS = (
     "bandwidth latency links device devices dtype granularity steps autocast compile "
     "resume larger_than_memory name force scaling weak estimate calibrate "
     "group topology jitter slow seed draws backend rate clip check save every ranks "
-    "engine per_server sizes accept_poor map target pipeline_size"
+    "engine per_server sizes accept_poor map pipeline_size"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {
