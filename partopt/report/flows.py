@@ -11,8 +11,8 @@ from partopt.units import format_bytes, format_seconds
 _HEADINGS = ["FLOW", "RANKS", "BYTES", "TIMES", "LEVEL", "TAKES", "SHARE", "COSTS", "SAVED"]
 _RANKS_WIDTH = 12
 _LEGEND = (
-    "SHARE of the time that it is on its way. COSTS: seconds for each second that it is\n"
-    "slower; - not critical. SAVED: share of the time, if it had no bytes."
+    "SHARE of the time that it is on its way. COSTS: seconds for each second that it\n"
+    "is slower; - not critical. SAVED: share of the time, if it had no bytes."
 )
 
 
