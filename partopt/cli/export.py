@@ -49,9 +49,9 @@ def command(
 
     loaded = partopt.Plan.load(plan)
     own = partopt.EXPORTERS.lookup(target)
-    stem = Path(output).stem if output and output != "-" else _STEM
+    path = Path(output) if output and output != "-" else Path(_STEM)
     try:
-        text = partopt.export_plan(loaded, target, rules=rules, stem=stem)
+        text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem, suffix=path.suffix)
     except PartoptError as error:
         raise _with_hint(error, loaded, target) from None
     if text.beside and output in (None, "-"):

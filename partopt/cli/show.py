@@ -47,8 +47,8 @@ def command(
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
 
     FILE is a profile, a plan, a topology, a simulation, a comparison (of planners or of groups), a
-    scaling, a verification, a difference, a run or a device. With OTHER both are profiles of one
-    model, shown layer by layer side by side.
+    scaling, a verification, a difference, a run, flows or a device. With OTHER both are profiles of
+    one model, shown layer by layer side by side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
@@ -167,6 +167,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         comparison,
         device,
         difference,
+        flows,
         groups,
         plan,
         profile,
@@ -184,6 +185,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
         "scaling": scaling.render,
         "difference": difference.render,
         "device": device.render,
+        "flows": flows.render,
         "groups": groups.render,
         "run": run.render,
         "verification": lambda document: verification.render(document, as_flags),

@@ -9,6 +9,7 @@ import msgspec
 from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
 from partopt.documents.difference import Difference
+from partopt.documents.flows import Flows
 from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -31,6 +32,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "device": DeviceFile,
     "groups": GroupComparison,
     "run": Run,
+    "flows": Flows,
 }
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')

@@ -32,18 +32,25 @@ EXPORTERS: Registry[Target] = Registry(
             "sglang",
             "torchgpipe",
             "accelerate",
+            "flows",
         )
     },
 )
 
 
 def export_plan(
-    plan: Plan, to: str, *, rules: Sequence[str] = (), stem: str = "partopt_plan"
+    plan: Plan,
+    to: str,
+    *,
+    rules: Sequence[str] = (),
+    stem: str = "partopt_plan",
+    suffix: str | None = None,
 ) -> Text:
     """The plan as the trainer `to`, a name from `EXPORTERS`, reads it.
 
     `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or head, where names do
-    not; `stem` is the name of the file without its ending, for files that name each other.
+    not; `stem` is the name of the file without its ending, for files that name each other, and
+    `suffix` its ending, by which some forms are chosen.
 
     Raises PartoptError for an unknown trainer, for rules that do not fit the model, and with all
     reasons where the trainer cannot say the plan.
@@ -53,7 +60,7 @@ def export_plan(
     faults = [_refused(plan, target, fault) for fault in find_faults(plan, target, parts)]
     if faults:
         raise PartoptError.together(faults)
-    text = target.write(plan, parts, stem)
+    text = target.others.get(suffix or "", target.write)(plan, parts, stem)
     notes = [*describe(layers_of(plan), parts), *text.notes, *_differences(plan, target)]
     return Text(text.main, text.beside, notes)
 

@@ -65,9 +65,10 @@ class Target:
     """A trainer: its name, what is written for it, and what it can say.
 
     `write(plan, parts, stem)` makes the text; `parts` say what each layer is, where `cuts` asks for
-    it; `stem` names the file without its ending, for files that name each other. `schedules` has
-    the trainer's name for each of the schedules that it runs, None where it is told the order; it
-    is None for a trainer to which schedules do not matter. `recomputes` is what keeps its input
+    it; `stem` names the file without its ending, for files that name each other. `others` write
+    other forms, by the ending of the file. `schedules` has the trainer's name for each of the
+    schedules that it runs, None where it is told the order; it is None for a trainer to which
+    schedules do not matter. `recomputes` is what keeps its input
     where activations are recomputed; plans count the stage's. `least_stages` make a pipeline there;
     with `groups`, devices may be groups of ranks, which it takes to be tensor parallel. `faults`
     finds what else it cannot say.
@@ -78,6 +79,7 @@ class Target:
     tried: str  # the version that the text was checked with, or that it was not
     write: Callable[[Plan, Sequence[Part], str], Text]
     suffix: str  # of a file
+    others: Mapping[str, Callable[[Plan, Sequence[Part], str], Text]] = field(default_factory=dict)
     schedules: Mapping[str, str | None] | None
     cuts: Cuts
     replicas: Replicas

@@ -166,7 +166,9 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
     `recompute_apart`: the schedule has actions R; otherwise a backward includes its recomputation.
     """
     exchange = exchange_by(plan)
-    seconds = [_seconds(stage, plan.topology, exchange, recompute_apart) for stage in plan.stages]
+    seconds = [
+        action_seconds(stage, plan.topology, exchange, recompute_apart) for stage in plan.stages
+    ]
     return Work(
         ranks=[stage.ranks for stage in plan.stages],
         seconds=np.array(seconds).T,
@@ -198,16 +200,21 @@ def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:
     return Early(last * (1.0 - tail), tail)
 
 
-def _seconds(
-    stage: Stage, topology: Topology, exchange: Exchange, recompute_apart: bool
+def action_seconds(
+    stage: Stage,
+    topology: Topology,
+    exchange: Exchange,
+    recompute_apart: bool,
+    gather: float = 1.0,
+    scatter: float = 1.0,
 ) -> list[float]:
-    """Seconds of each kind of action on a stage.
+    """Seconds of each kind of action on a stage; gathers and scatters take so many times as long.
 
     Parameters are gathered and gradients scattered beside the compute, a layer after the other: an
     action takes as long as the longer of the two.
     """
-    gather = half_s(exchange.gathered * stage.parameter_bytes, stage.ranks, topology)
-    scatter = half_s(exchange.scattered * stage.trained_bytes, stage.ranks, topology)
+    gather *= half_s(exchange.gathered * stage.parameter_bytes, stage.ranks, topology)
+    scatter *= half_s(exchange.scattered * stage.trained_bytes, stage.ranks, topology)
     again = stage.forward_s if stage.recompute else 0.0
     within = 0.0 if recompute_apart else again
     input_s = stage.backward_s - stage.backward_weight_s

@@ -13,6 +13,7 @@ from partopt.cost.problem import problem_of
 from partopt.documents.comparison import Comparison
 from partopt.documents.device import Roofline, read_device
 from partopt.documents.figures import Figures
+from partopt.documents.flows import Flows
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
@@ -23,10 +24,11 @@ from partopt.search.tables import comparison_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.document import document_of
+from partopt.simulator.flows import flows_of
 from tests.docs.documents import blocks, read, rows, section
 
 TEXT = read("formats.md")
-PROFILE, PLAN, COMPARISON, SIMULATION = (block.encode() for block in blocks(TEXT, "json"))
+PROFILE, PLAN, COMPARISON, SIMULATION, FLOWS = (block.encode() for block in blocks(TEXT, "json"))
 TOPOLOGY, DEVICE = (block.encode() for block in blocks(TEXT, "yaml"))
 PARSERS = {
     "size": units.parse_bytes,
@@ -133,6 +135,10 @@ def test_simulating_the_example_plan_gives_the_example_simulation():
     ]
     timeline = msgspec.structs.replace(found.timeline, ranks=ranks)
     assert_same(msgspec.structs.replace(found, timeline=timeline), expected)
+
+
+def test_the_flows_of_the_example_plan_are_the_example_flows():
+    assert_same(flows_of(execute(Plan.parse(PLAN))), Flows.parse(FLOWS))
 
 
 def test_the_topology_in_the_plan_is_the_topology_example():

@@ -1,0 +1,33 @@
+"""docs/tutorial.md: its second half is the same on every machine, and is run as it is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from tests.docs.documents import read
+
+PAGE = read("tutorial.md")
+FIRST, SECOND = PAGE.split("\n## A cluster that is not there\n")
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """The commands of a part and what they print."""
+    return re.findall(r"```\n\$ partopt ([^\n]*)\n(.*?)```", text, re.DOTALL)
+
+
+def test_what_the_second_half_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = commands(SECOND)
+    assert len(shown) >= 6
+    for command, output in shown:
+        assert partopt(*shlex.split(command)).out == output, command
+
+
+def test_the_options_of_the_first_half_are_options(partopt):
+    shown = commands(FIRST)
+    assert {command.split()[0] for command, _ in shown} >= {"profile", "plan", "run"}
+    for command, _ in shown:
+        verb = [word for word in command.split()[:2] if word.isalpha() and word != "show"]
+        told = partopt(*(verb if verb[0] == "topology" else verb[:1]), "--help").out
+        assert [flag for flag in re.findall(r"(?<= )--[a-z-]+", command) if flag not in told] == []
