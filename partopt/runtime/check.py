@@ -61,13 +61,14 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     plan = structs.replace(training.plan, optimizer="sgd")
     source = replace(training.source, optimizer=None)
     own = _without_dropout(RankTraining(replace(training, plan=plan, source=source), context))
-    stages = [own_parameter_names(own.record, each.start, each.stop) for each in plan.stages]
-    names = [[name for name in own_names if name in own.trained] for own_names in stages]
+    names = _names(own)
     alone = context.rank == 0
     rates = visible_rates(WholeModel(training, context.device), names) if alone else []
     rates = context.gather(rates)[0]
+    if own.tied:  # one parameter has one rate, in whichever stages it is
+        rates = [min(rate for rate in rates if rate > 0.0)] * len(rates)
     for s, stage in own.stages.items():
-        if names[s]:
+        if stage.parameters:
             own.optimizer(s, stage.parameters).param_groups[0]["lr"] = rates[s]
     before = _weights(own)
     own.step()
@@ -78,6 +79,16 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     equal = tolerance(training)
     expected = train_stale(training, WholeModel(training, context.device), names, rates, equal)
     return compare(every, expected, "changes", equal)
+
+
+def _names(own: RankTraining) -> list[list[str]]:
+    """The parameters of each stage that train; a tied one is of the first that holds it."""
+    left, names = set(own.trained), []
+    for stage in own.training.plan.stages:
+        held = own_parameter_names(own.record, stage.start, stage.stop)
+        names.append([name for name in held if name in left])
+        left -= set(held)
+    return names
 
 
 def compare(every: Sequence[Found], expected: Reference, compared: Compared, equal: float) -> Check:

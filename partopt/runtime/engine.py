@@ -24,6 +24,7 @@ from partopt.runtime.routes import Action, actions_of
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
+from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.order import A, B, F, I, R, U, W
 from partopt.simulator.restate import layout_of
 
@@ -56,13 +57,15 @@ def execute(
     crosses a cut.
     """
     check_run(plan, microbatches, context)
-    if schedule(plan.schedule).asynchronous and (clip is not None or tied):
+    if schedule(plan.schedule).asynchronous and clip is not None:
         raise PartoptError(
             f"{plan.schedule}: an asynchronous schedule has no gradients of the whole model at "
-            "once, to clip them or to add up those of tied parameters",
+            "once, to clip them",
             "use a schedule with a flush: `schedule=1f1b`",
             code="conflicting-options",
         )
+    if tied:
+        check_tied(plan)
     orders = order(plan.schedule, layout_of(plan, microbatches))
     actions = actions_of(orders, context.rank)
     held = [s for s, stage in enumerate(plan.stages) if context.rank in stage.ranks]
@@ -96,6 +99,18 @@ def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
             f"{plan.schedule}: `microbatches` is for asynchronous schedules, which need it",
             "give it for pipedream and pipedream-2bw, and leave it out otherwise",
             code="conflicting-options",
+        )
+
+
+def check_tied(plan: Plan) -> None:
+    """Raise PartoptError where stages that hold one parameter update it at different times."""
+    entry = schedule(plan.schedule)
+    if entry.asynchronous and entry.weight_versions == ALL_IN_FLIGHT:
+        raise PartoptError(
+            f"{plan.schedule}: several stages hold one tied parameter, and each of them updates "
+            "its own after other microbatches: there is no one value that it has",
+            "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`",
+            code="cannot-run",
         )
 
 

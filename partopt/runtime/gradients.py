@@ -55,7 +55,7 @@ class Gradients:
     """The gradients on one rank, whose stages have `parameters` and lie on `ranks`, by stage.
 
     Those of a stage are exchanged in one piece when its last backward has ended, while the rank
-    goes on, and not in buckets beside that backward.
+    goes on, and not in buckets beside that backward. `clips` says that `clip` is called.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Gradients:
         parameters: Mapping[int, Sequence[nn.Parameter]],
         ranks: Sequence[Sequence[int]],
         tied: Sequence[Tied],
+        clips: bool,
     ) -> None:
         self.context, self.ranks, self.tied = context, ranks, tied
         apart = {id(own) for each in tied for own in each.parameters}
@@ -71,19 +72,33 @@ class Gradients:
             s: [parameter for parameter in held if id(parameter) not in apart]
             for s, held in parameters.items()
         }
-        self.working = sorted({rank for replicas in ranks for rank in replicas})
-        # every rank makes all groups, in one order
+        working = sorted({rank for replicas in ranks for rank in replicas})
+        # every rank makes all groups, in one order, and also those that it is not in
+        self.working = context.group(working, "working") if clips else None
         self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
         self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
 
-    def begin_sum(self, stage: int, done: Callable[[int], None]) -> Sum | None:
+    def begin_sum(
+        self, stage: int, done: Callable[[int], None], aside: Sequence[nn.Parameter] = ()
+    ) -> Sum | None:
         """Begin to add up the gradients of a stage over its replicas; tied ones are left out.
 
-        They are taken from the parameters until `Sum.finish` puts them back; `done` is called with
-        the time at which the exchange ends. None where the stage has one replica.
+        They are taken from the parameters until `Sum.finish` puts them back, those of `aside` as
+        they are; `done` is called with the time at which the exchange ends. None where the stage
+        has one replica.
         """
         group = self.replicas[stage]
-        return Sum(self.own[stage], group, done) if group is not None else None
+        return Sum(self.own[stage], group, done, aside) if group is not None else None
+
+    def tied_of(self, parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Any]]:
+        """Those of the parameters of a stage that are tied, each with the group of its holders."""
+        mine = {id(parameter) for parameter in parameters}
+        return [
+            (parameter, group)
+            for each, group in zip(self.tied, self.holders, strict=True)
+            for parameter in each.parameters
+            if id(parameter) in mine
+        ]
 
     def sum_tied(self) -> None:
         """Add up the gradients of each tied parameter over all ranks and stages that hold it."""
@@ -117,7 +132,7 @@ class Gradients:
         for gradient in counted:
             square += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
         with lost_connections():
-            dist.all_reduce(square, group=self.context.group(self.working, "working"))
+            dist.all_reduce(square, group=self.working)
         norm = float(square.sqrt())
         factor = min(1.0, limit / (norm + _EPSILON))
         every = [parameter for held in self.own.values() for parameter in held]
@@ -135,18 +150,23 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 
 class Sum:
-    """Gradients of `parameters` on their way to be added up over a group."""
+    """Gradients of `parameters` on their way to be added up over a group, and others `aside`."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], group: Any, done: Callable[[int], None]
+        self,
+        parameters: Sequence[nn.Parameter],
+        group: Any,
+        done: Callable[[int], None],
+        aside: Sequence[nn.Parameter] = (),
     ) -> None:
         self.parts = []
+        self.aside = [(parameter, gradient_of(parameter)) for parameter in aside]
         for alike in _by_format(parameters):
             whole = torch.cat([gradient_of(parameter).reshape(-1) for parameter in alike])
             with lost_connections():
                 work: Any = dist.all_reduce(whole, group=group, async_op=True)
             self.parts.append((alike, whole, work))
-        for parameter in parameters:
+        for parameter in (*parameters, *aside):
             parameter.grad = None
         self.left = len(self.parts)
         self.done = done
@@ -166,6 +186,8 @@ class Sum:
             sizes = [parameter.numel() for parameter in alike]
             for parameter, summed in zip(alike, torch.split(whole, sizes), strict=True):
                 parameter.grad = summed.view_as(parameter)
+        for parameter, gradient in self.aside:
+            parameter.grad = gradient
         if self.left:  # the last note is on its way in another thread
             self.done(time.perf_counter_ns())
 

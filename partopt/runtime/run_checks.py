@@ -8,6 +8,7 @@ import torch
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
+from partopt.runtime.engine import check_tied
 from partopt.runtime.launcher import is_under_torchrun
 from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import Training, record_training
@@ -33,13 +34,8 @@ def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
             "plan with `shard=none`",
             code="cannot-run",
         )
-    if schedule(plan.schedule).asynchronous and any(s.tied_exchange_s for s in plan.stages):
-        raise PartoptError(
-            f"{plan.schedule}: several stages hold one tied parameter, whose gradients an "
-            "asynchronous schedule never has all at once",
-            "plan with `tied=together`, or with `schedule=1f1b`",
-            code="cannot-run",
-        )
+    if any(stage.tied_exchange_s for stage in plan.stages):
+        check_tied(plan)
     if not schedule(plan.schedule).asynchronous:
         assert plan.microbatches is not None
         if microbatches is not None and microbatches != plan.microbatches:

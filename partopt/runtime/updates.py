@@ -34,12 +34,15 @@ class Updates:
         self.optimizers = {
             s: optimizer_of(s, own) for s, own in parameters.items() if optimizer_of and own
         }
-        self.gradients = Gradients(context, parameters, [s.ranks for s in plan.stages], tied)
+        ranks = [stage.ranks for stage in plan.stages]
+        self.gradients = Gradients(context, parameters, ranks, tied, clip is not None)
         # of an asynchronous plan, by stage
         self.versions: dict[int, Versions] = {}
         if schedule(plan.schedule).asynchronous:
             self.versions = {
-                s: versions_of(plan, order, s, own, self.optimizers.get(s))
+                s: versions_of(
+                    plan, order, s, own, self.optimizers.get(s), self.gradients.tied_of(own)
+                )
                 for s, own in parameters.items()
             }
         self.exchanging = set(order.stage[order.kind == A].tolist())
@@ -67,9 +70,13 @@ class Updates:
 
         The rank goes on meanwhile, as the simulated one does; `done` is called when it ends.
         """
-        begun = self.gradients.begin_sum(s, done)
+        # what tied parameters get from now on is of the next round, too
+        tied = self.gradients.tied_of(self.parameters[s]) if s in self.versions else []
+        begun = self.gradients.begin_sum(s, done, [parameter for parameter, _ in tied])
         self.finish_exchange(s)
         self.sums[s] = number, begun
+        if begun is None:
+            self.finish_exchange(s)
 
     def finish_exchange(self, s: int) -> None:
         """Wait for the exchange of a stage, if one has begun; asynchronous, step by its sums."""
@@ -85,6 +92,8 @@ class Updates:
         """Wait for the exchanges of all stages."""
         for s in self.parameters:
             self.finish_exchange(s)
+        for versions in self.versions.values():
+            versions.end_step()
 
     def prepare(self, s: int) -> None:
         """Wait for all that the step of a stage needs of other ranks."""

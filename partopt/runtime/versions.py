@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
+from partopt.runtime.context import lost_connections
 from partopt.runtime.gradients import gradient_of
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
@@ -62,6 +65,9 @@ class Versions:
         """Make a new version, if this round ends a batch."""
         self._step()
 
+    def end_step(self) -> None:
+        """End at an empty pipeline, with all versions made."""
+
     def version_of(self, microbatch: int) -> Weights:
         """The weights that the forward of a microbatch uses."""
         return self.newest
@@ -90,7 +96,9 @@ class DoubleBuffered(Versions):
     """PipeDream-2BW's two versions (Narayanan et al., ICML 2021, section 3.1).
 
     Microbatches of batch t use version t - 1, that before the newest where batch t - 1 has ended.
-    Gradients are exchanged after every round; those of a batch add up to one step.
+    Gradients are exchanged after every round; those of a batch add up to one step. Those of the
+    `tied` parameters are added up over a group when the batch has ended; it steps when they are
+    there, which is when the version is asked for.
     """
 
     def __init__(
@@ -99,9 +107,12 @@ class DoubleBuffered(Versions):
         optimizer: Optimizer | None,
         replicas: int,
         batch: int,
+        tied: Sequence[tuple[nn.Parameter, Any]],
     ) -> None:
         super().__init__(parameters, optimizer, replicas)
         self.batch = batch
+        self.tied = [(_place_of(parameter, parameters), group) for parameter, group in tied]
+        self.ended: Ended | None = None
         self.begin_step(0)
 
     def begin_step(self, first: int) -> None:
@@ -112,10 +123,13 @@ class DoubleBuffered(Versions):
 
     def version_of(self, microbatch: int) -> Weights:
         """The weights that both passes of a microbatch use."""
-        return self.kept[max(0, (microbatch - self.first) // self.batch - 1)]
+        version = max(0, (microbatch - self.first) // self.batch - 1)
+        if version not in self.kept:
+            self._finish_batch()
+        return self.kept[version]
 
     def end_round(self, number: int) -> None:
-        """Make a new version, if this round ends a batch."""
+        """Make a new version, if this round ends a batch; with tied parameters, begin to."""
         rounds = [gradient_of(parameter) for parameter in self.parameters]
         self.total = (
             [before + own for before, own in zip(self.total, rounds, strict=True)]
@@ -125,11 +139,49 @@ class DoubleBuffered(Versions):
         self._drop_gradients()  # those of the next round are summed over the replicas alone
         batch, left = divmod((number + 1) * self.replicas, self.batch)
         if left == 0:
-            for parameter, gradient in zip(self.parameters, self.total, strict=True):
-                parameter.grad = gradient
+            self._finish_batch()
+            self.ended = Ended(batch, self.total, _begin_sums(self.total, self.tied))
             self.total = []
-            self._step()
-            self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
+            if not self.tied:
+                self._finish_batch()
+
+    def end_step(self) -> None:
+        """End at an empty pipeline, with all versions made."""
+        self._finish_batch()
+
+    def _finish_batch(self) -> None:
+        """Make the version of the batch that ended last."""
+        if self.ended is None:
+            return
+        batch, gradients, sums = self.ended
+        self.ended = None
+        with lost_connections():
+            for work in sums:
+                work.wait()
+        of_round = [parameter.grad for parameter in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._step()
+        for parameter, left in zip(self.parameters, of_round, strict=True):
+            parameter.grad = left
+        self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
+
+
+class Ended(NamedTuple):
+    """A batch that has ended: its number, its gradients, and sums of some that are on their way."""
+
+    batch: int
+    gradients: list[Tensor]
+    sums: list[Any]
+
+
+def _begin_sums(gradients: list[Tensor], tied: Sequence[tuple[int, Any]]) -> list[Any]:
+    with lost_connections():
+        return [dist.all_reduce(gradients[i], group=group, async_op=True) for i, group in tied]
+
+
+def _place_of(parameter: nn.Parameter, parameters: Sequence[nn.Parameter]) -> int:
+    return next(i for i, each in enumerate(parameters) if each is parameter)
 
 
 def versions_of(
@@ -138,12 +190,16 @@ def versions_of(
     stage: int,
     parameters: Sequence[nn.Parameter],
     optimizer: Optimizer | None,
+    tied: Sequence[tuple[nn.Parameter, Any]],
 ) -> Versions:
-    """The weight versions of a stage of an asynchronous plan."""
+    """The weight versions of a stage of an asynchronous plan.
+
+    `tied` are those of its parameters that other stages hold, too, with the group of all that do.
+    """
     replicas = plan.stages[stage].replicas
     if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
         return Versions(parameters, optimizer, replicas)
-    return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order))
+    return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order), tied)
 
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:

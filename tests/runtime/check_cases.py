@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from partopt import Job, solve
 from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
@@ -53,12 +54,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self):
+    def __init__(self, tied):
         super().__init__()
         self.tokens = nn.Embedding(19, 8)
         self.blocks = nn.ModuleList(Block(8) for _ in range(2))
         self.drop = nn.Dropout(0.3)
-        self.head = nn.Linear(8, 19)
+        self.head = nn.Linear(8, 19, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, ids):
         x = self.tokens(ids)
@@ -67,8 +70,8 @@ class GPT(nn.Module):
         return self.head(self.drop(x))
 
 
-def build():
-    return GPT()
+def build(tied=False):
+    return GPT(tied)
 
 
 def example_inputs(size):
@@ -91,6 +94,7 @@ class Case(NamedTuple):
     schedule: str = "pipedream"
     allreduce: str = "overlap"
     recompute: str = "never"
+    tied: bool = False
     fault: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
@@ -99,6 +103,7 @@ RIGHT = {
     "replicas": Case([2, 1]),
     "an exchange that blocks": Case([1, 2], allreduce="blocking"),
     "2BW": Case([1, 2], "pipedream-2bw"),
+    "2BW with a tied parameter": Case([2, 1], "pipedream-2bw", tied=True),
     "a flush": Case([2, 1], "1f1b"),
 }
 
@@ -171,19 +176,28 @@ CASES = RIGHT | WRONG
 
 
 class Main(NamedTuple):
-    """What every process runs."""
+    """What every process runs: the plans of the cases, for the model of this file."""
 
     plans: dict[str, Plan]
     model: str
 
     def __call__(self, context: Context) -> dict[str, Check | None]:
         """What each check came to, on rank 0."""
-        source, found = find_model(self.model), {}
+        found = {}
         for name, plan in self.plans.items():
+            source = find_model(self.model, {"tied": CASES[name].tied})
             asked = Training(plan, source, plan.microbatches or MICROBATCHES)
             with CASES[name].fault():
                 found[name] = check_first(asked, context)
         return found
+
+
+def plan_of(case: Case, profile: Profile) -> Plan:
+    options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
+    del options["fault"], options["tied"]
+    microbatches = 8 if case.schedule == "1f1b" else None
+    job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
+    return solve(job).plan
 
 
 def main() -> dict[str, Check]:
@@ -191,14 +205,12 @@ def main() -> dict[str, Check]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.py"
         model.write_text(MODEL)
-        profile = measure_source(str(model), microbatch_sizes=[2], steps=1, granularity="block")
-        plans = {}
-        for name, case in CASES.items():
-            options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
-            del options["fault"]
-            microbatches = 8 if case.schedule == "1f1b" else None
-            job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
-            plans[name] = solve(job).plan
+        options = {"microbatch_sizes": [2], "steps": 1, "granularity": "block"}
+        profiles = {
+            tied: measure_source(str(model), arguments={"tied": tied}, **options)
+            for tied in (False, True)
+        }
+        plans = {name: plan_of(case, profiles[case.tied]) for name, case in CASES.items()}
         return run_local(RANKS, Main(plans, str(model)))[0]
 
 

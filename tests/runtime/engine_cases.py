@@ -82,6 +82,10 @@ def cases() -> list[Case]:
         Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
         Case("tied", straight("1f1b", [2, 1, 1], 6), tied=True),
         Case("tied and clip", straight("gpipe", [1, 2], 6), tied=True, clip=0.05),
+        *(
+            Case(f"tied 2BW {r}", straight("pipedream-2bw", r, 0), 13, tied=True)
+            for r in ([1, 1, 1], [2, 1], [1, 2, 1], [1, 3])
+        ),
         Case("one receive ahead", pipeline, ahead=1),
         Case("one step", pipeline, steps=1),
         Case("2BW in two steps", straight("pipedream-2bw", [1, 2], 0), 9),

@@ -93,8 +93,9 @@ def delayed(case: Case) -> Outcome:
     """W(t+1) = W(t) - step of the gradient at W(t-1), of the whole model (2BW, section 3.1)."""
     plan, M = case.plan, case.M
     G = batch_of(plan, order(plan.schedule, layout_of(plan, M)))
-    newest = whole_model(len(plan.stages))
-    optimizer = optimizer_of(0, [p for layer in newest for p in layer.parameters()])
+    newest = whole_model(len(plan.stages), case.tied)
+    parameters = list({id(p): p for layer in newest for p in layer.parameters()}.values())
+    optimizer = optimizer_of(0, parameters)
     losses = {}
     for start in range(0, case.steps * M, M):  # each step from an empty pipeline
         before = copy.deepcopy(newest)

@@ -12,6 +12,7 @@ from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.delivery import check_cuts
 from partopt.runtime.engine import execute
+from partopt.runtime.gradients import Tied
 from partopt.runtime.launcher import LEAST_LIMIT_S, stall_limit_s
 from partopt.runtime.progress import Progress
 from partopt.runtime.sleeping import SleepingStage
@@ -39,6 +40,7 @@ def alone(ranks: int = 4) -> Context:
         (SYNCHRONOUS, 3, {"microbatches": 4}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {"microbatches": 4, "clip": 1.0}, "conflicting-options"),
+        (ASYNCHRONOUS, 3, {"microbatches": 4, "tied": [Tied("w", [0, 2])]}, "cannot-run"),
     ],
 )
 def test_what_cannot_run_is_refused(plan: Plan, ranks: int, options: dict[str, Any], code: str):

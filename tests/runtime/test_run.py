@@ -197,6 +197,8 @@ def test_shares_and_tied_parameters_of_asynchronous_plans_are_not_run(made):
     tied, _ = made("stale", schedule="pipedream", microbatches=None, cuts=[2], replicas=[1, 1])
     with pytest.raises(PartoptError, match="hold one tied parameter"):
         check_run(Plan.load(tied), 1, None)
+    two, _ = made("two", schedule="pipedream-2bw", microbatches=None, cuts=[2], replicas=[1, 1])
+    assert check_run(Plan.load(two), 1, 12) == 12
 
 
 def test_a_process_that_dies_ends_the_run_and_says_which(made):
