@@ -315,5 +315,20 @@ def test_a_model_on_meta_gets_the_weights_of_its_seed() -> None:
     assert last.losses[0] == run_loss(whole, inputs, gpt_loss)
 
 
+class Noisy(nn.Linear):
+    """Has a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.noise = torch.randn(4)
+
+
+def test_a_tensor_that_is_a_mere_attribute_is_that_of_the_seed() -> None:
+    torch.manual_seed(11)
+    whole, model = Noisy(), Noisy()
+    materialise(model, [], Noisy, 11)
+    assert torch.equal(model.noise, whole.noise)
+
+
 def _stage(model: nn.Module, record: Any, start: int, stop: int, inputs: Tensor) -> ReplayStage:
     return replay_stage(model, record, start, stop, gpt_loss, lambda _: inputs, 1.0)
