@@ -62,4 +62,5 @@ TARGET = Target(
     recompute="each",
     shards=("none", "optimizer", "gradients", "parameters"),
     ranks=(),
+    groups=True,
 )

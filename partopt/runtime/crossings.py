@@ -55,6 +55,7 @@ def check_cuts(record: Record, cuts: Iterable[int]) -> None:
             _check_values(record, cut)
             _check_hidden(record, cut)
             _check_views(record, cut)
+            _check_shapes(record, cut)
 
 
 def _check_hidden(record: Record, cut: int) -> None:
@@ -99,6 +100,16 @@ def _check_views(record: Record, cut: int) -> None:
             raise _cannot_cut(record, cut, why, (event.layer,))
         if EVERYWHERE < event.layer < cut:
             written_before |= event.storages_written
+
+
+def _check_shapes(record: Record, cut: int) -> None:
+    """Room for what crosses is made once."""
+    crossing = cut_before(record, cut)
+    for key, likeness in zip(crossing.keys, crossing.likeness, strict=True):
+        if not all(type(size) is int for size in likeness.shape):
+            maker = record.made_by(key)
+            why = f"the shape of a tensor of {record.layer_name(maker)} depends on values"
+            raise _cannot_cut(record, cut, why, (maker,))
 
 
 def _cannot_cut(record: Record, cut: int, why: str, layers: tuple[int, ...]) -> PartoptError:

@@ -88,9 +88,13 @@ class _Observer(fx.Interpreter):
             "input": {str(number): each for number, each in enumerate(fakes)},
         }
         given = [known[source.kind][source.name] for source in self._exported.sources.values()]
+        self.args_iter = iter(given)
         try:
             with mode, torch.enable_grad():
-                self.run(*given, enable_io_processing=False)
+                for node in self.graph.nodes:  # `run` would start a thread
+                    self.env[node] = self.run_node(node)
+                    for used in self.user_to_last_uses.get(node, ()):
+                        del self.env[used]
         finally:
             self._switches.close()
 
@@ -116,8 +120,10 @@ class _Observer(fx.Interpreter):
         """Run a node, and note what it does."""
         if n.op == "output":
             self._note_loss(self.env[n.args[0][0]])  # type: ignore[index]
-        if n.op in ("placeholder", "get_attr", "output"):
+        if n.op in ("placeholder", "output"):
             return super().run_node(n)
+        if n.op == "get_attr":
+            raise cannot_export("an operator has a graph of its own")
         if n.target is ENTER:
             self._layer, self._inside = n.args[0], True  # type: ignore[assignment]
         elif n.target is LEAVE:

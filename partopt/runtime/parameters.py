@@ -67,8 +67,8 @@ def materialise(
                 filled = buffers[prefix + name].to(buffer.dtype)
                 module._buffers[name] = filled.to(device or filled.device)
         for name, value in vars(modules[prefix.removesuffix(".")]).items():
-            if isinstance(value, Tensor):  # an attribute that is neither
-                setattr(module, name, value.to(device or value.device))
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                vars(module)[name] = value.to(device or value.device)
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -86,7 +86,7 @@ def test_rules(partopt, plan):
     assert partopt(*given, "--map", "h.0=embedding").out == COUNTS.replace("4,", "3,", 1)
     for rule, error in (
         ("h.0", "--map h.0: not a rule"),
-        ("x=norm", "--map x=norm: no layer of the plan has such a name"),
+        ("x=norm", "--map x=norm: no layer has such a name"),
     ):
         outcome = partopt(*given, "--map", rule)
         assert (outcome.code, outcome.errors) == (2, [error])

@@ -13,7 +13,7 @@ from tests.helpers import flat, uniform_profile
 
 MEGATRON = {"megatron", "megatron-bridge"}
 ONLY_1F1B = {"deepspeed", "colossalai"}
-TORCH = {"torch-csv", "torchtitan"}
+TORCH = {"torch", "torch-csv", "torchtitan"}
 TRAINERS = {*TORCH, *MEGATRON, *ONLY_1F1B, "torchgpipe"}
 SERVERS = {"vllm", "sglang"}
 WHOLE_BLOCKS = {"torchtitan", *MEGATRON, "colossalai", *SERVERS}
@@ -58,7 +58,7 @@ CASES = {
     "unequal replicas": (
         lambda: planned([8], replicas=[2, 1]),
         "stages have unequal replicas, 2-1",
-        {*EXPORTERS},
+        {*EXPORTERS} - {"flows"},
     ),
     "replicas": (
         lambda: planned(**PAIRS),
@@ -158,12 +158,12 @@ CASES = {
     "idle ranks": (
         lambda: on_ranks(planned(cluster=flat(6)), [[0], [1], [3], [4]]),
         "rank 2 is idle, and others behind it are not",
-        {*EXPORTERS} - {"torch-csv", *SERVERS},
+        {*EXPORTERS} - {"torch", "torch-csv", "flows", *SERVERS},
     ),
     "ranks in another order": (
         lambda: on_ranks(planned(), [[3], [2], [1], [0]]),
         "its ranks are not numbered so that those of a stage",
-        {*EXPORTERS} - {"torch-csv", *SERVERS},
+        {*EXPORTERS} - {"torch", "torch-csv", "flows", *SERVERS},
     ),
     "pipelines side by side": (
         lambda: on_ranks(planned(**PAIRS), [[s, s + 4] for s in range(4)]),
@@ -203,7 +203,7 @@ CASES = {
     "groups of ranks": (
         lambda: planned(profile=replace(transformer(), group=Group(ranks=2)), cluster=flat(8)),
         "each device is a group of 2 ranks",
-        {"torchgpipe", "accelerate"},
+        {"torch", "torchgpipe", "accelerate"},
     ),
 }
 

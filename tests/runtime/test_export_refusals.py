@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -103,6 +104,12 @@ def test_what_a_graph_would_get_wrong(build: Callable[[], nn.Module], why: str) 
     assert error.code == "cannot-export"
 
 
+def test_processes_can_be_forked_afterwards() -> None:
+    before = threading.active_count()
+    export(model())
+    assert threading.active_count() == before
+
+
 def test_a_model_that_fails_is_left_as_it_was() -> None:
     apply, enter = vars(torch.autograd.Function)["apply"], torch.autocast.__enter__
     whole = model(hooked)
@@ -145,6 +152,17 @@ def test_a_number_that_crosses() -> None:
     check_cuts(seen, [2])
     message = refusal(lambda: check_cuts(seen, [1])).message
     assert 'layer 1 "b" reads a number that layer 0 "a" computes' in message
+
+
+def test_a_shape_that_depends_on_values() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        made = self.a(x)
+        chosen = made[made[:, 0] > 0]
+        return self.c(self.b(chosen))
+
+    seen = export(model(forward))
+    message = refusal(lambda: check_cuts(seen, [1])).message
+    assert 'the shape of a tensor of layer 0 "a" depends on values' in message
 
 
 def test_a_loss_of_a_layer_before_the_last() -> None:

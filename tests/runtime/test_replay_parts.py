@@ -329,5 +329,20 @@ def test_a_recurrent_layer_gets_its_weights_where_it_looks_for_them() -> None:
     torch.testing.assert_close(model(inputs), whole(inputs), rtol=0.0, atol=0.0)
 
 
+class Noisy(nn.Linear):
+    """Has a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.noise = torch.randn(4)
+
+
+def test_a_tensor_that_is_a_mere_attribute_is_that_of_the_seed() -> None:
+    torch.manual_seed(11)
+    whole, model = Noisy(), Noisy()
+    materialise(model, [], Noisy, 11)
+    assert torch.equal(model.noise, whole.noise)
+
+
 def _stage(model: nn.Module, record: Any, start: int, stop: int, inputs: Tensor) -> ReplayStage:
     return replay_stage(model, record, start, stop, gpt_loss, lambda _: inputs, 1.0)
