@@ -168,7 +168,7 @@ def _train(
         torch.cuda.reset_peak_memory_stats(context.device)
     records, losses = [], []
     for step in range(steps):
-        began = time.perf_counter()
+        began, context.progress.first_step = time.perf_counter(), step
         records.append(own.step())
         seconds = time.perf_counter() - began
         losses.append(losses_of(context.gather(own.end_step())))
