@@ -22,11 +22,15 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 
 @dataclass
 class RankResult:
-    """What a rank found: its records of the steps, their mean losses, its peak memory."""
+    """What a rank found: its records of the steps, their mean losses, its peak memory.
+
+    On a CPU that was counted in `counted_step`, which took longer by that.
+    """
 
     records: list[RankRecord]
     losses: list[float]
     peak_bytes: int | None
+    counted_step: int | None
     device: str
     check: Check | None
 
@@ -51,7 +55,9 @@ def put_together(
         for step in range(steps)
     ]
     seconds = [_seconds(one) for one in every]
-    later = range(1, steps) if steps > 1 else range(steps)  # the first one warms up
+    counted = results[0].counted_step
+    # the first one warms up
+    later = [step for step in range(1, steps) if step != counted] or [0]
     stages = stage_seconds(
         plan, [[result.records[step] for result in results] for step in later], passing
     )
@@ -87,6 +93,7 @@ def put_together(
         ranks_per_core=len(results) / load.cores,
         steps=steps,
         steps_s=seconds,
+        counted_step=counted,
         losses=results[0].losses,
         predicted_s=_seconds(predicted),
         measured_s=seconds[middle],
