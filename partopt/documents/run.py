@@ -36,7 +36,7 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
 
     `forward_s` and `backward_s` are the mean of its actions, of all stages that it holds; the
     others are seconds in all: spent waiting for messages, for gradients to be exchanged, and for
-    other ranks to compute. `peak_memory_bytes` is null where nothing counts them, as on a CPU.
+    other ranks to compute. `peak_memory_bytes` are those of tensors; null where nobody counted.
     """
 
     forward_s: Seconds
@@ -50,8 +50,8 @@ class RankSeconds(documents.Part, frozen=True, kw_only=True):
 class StageSeconds(documents.Part, frozen=True, kw_only=True):
     """A stage of the layers `modules` from layer `start`: medians of its actions.
 
-    They are over microbatches, replicas and steps, the first left out where there are several; what
-    the engine takes to pack and send is in them. A backward that the schedule parts is the sum of
+    They are over microbatches, replicas and the steps that count; what the engine takes to pack and
+    send is in them. A backward that the schedule parts is the sum of
     both, `backward_weight_s` the part for the weights. Where a stage does `recompute`, that is
     within the backward or, where the schedule has it apart, `recompute_s`. `optimizer_s` is null
     where an asynchronous stage steps within its backwards.
@@ -105,8 +105,9 @@ class Run(documents.Document, frozen=True, kw_only=True):
     `predicted_s` and `measured_s` are an iteration, or asynchronous a microbatch in steady state;
     `own_times_s` is what the simulator says where every action is as long as it was in the run:
     what then remains is the network's or the engine's. `measured_s` is the median of the steps, the
-    first left out where there are several; `steps_s` are all of them. `losses` are the means of the
-    steps. `replay_refused` is why stages are cut by torch.export, null where they are replayed.
+    first left out where there are several, and `counted_step`, in which memory was counted;
+    `steps_s` are all of them. `losses` are the means of the steps. `replay_refused` is why stages
+    are cut by torch.export, null where they are replayed.
     """
 
     schema: str = "partopt.run/1"
@@ -118,6 +119,7 @@ class Run(documents.Document, frozen=True, kw_only=True):
     ranks_per_core: Share
     steps: Count
     steps_s: list[Seconds]
+    counted_step: Index | None = None
     losses: list[float]
     predicted_s: Seconds
     measured_s: Seconds

@@ -67,7 +67,8 @@ def _check(run: Run, onto: Profile, where: str) -> None:
 
 def _notes(run: Run, onto: Profile, where: str) -> list[documents.Note]:
     """Where the times are from, and what makes them doubtful."""
-    steps = "a step" if run.steps == 1 else f"{run.steps - 1} steps, the first left out,"
+    timed = run.steps - 1 - (run.counted_step is not None)
+    steps = "a step" if run.steps == 1 else f"{timed} steps, the first left out,"
     text = (
         f"times are medians of {steps} in {where}, {run.plan.schedule} of {run.plan.shape} on "
         f"{run.device}; bytes are those of {onto.model.name} on {onto.device.name}"

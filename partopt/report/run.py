@@ -17,7 +17,8 @@ def render(run: Run) -> str:
     """The page, at most 80 columns wide.
 
     Each rank has two lines, what was predicted and what was measured: the mean of a forward and of
-    a backward, and for the whole iteration or cycle the seconds of waiting, by what for.
+    a backward, and for the whole iteration or cycle the seconds of waiting, by what for. Above them
+    is the memory of the rank that held the most.
     """
     parts = [label_lines(_head(run)), _whole(run), _ranks(run), label_lines(_below(run))]
     return "\n\n".join(filter(None, parts))
@@ -52,9 +53,19 @@ def _whole(run: Run) -> str:
     rows = [
         [what, *_compared(run.predicted_s, run.measured_s)],
         ["simulated with the run's own times", *_compared(run.own_times_s, run.measured_s)],
+        *_peak(run),
     ]
     below = f"{format_rate(run.samples_per_s, 'samples')}"
     return table(["", "PREDICTED", "MEASURED", "ERROR"], rows) + f"\n{below}"
+
+
+def _peak(run: Run) -> Iterator[list[str]]:
+    """The row of the rank that held the most."""
+    for rank in sorted(run.ranks, key=lambda rank: -(rank.measured.peak_memory_bytes or 0))[:1]:
+        predicted, measured = rank.predicted.peak_memory_bytes, rank.measured.peak_memory_bytes
+        if predicted is not None and measured is not None:
+            sizes = [format_bytes(predicted), format_bytes(measured)]
+            yield [f"peak memory, rank {rank.rank}", *sizes, error(predicted, measured)]
 
 
 def _compared(predicted: float, measured: float) -> list[str]:
@@ -68,19 +79,16 @@ def error(predicted: float, measured: float) -> str:
 
 def _ranks(run: Run) -> str:
     headings = ["RANK", "STAGES", "", "FORWARD", "BACKWARD", "TRANSFER", "ALL-REDUCE", "IDLE"]
-    memory = any(rank.measured.peak_memory_bytes is not None for rank in run.ranks)
     rows = []
     for rank in run.ranks:
         name = [str(rank.rank), ",".join(map(str, rank.stages))]
-        rows.append([*name, "predicted", *_cells(rank.predicted, memory)])
-        rows.append(["", "", "measured", *_cells(rank.measured, memory)])
-    return table([*headings, *(["MEMORY"] if memory else [])], rows, left=(1, 2), gap=1)
+        rows.append([*name, "predicted", *_cells(rank.predicted)])
+        rows.append(["", "", "measured", *_cells(rank.measured)])
+    return table(headings, rows, left=(1, 2), gap=1)
 
 
-def _cells(seconds: RankSeconds, memory: bool) -> list[str]:
-    cells = [format_seconds(getattr(seconds, kind)) for kind in _KINDS]
-    peak = seconds.peak_memory_bytes
-    return [*cells, *([format_bytes(peak) if peak is not None else "-"] if memory else [])]
+def _cells(seconds: RankSeconds) -> list[str]:
+    return [format_seconds(getattr(seconds, kind)) for kind in _KINDS]
 
 
 def _below(run: Run) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from partopt.errors import PartoptError
 from partopt.runtime.context import lost_connections
+from partopt.runtime.processes import cpu_s
 from partopt.runtime.progress import OUTSIDE, Progress
+from partopt.runtime.supervise import COMPUTES
 
 BEAT_S = 1.0
 PAUSE_S = 5.0  # between beats, above which this process was stopped itself
@@ -32,12 +34,15 @@ class Heartbeat:
         self.heard = Progress(progress.ranks)
         self.beat_s = time.monotonic()
         self.moved_s = [self.beat_s] * progress.ranks
+        self.used_s = cpu_s(os.getpid())
 
     def beat(self) -> None:
         """Tell the others of this rank, and hear of them."""
         now_s = time.monotonic()
         if now_s - self.beat_s > PAUSE_S:  # Ctrl-Z stops the others, too
             self.moved_s = [now_s] * self.progress.ranks
+        if self._warms_up(now_s - self.beat_s):
+            self.progress.table[self.rank, 0] = time.perf_counter_ns()
         self.beat_s = now_s
         self.tell()
         for rank in range(self.progress.ranks):
@@ -47,6 +52,12 @@ class Heartbeat:
                 if told != self.heard.table[rank].tobytes():
                     self.heard.table[rank] = np.frombuffer(told, dtype=np.int64)
                     self.moved_s[rank] = time.monotonic()
+
+    def _warms_up(self, passed_s: float) -> bool:
+        """Whether this rank computes in its first step, and not only says so."""
+        before_s, self.used_s = self.used_s, cpu_s(os.getpid())
+        own = self.progress.last(self.rank)
+        return own.works and own.step == 0 and self.used_s - before_s >= COMPUTES * passed_s
 
     def tell(self) -> None:
         """Tell the others what this rank does."""

@@ -68,6 +68,7 @@ class Writer:
 
     def __init__(self, row: NDArray[np.int64]) -> None:
         self.row = row
+        self.first_step = 0  # of the run, that its engine calls step 0
         row[3] = -1  # no action yet
         self.note(OUTSIDE)
 
@@ -84,5 +85,5 @@ class Writer:
     def act(self, step: int, kind: int, stage: int, microbatch: int, state: int) -> None:
         """Note that the rank comes to an action."""
         row = self.row
-        row[2], row[3], row[4], row[5] = step, kind, stage, microbatch
+        row[2], row[3], row[4], row[5] = self.first_step + step, kind, stage, microbatch
         self.note(state)

@@ -24,12 +24,14 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 class RankResult:
     """What a rank found: its records of the steps, their mean losses, its peak memory.
 
-    `replay_refused` is why its stages are not replayed, where they are not.
+    On a CPU that was counted in `counted_step`, which took longer by that. `replay_refused` is why
+    its stages are not replayed, where they are not.
     """
 
     records: list[RankRecord]
     losses: list[float]
     peak_bytes: int | None
+    counted_step: int | None
     device: str
     replay_refused: str | None
     check: Check | None
@@ -55,7 +57,9 @@ def put_together(
         for step in range(steps)
     ]
     seconds = [_seconds(one) for one in every]
-    later = range(1, steps) if steps > 1 else range(steps)  # the first one warms up
+    counted = results[0].counted_step
+    # the first one warms up
+    later = [step for step in range(1, steps) if step != counted] or [0]
     stages = stage_seconds(
         plan, [[result.records[step] for result in results] for step in later], passing
     )
@@ -92,6 +96,7 @@ def put_together(
         ranks_per_core=len(results) / load.cores,
         steps=steps,
         steps_s=seconds,
+        counted_step=counted,
         losses=results[0].losses,
         predicted_s=_seconds(predicted),
         measured_s=seconds[middle],

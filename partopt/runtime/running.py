@@ -37,6 +37,7 @@ from partopt.runtime.run_checks import (
     refused,
 )
 from partopt.runtime.run_document import RankResult, TrainingRun, put_together
+from partopt.runtime.tensor_memory import TensorMemory, counted_step, held_by
 from partopt.runtime.training import RankTraining, Training, losses_of
 
 
@@ -153,13 +154,18 @@ def _train(
     own = RankTraining(training, context)
     if keeping.start is not None:
         resume(own, keeping.start)
-    cuda = context.device.type == "cuda"
+    cuda, counted = context.device.type == "cuda", counted_step(own, steps)
     if cuda:
         torch.cuda.reset_peak_memory_stats(context.device)
-    records, losses = [], []
+    records, losses, peak = [], [], None
     for step in range(steps):
-        began = time.perf_counter()
-        records.append(own.step())
+        began, context.progress.first_step = time.perf_counter(), step
+        if step == counted:
+            with TensorMemory(held_by(own)) as memory:
+                records.append(own.step())
+            peak = memory.peak_bytes
+        else:
+            records.append(own.step())
         seconds = time.perf_counter() - began
         losses.append(losses_of(context.gather(own.end_step())))
         if keeping.folder is not None and (step + 1 == steps or keeping.is_due(step + 1)):
@@ -169,6 +175,7 @@ def _train(
                 f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s",
                 file=sys.stderr,
             )
-    peak = torch.cuda.max_memory_allocated(context.device) if cuda else None
+    if cuda:
+        peak = torch.cuda.max_memory_allocated(context.device)
     device, refused = describe_device(context.device).name, own.record.replay_refused
-    return RankResult(records, losses, peak, device, refused, outcome)
+    return RankResult(records, losses, peak, counted, device, refused, outcome)

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.runtime.child import Failure
-from partopt.runtime.progress import OUTSIDE, Progress
+from partopt.runtime.processes import cpu_s, is_stopped
+from partopt.runtime.progress import OUTSIDE, Last, Progress
 
 POLL_S = 0.2
 PAUSE_S = 1.0  # between looks at the run, above which this process was stopped itself
 STOPPED_S = 10.0  # for which a process may be stopped, whatever its actions take
+COMPUTES = 0.05  # of a core: who takes less does nothing
 _NS = 1e9
 
 
@@ -27,7 +28,8 @@ class Limits:
     """How long a run may stand still, in seconds.
 
     Within a schedule it is stalled when no rank has begun or ended anything for `action_s`; while a
-    rank is in the program around it, for `setup_s`. No process may be stopped for `action_s`, or
+    rank is in the program around it, or computes in the first step, for `setup_s`: code may be
+    compiled and memory touched for the first time. No process may be stopped for `action_s`, or
     for 10 s. After the first failure the others have `grace_s` to say why they fail.
     """
 
@@ -51,6 +53,8 @@ class Watch:
         self.results: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
         self.stopped_ns: dict[int, int] = {}  # since when a rank is seen stopped
+        # when each rank came to its action, when that was seen, and the processor time until then
+        self.seen: dict[int, tuple[int, int, float]] = {}
         self.began_ns = self.looked_ns = time.perf_counter_ns()
 
     def results_of_all(self) -> list[Any]:
@@ -108,11 +112,14 @@ class Watch:
             self.stopped_ns.clear()
         self.looked_ns = now_ns
         open_, limits = self._open(), self.limits
-        stopped = [rank for rank in open_ if _is_stopped(self.processes[rank].pid)]
+        stopped = [rank for rank in open_ if is_stopped(self.processes[rank].pid)]
         self.stopped_ns = {rank: self.stopped_ns.get(rank, now_ns) for rank in stopped}
         last = {rank: self.progress.last(rank) for rank in range(len(self.processes))}
         newest_ns = max(self.began_ns, *(each.time_ns for each in last.values()))
-        outside = any(last[rank].state == OUTSIDE for rank in open_)
+        outside = any(
+            last[rank].state == OUTSIDE or self._warms_up(rank, last[rank], now_ns)
+            for rank in open_
+        )
         still = now_ns - newest_ns > (limits.setup_s if outside else limits.action_s) * _NS
         for rank, since_ns in self.stopped_ns.items():
             if still or now_ns - since_ns > min(limits.action_s, STOPPED_S) * _NS:
@@ -121,6 +128,16 @@ class Watch:
         if still:
             first = min(open_, key=lambda rank: (not last[rank].works, last[rank].time_ns))
             self._fail(first, newest_ns, "no progress of any rank for", now_ns)
+
+    def _warms_up(self, rank: int, last: Last, now_ns: int) -> bool:
+        """Whether a rank computes in its first step, and not only says so."""
+        if not (last.works and last.step == 0):
+            return False
+        used_s = cpu_s(self.processes[rank].pid)
+        if self.seen.get(rank, (0, 0, 0.0))[0] != last.time_ns:
+            self.seen[rank] = last.time_ns, now_ns, used_s
+        _, seen_ns, before_s = self.seen[rank]
+        return used_s - before_s >= COMPUTES * (now_ns - seen_ns) / _NS
 
     def _fail(self, rank: int, since_ns: int, what: str, now_ns: int) -> None:
         reason = f"{what} {(now_ns - since_ns) / _NS:.0f} s"
@@ -154,15 +171,6 @@ def _ended(rank: int, now_ns: int, code: int) -> Failure:
     if -code == signal.SIGKILL:
         hint = "the system kills a process so when memory runs out: see `dmesg`"
     return Failure(rank, now_ns, f"the process was killed by signal {-code} ({name})", hint)
-
-
-def _is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal; only Linux tells."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def end_processes(processes: Sequence[BaseProcess], grace_s: float = 0.0) -> None:

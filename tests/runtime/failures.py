@@ -74,6 +74,13 @@ def hang() -> None:
     time.sleep(1000)
 
 
+def compute() -> None:
+    """Longer than a run may stand still, as code that is compiled in the first step."""
+    until = time.monotonic() + 2 * LIMIT_S
+    while time.monotonic() < until:
+        pass
+
+
 def raise_outside(context: Context) -> str:
     if context.rank == 0:
         raise PartoptError("no such model", "name another", code="test")
@@ -108,6 +115,7 @@ def main() -> list[dict[str, Any]]:
         "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), short),
         "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), still),
         "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), still),
+        "warms up": (partial(fail_at, 1, compute), still),
         "hung later": (partial(fail_at, 1, partial(time.sleep, 1000)), still),
         "left": (partial(fail_at, 1, partial(os._exit, 3)), short),
         "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), short),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import torch.distributed as dist
 
@@ -53,12 +54,27 @@ def test_of_ranks_that_compute_the_one_that_moved_the_longest_ago_is_named():
     (first, second), hearts = heartbeats(2)
     writers = first.writer(0), second.writer(1)
     for microbatch in range(2):
-        writers[0].act(0, F, 0, microbatch, COMPUTING)
+        writers[0].act(1, F, 0, microbatch, COMPUTING)
         if microbatch == 0:
-            writers[1].act(0, F, 1, microbatch, COMPUTING)
+            writers[1].act(1, F, 1, microbatch, COMPUTING)
         hearts[1].beat()
         hearts[0].beat()
     assert "rank 1 failed at 1F0: no progress" in hearts[0].stall(ALWAYS_S, NEVER_S)
+
+
+def test_a_rank_that_computes_moves_in_its_first_step_alone():
+    (_, second), hearts = heartbeats(2)
+    writer, moved = second.writer(1), []
+    for step in (0, 1):
+        writer.act(step, F, 1, 0, COMPUTING)
+        for _ in range(2):
+            hearts[1].beat()
+            hearts[0].beat()
+            moved.append(hearts[0].moved_s[1])
+            until = time.monotonic() + 0.1
+            while time.monotonic() < until:
+                pass
+    assert moved[0] < moved[1] < moved[2] == moved[3]
 
 
 def test_processes_that_torchrun_started_run_a_plan():

@@ -1,0 +1,86 @@
+"""The most bytes of tensors that a rank holds at once on a CPU, counted in one step of a run.
+
+On CUDA the allocator counts them. Here a dispatch mode sees every storage that an operation makes
+or reads, and when it is freed. Temporaries within one kernel and what torch.distributed keeps for
+itself are not seen. What is computed stays the same; how long it takes does not, so that the step
+is not timed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from partopt.profiler.compilation import opened
+from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
+from partopt.profiler.step import tensors_in
+from partopt.runtime.training import RankTraining
+
+COUNTED = 1  # the step: all state of optimizers is there from the second one on
+FEWEST = 4  # steps of a run, of which others are left to time
+
+
+def counted_step(own: RankTraining, steps: int) -> int | None:
+    """The step of a run in which to count; None on CUDA, in a short run, and for compiled modules.
+
+    Those would run as they are not compiled, and round otherwise.
+    """
+    compiled = any(
+        opened(module) is not module or module._compiled_call_impl is not None
+        for stage in own.stages.values()
+        for module in stage.model.modules()
+    )
+    counts = own.context.device.type == "cpu" and steps >= FEWEST and not compiled
+    return COUNTED if counts else None
+
+
+class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, `peak_bytes` is the most that lived at once, `held` among it."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = self.peak_bytes = 0
+        self._lock = threading.RLock()  # what was sent is freed by another thread
+        self._known = StorageMap(self._free)
+        self._note(held)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and note what it reads and makes."""
+        if wraps_tensors(types):
+            return NotImplemented
+        options = kwargs or {}
+        self._note([args, options])
+        result = func(*args, **options)
+        self._note(result)
+        return result
+
+    def _note(self, value: Any) -> None:
+        for tensor in storages_in(value):
+            if not tensor.is_meta and self._known.get(tensor) is None:
+                size_bytes = tensor.untyped_storage().nbytes()
+                self._known.set(tensor, size_bytes)
+                self._add(size_bytes)
+
+    def _free(self, size_bytes: int) -> None:
+        self._add(-size_bytes)
+
+    def _add(self, size_bytes: int) -> None:
+        with self._lock:
+            self.live_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def held_by(own: RankTraining) -> list[Tensor]:
+    """The tensors that a rank holds between steps; parameters of other stages have no memory."""
+    models = [stage.model for stage in own.stages.values()]
+    held: list[Tensor] = [each for model in models for each in model.parameters()]
+    held += [each for model in models for each in model.buffers()]
+    held += [each.grad for each in held if each.grad is not None]
+    states = [state for each in own.optimizers.values() for state in each.state.values()]
+    return held + [each for state in states for each in tensors_in(state)]
