@@ -51,7 +51,7 @@ TARGET = dataclasses.replace(
     megatron.TARGET,
     name="megatron-bridge",
     summary="Megatron Bridge: a function that sets the fields of a configuration",
-    tried=f"Megatron Bridge 0.3.1, its fields alone; {megatron.TRIED} for the layout",
+    tried=f"{megatron.TRIED}; Megatron Bridge 0.3.1, its fields",
     write=write,
     suffix=".py",
 )
