@@ -7,8 +7,10 @@ DEMO := demo
 TOPOLOGY ?= v100-pcie
 SMALL := gpt2-small.cpu.float32 --topology v100-pcie
 KERNELS := $(VENV)/kernels.log
+TRAINERS := .venv-exporters
+TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-exporters.txt
 
-.PHONY: demo test kernels lint format clean
+.PHONY: demo test test-exporters kernels lint format clean
 
 demo: $(INSTALLED)
 	@mkdir -p $(DEMO)
@@ -24,6 +26,10 @@ demo: $(INSTALLED)
 
 test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Each trainer's own code reads what partopt exports for it, in an environment of their own.
+test-exporters: $(TRAINERS)/.installed
+	$(TRAINERS)/bin/python -m pytest -n 2 --dist loadfile -rs tests/exporters
 
 # The cache of numba is not made for several writers: what the tests share is compiled before them.
 kernels: $(INSTALLED)
@@ -46,5 +52,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
 	@touch $(INSTALLED)
 
+# Of the last four only a few files are run; what they depend on is of another time, or for GPUs.
+$(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-exporters.txt
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS_PIP) torch==2.13.0
+	DS_BUILD_OPS=0 $(TRAINERS_PIP) -e '.[dev,exporters]'
+	$(TRAINERS_PIP) --no-deps colossalai megatron-bridge sglang vllm
+	@touch $(TRAINERS)/.installed
+
 clean:
-	rm -rf $(VENV) $(DEMO) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) $(DEMO) .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -141,6 +141,11 @@ def _check_order(layers: Sequence[str], parts: Sequence[Part]) -> None:
             )
 
 
+def count_blocks(parts: Sequence[Part]) -> int:
+    """How many blocks there are among the parts."""
+    return len({part.number for part in parts if part.kind == BLOCK})
+
+
 def describe(layers: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
     """Lines that say which layers are what, runs of blocks as one; none without `parts`."""
     named = list(zip(layers, parts, strict=bool(parts)))

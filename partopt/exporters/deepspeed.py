@@ -20,7 +20,11 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 
 BOUNDS = {bounds}  # stage s has the layers from BOUNDS[s] up to BOUNDS[s + 1]
-CONFIG = {config}
+CONFIG = {{
+    "train_micro_batch_size_per_gpu": {size},
+    "gradient_accumulation_steps": {accumulation},
+    "zero_optimization": {{"stage": {zero}}},
+}}
 
 
 class PlannedPipeline(PipelineModule):
@@ -48,7 +52,6 @@ class PlannedPipeline(PipelineModule):
 def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A Python module with the class and `CONFIG`, which goes into `ds_config`."""
     d, stages = plan.stages[0].replicas, len(plan.stages)
-    shared = plan.memory_rules.shard == "optimizer"
     axes = {"pipe": stages, "data": d}
     if "stages" not in rank_order(plan):
         axes = {"data": d, "pipe": stages}
@@ -64,11 +67,9 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             layers=plan.stages[-1].stop,
             names="\n".join(names),
             bounds=[stage.start for stage in plan.stages] + [plan.stages[-1].stop],
-            config={
-                "train_micro_batch_size_per_gpu": plan.microbatch_size,
-                "gradient_accumulation_steps": (plan.microbatches or 1) // d,
-                "zero_optimization": {"stage": int(shared)},
-            },
+            size=plan.microbatch_size,
+            accumulation=(plan.microbatches or 1) // d,
+            zero=int(plan.memory_rules.shard == "optimizer"),
             stages=stages,
             axes=list(axes),
             dims=list(axes.values()),

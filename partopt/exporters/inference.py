@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
-from partopt.exporters.blocks import BLOCK, Part
+from partopt.exporters.blocks import Part, count_blocks
 from partopt.exporters.target import BLOCKS, Target, Text
 
 _NOTE = "the plan balances forward and backward passes; a server runs forwards alone"
@@ -13,10 +13,7 @@ _NOTE = "the plan balances forward and backward passes; a server runs forwards a
 
 def blocks_of_stages(plan: Plan, parts: Sequence[Part]) -> list[int]:
     """How many blocks each stage has."""
-    return [
-        len({part.number for part in parts[stage.start : stage.stop] if part.kind == BLOCK})
-        for stage in plan.stages
-    ]
+    return [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
 
 
 def partition_target(

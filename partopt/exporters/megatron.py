@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
-from partopt.exporters.blocks import BLOCK, EMBEDDING, Part
+from partopt.exporters.blocks import BLOCK, EMBEDDING, Part, count_blocks
 from partopt.exporters.faithful import rank_order
 from partopt.exporters.target import HEADS, Target, Text, plain
 
@@ -27,7 +27,7 @@ def layout(plan: Plan, parts: Sequence[Part]) -> str:
 
 
 def _segment(parts: Sequence[Part]) -> str:
-    blocks = len({part.number for part in parts if part.kind == BLOCK})
+    blocks = count_blocks(parts)
     text = "E" if any(part.kind == EMBEDDING for part in parts) else ""
     text += {0: "", 1: "t"}.get(blocks, f"t*{blocks}")
     return text + ("L" if any(part.kind not in (BLOCK, EMBEDDING) for part in parts) else "")
@@ -68,18 +68,13 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     if "stages" not in rank_order(plan):
         words.append("--use-tp-pp-dp-mapping")
     lines = "\n".join(f"    {word}" for word in words)
-    main = f"# {plain(plan.profile.name)}: {blocks_text(parts)}, on {devices_text(plan)}.\n"
+    name, blocks = plain(plan.profile.name), count_blocks(parts)
+    main = f"# {name}: --num-layers {blocks}, on {devices_text(plan)}.\n"
     main += f"PARTOPT_ARGS=(\n{lines}\n)\n"
     return Text(
         main,
         notes=['source it in the script that starts the training, and add "${PARTOPT_ARGS[@]}"'],
     )
-
-
-def blocks_text(parts: Sequence[Part]) -> str:
-    """How many blocks the model must have: `--num-layers 32`."""
-    blocks = len({part.number for part in parts if part.kind == BLOCK})
-    return f"--num-layers {blocks}"
 
 
 def devices_text(plan: Plan) -> str:

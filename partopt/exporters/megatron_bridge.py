@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
 from partopt.exporters import megatron
-from partopt.exporters.blocks import Part
+from partopt.exporters.blocks import Part, count_blocks
 from partopt.exporters.faithful import rank_order
 from partopt.exporters.target import Text, plain
 
@@ -35,8 +35,8 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     about = f"{plain(plan.profile.name)} on {megatron.devices_text(plan)}"
     return Text(
         f'"""{about}: its pipeline, for Megatron Bridge."""\n\n\n'
-        f'def use_plan(config):\n    """Set the pipeline of a configuration; '
-        f'the model has {megatron.blocks_text(parts)}."""\n{body}\n    return config\n',
+        f'def use_plan(config):\n    """Set the pipeline of a configuration whose model has '
+        f'{count_blocks(parts)} layers."""\n{body}\n    return config\n',
         notes=["call it on the configuration of a recipe before it trains"],
     )
 
@@ -51,7 +51,7 @@ TARGET = dataclasses.replace(
     megatron.TARGET,
     name="megatron-bridge",
     summary="Megatron Bridge: a function that sets the fields of a configuration",
-    tried=f"Megatron Bridge 0.3.1, its fields alone; {megatron.TRIED} for the layout",
+    tried=f"{megatron.TRIED}; Megatron Bridge 0.3.1, its fields",
     write=write,
     suffix=".py",
 )

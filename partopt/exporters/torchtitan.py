@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part
+from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
 from partopt.exporters.faithful import has_usual_warmup
 from partopt.exporters.target import PARTS, Target, Text, plain
 from partopt.exporters.torch_csv import SYNCHRONOUS, csv_faults, csv_of
@@ -78,7 +78,7 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         stages="\n".join(
             f"    {_modules(parts[stage.start : stage.stop])}," for stage in plan.stages
         ),
-        blocks=len({part.number for part in parts if part.kind == BLOCK}),
+        blocks=count_blocks(parts),
         local=M // d * size,
         batch=M * size,
         tensor=plan.topology.group_ranks,

@@ -2,6 +2,9 @@
 
 import copy
 import importlib
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from partopt.schedules import order
 from partopt.simulator.restate import layout_of
 from tests.exporters.own_code import as_rank, needs
 from tests.exporters.plans import PAIRS, on_ranks, planned, transformer
-from tests.helpers import flat
+from tests.helpers import ROOT, flat
 
 pytestmark = [needs("deepspeed"), pytest.mark.filterwarnings("ignore")]
 
@@ -212,3 +215,24 @@ def test_its_own_default_would_lose_them():
     network = [Embedding(), *(nn.Linear(3, 3) for _ in range(LAYERS - 1))]
     with pytest.raises(RuntimeError, match="does not require grad"):
         gradients(text.replace(line, ""), network)
+
+
+@pytest.mark.parametrize("case", ["pairs", "beside"])
+def test_four_processes_train_by_it_as_one_does(case, tmp_path):
+    plan = planned([6], replicas=[2, 2], recompute="always" if case == "beside" else "never")
+    ranks = {"pairs": [[0, 1], [2, 3]], "beside": [[0, 2], [1, 3]]}
+    export_plan(on_ranks(plan, ranks[case]), "deepspeed").save(str(tmp_path / "planned.py"))
+    script = ROOT / "tests/exporters/deepspeed_training.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launch, "--nproc-per-node", "4", str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("LOSSES ")]
+    losses, alone = json.loads(line.removeprefix("LOSSES "))
+    assert losses == pytest.approx(alone, rel=1e-5)
+    assert losses[0] > losses[-1]
