@@ -14,7 +14,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
-from partopt.report import trace
+from partopt.report import chakra, trace
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
@@ -33,7 +33,7 @@ from partopt.simulator.own_order import execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 
-FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
+FORMS = (".json", ".svg", ".pdf", ".png", ".csv", ".et")  # what a simulation is saved as
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +67,17 @@ class Simulation:
         limit = self.plan.memory_limit_bytes
         return limit is None or int(self.execution.peak_memory_bytes.max()) <= limit
 
-    def save(self, path: str, force: bool = False) -> None:
-        """Write the simulation; the extension of `path` chooses the form.
+    def save(self, path: str, force: bool = False) -> list[str]:
+        """Write the simulation; the extension of `path` chooses the form. The names of the files.
 
         `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure, `.csv` the order as
-        torch executes it. An existing file is replaced only with `force`. Raises PartoptError for
-        another extension, or where that form cannot hold it.
+        torch executes it, and `.et` Chakra's execution traces: `trace.0.et` of rank 0 and so on,
+        and `trace.comm_groups.json` with the ranks of its groups. An existing file is replaced only
+        with `force`. Raises PartoptError for another extension, or where that form cannot hold it.
         """
         form = self.form_of(path)
+        if form == ".et":
+            return self._save_graph(path, force)
         if form == ".json":
             content = b"".join(trace.write(self.execution.timeline, self.plan))
             documents.write_bytes(path, content, force)
@@ -87,6 +90,17 @@ class Simulation:
             window = drawn_window(self.execution)
             estimated = self.plan.profile.estimated
             figure.save(self.execution.timeline, path, force, window, estimated=estimated)
+        return [path]
+
+    def _save_graph(self, path: str, force: bool) -> list[str]:
+        """Write the execution traces of all ranks, or none."""
+        stem = path[: -len(".et")]
+        files = {stem + ending: content for ending, content in chakra.write(self.execution)}
+        for name in files:
+            documents.check_writable(name, force)
+        for name, content in files.items():
+            documents.write_bytes(name, content, force)
+        return list(files)
 
     @staticmethod
     def form_of(path: str) -> str:
@@ -98,16 +112,18 @@ class Simulation:
         if form not in FORMS:
             raise PartoptError(
                 f"{path}: unsupported format {form or 'without an extension'}",
-                "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)",
+                "choose .json (trace for Perfetto), .svg, .pdf, .png (figure), .csv (schedule) or "
+                ".et (execution traces for ASTRA-sim)",
                 code="unsupported-format",
             )
         return form
 
 
 def _most_actions(save_as: str | None) -> int:
-    """How many actions a simulation may have: a trace holds fewer."""
-    is_trace = save_as is not None and Simulation.form_of(save_as) == ".json"
-    return trace.MOST_ACTIONS if is_trace else executions.ACTION_LIMIT
+    """How many actions a simulation may have: traces hold fewer."""
+    form = Simulation.form_of(save_as) if save_as is not None else ""
+    most = {".json": trace.MOST_ACTIONS, ".et": chakra.MOST_ACTIONS}
+    return most.get(form, executions.ACTION_LIMIT)
 
 
 def simulate(

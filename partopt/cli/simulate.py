@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ _ASK_AGAIN_S = 0.2
 @click.argument("plan")
 @whatif.what_if_options
 @options.output_options(
-    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
+    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
+    "execution traces (.et for ASTRA-sim, one of each rank)"
 )
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
@@ -68,13 +69,18 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     elif output != "-":
         show_simulation(simulation.document, plan)
     if output:
-        simulation.save(output, force)
+        written = simulation.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {output}", err=True)
+            click.echo(f"Wrote {_listed(written)}", err=True)
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
+
+
+def _listed(files: Sequence[str]) -> str:
+    """The files that were written; of many the first, the last but one and the last."""
+    return ", ".join(files) if len(files) < 3 else f"{files[0]} .. {files[-2]}, {files[-1]}"
 
 
 def _check_output(output: str | None, force: bool, as_json: bool) -> None:
