@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, fx
 
-from partopt.runtime.events import EVERYWHERE
+from partopt.runtime.events import EVERYWHERE, storage_of
 
 _CHANGED = 'the buffer "{name}", which {{}} changes'
 
@@ -48,8 +48,3 @@ class BufferUses:
                     # whom a result of all stages reaches is not known
                     pair = (0, self._last) if user == EVERYWHERE else (writer, user)
                     yield (min(pair), max(pair)), _CHANGED.format(name=name)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What views of one memory have in common."""
-    return int(tensor.untyped_storage()._cdata)

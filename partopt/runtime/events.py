@@ -50,11 +50,22 @@ class Likeness(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> Likeness:
         """The likeness of `tensor`."""
-        place = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
         stride = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
         return cls(
-            tuple(tensor.shape), stride, tensor.dtype, tensor.device, tensor.requires_grad, place
+            tuple(tensor.shape),
+            stride,
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+            storage_of(tensor),
         )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What views of one memory have in common."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
 
 
 class Argument(NamedTuple):

@@ -138,7 +138,8 @@ def _sources(program: torch.export.ExportedProgram) -> dict[fx.Node, Source]:
             sources[node] = Source("input", str(inputs))
             inputs += 1
             continue
-        assert spec.target is not None
+        if spec.kind not in _KINDS or spec.target is None:
+            raise cannot_export("the forward reads what is no tensor of torch's")
         kind = _KINDS[spec.kind]
         if kind == "attribute" and spec.target.rpartition(".")[2].startswith(_LIFTED):
             kind = "literal"

@@ -134,7 +134,8 @@ class _Part:
 
     def _let_module_drop(self, copied: fx.Node) -> None:
         """Have the module of a dropout say each time how much it drops, as its forward does."""
-        path = next((name for name, _ in reversed(copied.meta["nn_module_stack"].values())), "")
+        stack = copied.meta.get("nn_module_stack") or {}
+        path = next((name for name, _ in reversed(stack.values())), "")
         module = _find(self._model, path.removeprefix(MODEL))
         if isinstance(module, _DropoutNd) and "dropout" in str(copied.target):
             copied.update_arg(1, self._placeholder(module))

@@ -6,7 +6,7 @@ The graph runs once on tensors without memory. Each node becomes an event, as ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from partopt.errors import PartoptError
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.tracker import LayerKey
-from partopt.runtime.buffer_uses import BufferUses, storage_of
+from partopt.runtime.buffer_uses import BufferUses
 from partopt.runtime.event_builder import Before, EventBuilder
-from partopt.runtime.events import EVERYWHERE, Key
+from partopt.runtime.events import EVERYWHERE, Key, storage_of
 from partopt.runtime.exporting import Exported, export, without_memory
 from partopt.runtime.graph_record import GraphRecord, Step
 from partopt.runtime.input_form import InputForm
@@ -70,7 +70,9 @@ class _Observer(fx.Interpreter):
         self._layer, self._inside = 0, False
         self._no_tensors: dict[fx.Node, int] = {}  # layers of nodes whose value is no tensor
         self._hidden: dict[tuple[int, int], str] = {}
-        self._inputs: dict[int, int] = {}  # numbers of inputs, by their storage
+        # by their storage: numbers of inputs, names of what is the same in each forward
+        self._inputs: dict[int, int] = {}
+        self._fixed: dict[int, str] = {}
         self._written_inputs: set[int] = set()
 
     def observe(self, tensors: Sequence[Tensor], mode: FakeTensorMode) -> None:
@@ -86,6 +88,11 @@ class _Observer(fx.Interpreter):
             "attribute": constants,
             "literal": constants,
             "input": {str(number): each for number, each in enumerate(fakes)},
+        }
+        self._fixed = {
+            storage_of(each): name
+            for kind in ("parameter", "attribute")
+            for name, each in known[kind].items()
         }
         given = [known[source.kind][source.name] for source in self._exported.sources.values()]
         self.args_iter = iter(given)
@@ -148,7 +155,7 @@ class _Observer(fx.Interpreter):
         self._builder.add(before, _name(node), None, layer, output, [], set())
         written = {each for each, value in tensors.items() if value._version != versions[each]}
         self._uses.note(tensors, written | _statistics(node), layer)
-        self._note_written({each: tensors[each] for each in written})
+        self._note_written(tensors[each] for each in written)
         self._note_numbers(node, layer, output)
         makes = {key: each for each, key in self._keys(tensors).items() if reads.get(each) != key}
         makes |= dict.fromkeys(self._keys({node: output}).values(), node)
@@ -196,13 +203,12 @@ class _Observer(fx.Interpreter):
         keys = {node: self._builder.key_of(value) for node, value in tensors.items()}
         return {node: key for node, key in keys.items() if key is not None}
 
-    def _note_written(self, tensors: Mapping[fx.Node, Tensor]) -> None:
-        for node, tensor in tensors.items():
-            source = self._exported.sources.get(node)
-            if source is not None and source.kind in ("parameter", "attribute"):
-                raise cannot_export(f'the forward writes to the {source.kind} "{source.name}"')
-            if storage_of(tensor) in self._inputs:
-                self._written_inputs.add(self._inputs[storage_of(tensor)])
+    def _note_written(self, tensors: Iterable[Tensor]) -> None:
+        for place in map(storage_of, tensors):
+            if place in self._fixed:
+                raise cannot_export(f'the forward writes to "{self._fixed[place]}"')
+            if place in self._inputs:
+                self._written_inputs.add(self._inputs[place])
 
     def _note_numbers(self, node: fx.Node, layer: int, output: Any) -> None:
         if not isinstance(output, Tensor):

@@ -72,6 +72,18 @@ def growing(self: Any, x: Tensor) -> Tensor:
     return chain(self, x)
 
 
+def clamping(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.b.weight[0].clamp_(-1.0, 1.0)
+    return chain(self, x)
+
+
+def inferring(self: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        fixed = self.b(x)
+    return self.c(self.b(self.a(x)) * fixed.clone())
+
+
 def tabled() -> nn.Module:
     layer = linear()
     layer.register_buffer("table", torch.zeros(2))
@@ -95,6 +107,8 @@ def backward_hooked() -> nn.Module:
         (lambda: model(counting), 'the forward changes "calls", which a graph has only once'),
         (lambda: model(drawing), "the forward draws or seeds random numbers in Python"),
         (lambda: model(branching), "torch.export raised GuardOnDataDependentSymNode"),
+        (lambda: model(clamping), 'the forward writes to "b.weight"'),
+        (lambda: model(inferring), "a graph loses where inference mode begins"),
         (lambda: model(growing, b=tabled()), 'gives the buffer "b.table" another form'),
     ],
 )
