@@ -115,6 +115,9 @@ def test_every_function_that_a_document_names_exists(document):
             assert resolve(name) is not None, name
 
 
+OF_TRAINERS = {"--num-layers", "--pipeline-parallel-size", "--pp-size", "--use-tp-pp-dp-mapping"}
+
+
 @pytest.mark.parametrize("document", NAMES)
 def test_every_flag_that_a_document_names_exists(document):
     commands = [importlib.import_module(module).command for module, _ in VERBS.values()]
@@ -127,7 +130,8 @@ def test_every_flag_that_a_document_names_exists(document):
     known = {
         flag for command in commands for parameter in command.params for flag in parameter.opts
     }
-    assert set(re.findall(r"`(--[a-z-]+)", read(document))) <= known
+    named = set(re.findall(r"`(--[a-z-]+)", read(document)))
+    assert named - (OF_TRAINERS if document == "trainers.md" else set()) <= known
 
 
 @pytest.mark.parametrize("document", NAMES)
