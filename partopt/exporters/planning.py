@@ -33,10 +33,14 @@ from partopt.exporters.target import ANYWHERE, Target
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
+from partopt.search.climb import move_cuts
 from partopt.search.contest import certify_simulated
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.prediction import simulate_plan
+
+_STARTS = 4  # plans whose cuts are moved, the best
+_LENGTHS = 4  # numbers of stages that are tried where a trainer needs several
 
 
 def solve_for(
@@ -59,11 +63,14 @@ def solve_within(
 ) -> Result:
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
     results, refusals = [], []
-    for changes in restrictions(job, target, parts):
+    asked = list(restrictions(job, target, parts))
+    for changes in asked:
         try:
             results.append(solve(job.with_(**changes), progress))
         except PartoptError as error:
             refusals.append(error)
+        if results and len(results[-1].plan.stages) < target.least_stages and job.stages is None:
+            asked += _longer(job, target, changes)  # the best is no pipeline there
     if not results:
         raise PartoptError.together({error.message: error for error in refusals}.values())
     found = [
@@ -82,8 +89,40 @@ def solve_within(
             code="no-plan",
             target=target.name,
         )
+    if job.planner_name is None:
+        plans += [_improved(plan, target, parts, job) for plan in _starts(plans)]
     best, *others = sorted(plans, key=order_of)
     return Result(best, tuple(others), results[0].notes, (best,))
+
+
+def _longer(job: Job, target: Target, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The changes, with as many stages as the devices are a multiple of, the fewest first."""
+    own = {**changes, "schedule": changes.get("schedule", job.schedule)}
+    if own["schedule"] == AUTO or "stages" in changes or job.planner_name is not None:
+        return
+    devices = job.topology.devices
+    counts = [S for S in range(target.least_stages, devices + 1) if devices % S == 0]
+    for S in counts[:_LENGTHS]:
+        yield own | {"stages": S}
+
+
+def _starts(plans: Sequence[Plan]) -> list[Plan]:
+    """The best of the plans with each number of stages, which a search begins from."""
+    found: dict[tuple[str, int], Plan] = {}
+    for plan in sorted(plans, key=order_of):
+        found.setdefault((plan.schedule, len(plan.stages)), plan)
+    return list(found.values())[:_STARTS]
+
+
+def _improved(plan: Plan, target: Target, parts: Sequence[Part], job: Job) -> Plan:
+    """The plan with its cuts moved in the simulator, where it helps and the trainer can say it."""
+    problem = problem_from_plan(plan, job.profile)
+    moved = move_cuts(plan, problem)
+    if any(find_faults(moved, target, parts)) or order_of(moved) >= order_of(plan):
+        return plan
+    if plan.certificate is None:
+        return moved
+    return certify_simulated(moved, plan.certificate.lower_bound_s, problem)
 
 
 def restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
@@ -105,7 +144,7 @@ def restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[di
     if target.recompute == "never":
         changes["recompute"] = "never"
     if job.schedule == AUTO:
-        yield changes
+        yield dict(changes)
     if target.replicas != "any":
         changes["replication"] = "uniform" if target.replicas == "equal" else "none"
         if job.replication == "none":
