@@ -24,10 +24,10 @@ from partopt.runtime.weightless import has_no_values
 class StageModule(nn.Module):
     """Layers [start, stop) of a recorded model, run by the model's own forward or its graph.
 
-    `receives` and `sends` are what crosses the cuts before and behind them. Parameters, buffers and
-    `state_dict` are those of these layers, by their names in the model, of whose modules this one
-    is made; a parameter that other stages need, too, is there as well. `whole` is the model, and
-    `changing` are the slots of the buffers that a forward may change.
+    They are the stage `stage` of `stages`. `receives` and `sends` are what crosses the cuts before
+    and behind them. Parameters, buffers and `state_dict` are those of these layers, by their names
+    in the model, of whose modules this one is made; a parameter that other stages need, too, is
+    there as well. `changing` are the slots of the buffers that a forward may change.
     """
 
     def __init__(
@@ -37,9 +37,12 @@ class StageModule(nn.Module):
         start: int,
         stop: int,
         loss_fn: Loss | None,
+        place: tuple[int, int] = (0, 1),
         example: Inputs = None,
     ) -> None:
         """The parameters of other layers may lack values; `example` are inputs of the model.
+
+        `place` is the stage's number, and how many there are.
 
         Raises PartoptError where the model cannot be cut there, or has no weights there.
         """
@@ -47,6 +50,7 @@ class StageModule(nn.Module):
         check_cuts(record, (start, stop))
         own = own_parameter_names(record, start, stop)
         _check_values(model, own, f"layers {start} to {stop - 1}")
+        self.stage, self.stages = place
         self._before, self._behind = cut_before(record, start), cut_before(record, stop)
         self.receives, self.sends = self._before.crossings, self._behind.crossings
         self._named = f"the stage of layers {start} to {stop - 1}"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from partopt.profiler.step import Inputs, Loss
+from partopt.profiler.step import Inputs
 from partopt.runtime.buffers import BufferState
-from partopt.runtime.events import Record
 from partopt.runtime.module import StageModule
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
@@ -135,24 +134,6 @@ class ReplayStage(Stage):
             tensor for tensor, crossing in zip(made, self.sends, strict=True) if crossing.gradient
         ]
         return [each.detach() for each in made], _Graph(leaves, graded)
-
-
-def replay_stage(
-    model: nn.Module,
-    record: Record,
-    start: int,
-    stop: int,
-    loss_fn: Loss | None,
-    inputs_of: Callable[[int], Inputs],
-    scale: float,
-    recompute: bool = False,
-) -> ReplayStage:
-    """The stage of layers [start, stop) of `model`, of which `record` is.
-
-    Raises PartoptError where the model cannot be cut there, or has no weights there.
-    """
-    module = StageModule(model, record, start, stop, loss_fn)
-    return ReplayStage(module, inputs_of, scale, recompute)
 
 
 def _with_gradients(

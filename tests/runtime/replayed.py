@@ -18,7 +18,8 @@ from partopt.runtime.events import Record
 from partopt.runtime.graph_recording import export_model
 from partopt.runtime.parameters import materialise, own_parameter_names
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.module import StageModule
+from partopt.runtime.replay import ReplayStage
 from tests.profiler.helpers import structure
 
 MICROBATCHES = 2
@@ -112,6 +113,21 @@ def replayed(
     )
     layers = [LayerKey(layer.name, layer.call) for layer in profile.layers]
     return kind(model, inputs, loss_fn, layers, profile)
+
+
+def replay_stage(
+    model: nn.Module,
+    record: Record,
+    start: int,
+    stop: int,
+    loss_fn: Any,
+    inputs_of: Callable[[int], Any],
+    scale: float,
+    recompute: bool = False,
+) -> ReplayStage:
+    """The stage of layers [start, stop) of `model`, of which `record` is."""
+    module = StageModule(model, record, start, stop, loss_fn)
+    return ReplayStage(module, inputs_of, scale, recompute)
 
 
 def run_forwards(stages: Sequence[ReplayStage], microbatches: int = MICROBATCHES) -> list[Tensor]:

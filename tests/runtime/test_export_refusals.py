@@ -19,11 +19,11 @@ from partopt.runtime.crossings import check_cuts
 from partopt.runtime.cutting import record_cut
 from partopt.runtime.events import Record
 from partopt.runtime.graph_recording import export_model
-from partopt.runtime.replay import replay_stage
 from partopt.runtime.units import number_calls
 from tests.profiler import zoo_odd as odd
 from tests.profiler.helpers import Parts, linear
 from tests.runtime.test_replay_refusals import Keeping, Taking, chain, refusal
+from tests.runtime.replayed import replay_stage
 
 LAYERS = number_calls(["a", "b", "c"])
 

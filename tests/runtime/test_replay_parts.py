@@ -16,7 +16,7 @@ from partopt.profiler.step import run_loss
 from partopt.runtime.crossings import cut_before
 from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.replay import ReplayStage
 from partopt.runtime.units import number_calls
 from tests.profiler import zoo_language as language
 from tests.profiler import zoo_odd as odd
@@ -24,6 +24,7 @@ from tests.profiler.helpers import Parts, linear, needs_transformers
 from tests.runtime.replayed import (
     Exported,
     Replayed,
+    replay_stage,
     replayed,
     run_backwards,
     run_forwards,
