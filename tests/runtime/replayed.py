@@ -43,27 +43,24 @@ class Replayed:
         """Where three stages begin, as equal as can be in layers."""
         return [0, len(self.layers) // 3, 2 * len(self.layers) // 3]
 
-    def stages(self, starts: Sequence[int], **options: Any) -> list[ReplayStage]:
+    def modules(self, starts: Sequence[int]) -> list[StageModule]:
         """Stages that begin there, each on a copy of the model with its own parameters alone."""
-        record = self.record
-        stages = []
+        record, modules = self.record, []
         for start, stop in zip(starts, [*starts[1:], len(self.layers)], strict=True):
             model = copy.deepcopy(self.model)
             names = own_parameter_names(record, start, stop)
             materialise(model, names, lambda: copy.deepcopy(self.model), 0)
-            stages.append(
-                replay_stage(
-                    model,
-                    record,
-                    start,
-                    stop,
-                    self.loss_fn,
-                    self.inputs.__getitem__,
-                    1 / len(self.inputs),
-                    **options,
-                )
-            )
-        return stages
+            place, example = (len(modules), len(starts)), self.inputs[0]
+            modules.append(StageModule(model, record, start, stop, self.loss_fn, place, example))
+        return modules
+
+    def stages(self, starts: Sequence[int], **options: Any) -> list[ReplayStage]:
+        """The same, as an engine runs them."""
+        scale = 1 / len(self.inputs)
+        return [
+            ReplayStage(module, self.inputs.__getitem__, scale, **options)
+            for module in self.modules(starts)
+        ]
 
     def reference(self) -> tuple[list[Tensor], dict[str, Tensor], nn.Module]:
         """Losses and gradients of a copy of the model itself."""
