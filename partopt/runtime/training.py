@@ -211,7 +211,7 @@ def without_weights(training: Training, device: torch.device) -> tuple[nn.Module
 def stage_of_training(
     training: Training, record: Record, s: int, device: torch.device
 ) -> StageModule:
-    """Stage s of the model, with weights of its own alone; `record` is that of `record_training`."""
+    """Stage s of the model, whose `record` is given, with the weights of its own layers alone."""
     stage = training.plan.stages[s]
     model, loss_fn = without_weights(training, device)
     names = own_parameter_names(record, stage.start, stage.stop)

@@ -16,9 +16,9 @@ from partopt.profiler.step import run_loss
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.events import Record
 from partopt.runtime.graph_recording import export_model
+from partopt.runtime.module import StageModule
 from partopt.runtime.parameters import materialise, own_parameter_names
 from partopt.runtime.recording import record_model
-from partopt.runtime.module import StageModule
 from partopt.runtime.replay import ReplayStage
 from tests.profiler.helpers import structure
 

@@ -128,7 +128,7 @@ def test_a_stage_loads_its_part_of_the_model_s_state() -> None:
     )
     middle.load_state_dict(middle.state_dict())
     del other["positions"]
-    with pytest.raises(RuntimeError, match='Missing key.*"positions"'):
+    with pytest.raises(RuntimeError, match=r'Missing key.*"positions"'):
         first.load_state_dict(other)
 
 
@@ -160,7 +160,7 @@ def test_other_tensors_than_those_that_cross_are_refused() -> None:
     modules = case.modules(case.thirds())
     made = modules[0](inputs=case.inputs[0])
     for tensors in ((), made[:1] * 2, tuple(each[:1] for each in made)):
-        with pytest.raises(PartoptError, match="receives .* it was given") as raised:
+        with pytest.raises(PartoptError, match=r"receives .* it was given") as raised:
             modules[1](*tensors, inputs=case.inputs[0])
         assert raised.value.code == "cut-mismatch"
 
@@ -244,7 +244,7 @@ def test_which_stage_is_meant_is_said(made: Any) -> None:
 
 def test_another_model_than_the_plan_s_is_refused(made: Any) -> None:
     plan, path = made(MODEL, 2, cuts=[2])
-    with pytest.raises(PartoptError, match="model.*bytes of parameters in this model"):
+    with pytest.raises(PartoptError, match=r"model.*bytes of parameters in this model"):
         stage_module(plan, 0, path, arguments={"width": 4})
 
 
