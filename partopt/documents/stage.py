@@ -107,6 +107,10 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
         """The layers, by their numbers in the profile."""
         return range(self.start, self.stop)
 
+    def rank_of(self, microbatch: int) -> int:
+        """The rank that runs a microbatch."""
+        return self.ranks[microbatch % self.replicas]
+
     @property
     def trained_bytes(self) -> int:
         """Bytes of the parameters that have a gradient."""

@@ -156,7 +156,7 @@ class StageForward(TorchFunctionMode):
 
     def _real(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, Placeholder):
-            return self._lookup(tensor.key)
+            return tensor.fetch(tensor)
         other = self._replaced.get(id(tensor))
         return tensor if other is None else self._lookup(other[1])
 

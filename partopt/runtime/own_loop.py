@@ -1,6 +1,7 @@
-"""A training loop of one's own over a plan's pipeline.
+"""Training loops of one's own: over a plan's pipeline, or over a stage of it.
 
-The pipeline runs an iteration and leaves its gradients; what is done with them is the loop's.
+The pipeline runs an iteration and leaves its gradients; what is done with them is the loop's. A
+stage is a module, and it is the loop that moves tensors between it and others.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from partopt.documents.plan import Plan
+from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
-from partopt.profiler.load import find_model
+from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context
 from partopt.runtime.launcher import is_under_torchrun, run_ranks
+from partopt.runtime.module import StageModule
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
@@ -25,7 +29,13 @@ from partopt.runtime.run_checks import (
     check_run,
     choose_engine,
 )
-from partopt.runtime.training import RankTraining, Training, losses_of
+from partopt.runtime.training import (
+    RankTraining,
+    Training,
+    losses_of,
+    record_training,
+    stage_of_training,
+)
 from partopt.schedules import schedule
 
 
@@ -105,3 +115,53 @@ def train_with(
         return run_ranks(_Loop(training, loop), plan, name)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
+
+
+def stage_module(
+    plan: Plan,
+    rank: int,
+    model: str | os.PathLike[str] | ModelSource,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    stage: int | None = None,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> StageModule:
+    """The stage of `plan` that `rank` holds, as a module on `device`; of several, number `stage`.
+
+    `model` is a file or module as for `train_with`, built with these `arguments`, or what
+    `partopt.profiler.load.find_model` found. The stage has its own weights alone, with the values
+    of the whole model built after `torch.manual_seed(seed)`, in the number format of the plan and
+    under its autocast. It computes a microbatch as the plan has it: a loss is that of the model's
+    file and not divided, and a stage that the plan recomputes does not do so by itself. Gradients
+    of replicas and of tied parameters are the loop's to add up.
+
+    Raises PartoptError for a rank that holds no such stage, a model that is not the plan's, and one
+    that cannot be cut so.
+    """
+    s = _held_stage(plan, rank, stage)
+    found = model if isinstance(model, ModelSource) else find_model(model, arguments)
+    place = torch.device(device)
+    try:
+        training = Training(plan, found, plan.microbatches or 1, seed)
+        record, _ = record_training(training, place)
+        return stage_of_training(training, record, s, place)
+    except PartoptError as error:
+        raise found.locate(error) from error.__cause__
+
+
+def _held_stage(plan: Plan, rank: int, stage: int | None) -> int:
+    plan.stage_of(rank)  # refuses a rank that is not there, or idle
+    held = [s for s, each in enumerate(plan.stages) if rank in each.ranks]
+    if stage is None and len(held) == 1:
+        return held[0]
+    if stage not in held:
+        asked = "which is meant?" if stage is None else f"not stage {stage}"
+        raise PartoptError(
+            f"rank {rank} holds {stages_text(held)}: {asked}",
+            f"give `stage={held[0]}`",
+            code="no-such-stage",
+            rank=rank,
+            stage=stage,
+        )
+    return stage

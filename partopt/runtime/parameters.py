@@ -1,10 +1,8 @@
-"""The parameters of a stage: their names, their values, and other values in their place."""
+"""The parameters of a stage: their names and their values."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +38,8 @@ def materialise(
     """Give the parameters `names` of `model`, and all its other tensors, the values of the whole.
 
     The whole model is what `build` makes on the CPU after `torch.manual_seed(seed)`; it takes its
-    memory meanwhile. The other parameters of `model` are on the meta device afterwards. Tied
-    parameters stay tied, number formats and random numbers of the process as they were.
+    memory meanwhile. The other parameters of `model` are on the meta device afterwards, frozen.
+    Tied parameters stay tied, number formats and random numbers of the process as they were.
     """
     random = RandomState(torch.device("cpu"))
     torch.manual_seed(seed)
@@ -81,47 +79,6 @@ def _parameter(
 ) -> nn.Parameter:
     if value is None:
         empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
-        return nn.Parameter(empty, requires_grad=like.requires_grad)
+        return nn.Parameter(empty, requires_grad=False)
     given = value.detach().to(device or value.device, like.dtype)
     return nn.Parameter(given, requires_grad=like.requires_grad)
-
-
-class Slots:
-    """Where the modules of a model hold some of its parameters."""
-
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        known = dict(model.named_parameters())
-        self.parameters: dict[str, nn.Parameter] = {name: known[name] for name in names}
-        self.in_use: Mapping[str, Tensor] | None = None
-        by_id = {id(each): name for name, each in self.parameters.items()}
-        self._places: list[tuple[dict[str, Any], str, str]] = [
-            (module._parameters, attribute, by_id[id(each)])
-            for module in model.modules()
-            for attribute, each in module._parameters.items()
-            if id(each) in by_id
-        ]
-
-    def use(self, tensors: Mapping[str, Tensor] | None) -> None:
-        """Put these tensors into the modules; None: the parameters themselves."""
-        if tensors is self.in_use:
-            return
-        for place, attribute, name in self._places:
-            own = self.parameters[name]
-            place[attribute] = own if tensors is None else tensors.get(name, own)
-        self.in_use = tensors
-
-    @contextlib.contextmanager
-    def used(self, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
-        """The context in which these are used."""
-        before = self.in_use
-        self.use(tensors)
-        try:
-            yield
-        finally:
-            self.use(before)
-
-    def trained(self) -> list[Tensor]:
-        """The tensors in use that have a gradient."""
-        other = self.in_use or {}
-        tensors = [other.get(name, own) for name, own in self.parameters.items()]
-        return [each for each in tensors if each.requires_grad]

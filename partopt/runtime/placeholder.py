@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map_only
 
+from partopt.errors import PartoptError
 from partopt.runtime.events import Key, Likeness, is_question
 
 Fetch = Callable[["Placeholder"], Tensor]
@@ -59,6 +60,40 @@ class Placeholder(Tensor):
 
     def __repr__(self, **_options: Any) -> str:  # type: ignore[override]
         return f"Placeholder({tuple(self.key)})"
+
+
+class Absent(Placeholder):
+    """An input of the model that was not given to the stage `named`; PartoptError where needed."""
+
+    named: str
+
+    @staticmethod
+    def __new__(cls, likeness: Likeness, _named: str) -> Absent:
+        """A tensor like `likeness`, without memory."""
+        return Placeholder.__new__(cls, likeness, _NO_KEY, _refuse)  # type: ignore[return-value]
+
+    def __init__(self, likeness: Likeness, named: str) -> None:
+        super().__init__(likeness, _NO_KEY, _refuse)
+        self.named = named
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """No operation goes without the values."""
+        _refuse(next(each for each in tree_leaves(args) if isinstance(each, Absent)))
+
+
+_NO_KEY = Key(-1, 0)
+
+
+def _refuse(absent: Placeholder) -> Tensor:
+    assert isinstance(absent, Absent)
+    raise PartoptError(
+        f"{absent.named} computes with the model's inputs",
+        "call it with `inputs`",
+        code="inputs-missing",
+    )
 
 
 def fill(value: Any, real: Callable[[Tensor], Tensor]) -> Any:

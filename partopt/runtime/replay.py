@@ -1,26 +1,19 @@
-"""A stage of any nn.Module: the model's own forward, or its graph by torch.export, run in part."""
+"""A stage of any nn.Module as an engine runs it, microbatch by microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from partopt.errors import PartoptError
-from partopt.profiler.step import Inputs, Loss
-from partopt.runtime.buffers import BufferState, Slot, buffer_slots
-from partopt.runtime.crossings import check_cuts, cut_before, with_stride
-from partopt.runtime.events import Key, Record
-from partopt.runtime.forward import StageForward
-from partopt.runtime.graph_forward import GraphForward
-from partopt.runtime.graph_record import GraphRecord
-from partopt.runtime.parameters import Slots, own_parameter_names
+from partopt.profiler.step import Inputs
+from partopt.runtime.buffers import BufferState
+from partopt.runtime.module import StageModule
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
 from partopt.runtime.stage import Crossing, Stage
-from partopt.runtime.weightless import has_no_values
 
 
 @dataclass
@@ -32,7 +25,6 @@ class _Graph:
 
     leaves: list[Tensor]
     outputs: list[Tensor]
-    weights: list[Tensor]
 
 
 @dataclass
@@ -41,45 +33,33 @@ class _Kept:
 
     received: list[Tensor]
     random: RandomState
-    weights: Mapping[str, Tensor] | None
 
 
 class ReplayStage(Stage):
-    """Layers [start, stop) of a recorded model; see `partopt.runtime.stage.Stage`.
+    """A `module` that runs microbatches; see `partopt.runtime.stage.Stage`.
 
-    `own_parameters` are those that the stage needs, frozen ones too, by the first of their names:
-    one that other stages need as well has the same name there. `losses` are those of the
+    `inputs_of(microbatch)` are the model's inputs on this rank, `scale` is what the loss is
+    multiplied by: 1 / microbatches of an iteration. With `recompute` forwards keep their inputs
+    alone. `own_parameters` are those that the stage needs, frozen ones too, by the first of their
+    names: one that other stages need as well has the same name there. `losses` are those of the
     microbatches that the last stage has run, before they are scaled; who reads them clears them.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        record: Record,
-        start: int,
-        stop: int,
-        loss_fn: Loss | None,
+        module: StageModule,
         inputs_of: Callable[[int], Inputs],
         scale: float,
-        recompute: bool,
+        recompute: bool = False,
     ) -> None:
-        names = own_parameter_names(record, start, stop)
-        self._slots = Slots(model, names)
-        self.own_parameters = self._slots.parameters
+        self._module, self._inputs_of, self._scale = module, inputs_of, scale
+        self._recomputes = recompute
+        self.model = module.whole
+        self.own_parameters = dict(module.named_parameters())
         self.parameters = [each for each in self.own_parameters.values() if each.requires_grad]
         self.losses: dict[int, Tensor] = {}
-        self.model, self._inputs_of, self._scale = model, inputs_of, scale
-        self._recomputes = recompute
-        self._before, self._behind = cut_before(record, start), cut_before(record, stop)
-        self.receives: Sequence[Crossing] = self._before.crossings
-        self.sends: Sequence[Crossing] = self._behind.crossings
-        self._written = _storages_written(record, start, stop)
-        self._forward: GraphForward | StageForward = (
-            GraphForward(model, record, start, stop, self._behind)
-            if isinstance(record, GraphRecord)
-            else StageForward(model, record, start, stop, self._behind, loss_fn)
-        )
-        self._buffers = _changing_buffers(model, record, start, stop)
+        self.receives: Sequence[Crossing] = module.receives
+        self.sends: Sequence[Crossing] = module.sends
         device = next((each.device for each in self.own_parameters.values()), torch.device("cpu"))
         self._device = device
         self._graphs: dict[int, _Graph] = {}
@@ -89,24 +69,15 @@ class ReplayStage(Stage):
     @property
     def changing_buffers(self) -> dict[str, Tensor]:
         """The buffers that the stage's forwards may change, by their names in the model."""
-        buffers = {name: holder[key] for holder, key, name in self._buffers}
+        buffers = {name: holder[key] for holder, key, name in self._module.changing}
         return {name: each for name, each in buffers.items() if each is not None}
-
-    def use_weights(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Run from here on with these tensors in place of own parameters; None: with their own.
-
-        The backward of a microbatch is that of the weights of its forward, in whose `.grad` its
-        gradients add up. `weights` has names of `own_parameters`; those that it leaves out stay.
-        """
-        self._slots.use(weights)
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Run the forward; where the stage recomputes, only its inputs are kept."""
         if not self._recomputes:
             sent, self._graphs[microbatch] = self._run(microbatch, received)
             return sent
-        kept = _Kept(list(received), RandomState(self._device), self._slots.in_use)
-        self._kept[microbatch] = kept
+        self._kept[microbatch] = _Kept(list(received), RandomState(self._device))
         with torch.no_grad():
             sent, _ = self._run(microbatch, received)
         return sent
@@ -117,8 +88,8 @@ class ReplayStage(Stage):
         It draws the same random numbers; buffers, such as running statistics, stay as they are.
         """
         kept = self._kept.pop(microbatch)
-        buffers = BufferState(self._buffers)
-        with kept.random.again(), self._slots.used(kept.weights):
+        buffers = BufferState(self._module.changing)
+        with kept.random.again():
             _, self._graphs[microbatch] = self._run(microbatch, kept.received)
         buffers.restore()
 
@@ -135,7 +106,7 @@ class ReplayStage(Stage):
         graph = self._take_graph(microbatch)
         outputs, gradients = _with_gradients(graph.outputs, gradients)
         found, self._weight_parts[microbatch] = backward_of_inputs(
-            outputs, gradients, graph.leaves, graph.weights
+            outputs, gradients, graph.leaves, self.parameters
         )
         return found
 
@@ -149,77 +120,20 @@ class ReplayStage(Stage):
         return self._graphs.pop(microbatch)
 
     def _run(self, microbatch: int, received: Sequence[Tensor]) -> tuple[list[Tensor], _Graph]:
-        leaves: list[Tensor] = []
-        given: dict[Key, Tensor] = {}
-        own: dict[Key, Tensor] = {}
-        for key, like, tensor in zip(
-            self._before.keys, self._before.likeness, received, strict=True
-        ):
-            mine = with_stride(tensor.detach(), like)
-            if like.gradient:
-                leaves.append(mine.requires_grad_())
-            own[key] = mine
-            given[key] = mine.clone() if like.storage in self._written else mine
-        made, loss = self._forward.run(self._inputs_of(microbatch), given)
-        weights = self._slots.trained()
-        if loss is not None:
-            self.losses[microbatch] = loss.detach()
-            return [], _Graph(leaves, [loss * self._scale], weights)
-        results = [made[key] if key in made else own[key] for key in self._behind.keys]
-        graded = [
-            each for each, like in zip(results, self._behind.likeness, strict=True) if like.gradient
+        taken = [each.detach() for each in received]
+        leaves = [
+            tensor.requires_grad_()
+            for tensor, crossing in zip(taken, self.receives, strict=True)
+            if crossing.gradient
         ]
-        return [each.detach().contiguous() for each in results], _Graph(leaves, graded, weights)
-
-
-def replay_stage(
-    model: nn.Module,
-    record: Record,
-    start: int,
-    stop: int,
-    loss_fn: Loss | None,
-    inputs_of: Callable[[int], Inputs],
-    scale: float,
-    recompute: bool = False,
-) -> ReplayStage:
-    """The stage of layers [start, stop) of `model`, of which `record` is.
-
-    `inputs_of(microbatch)` are the model's inputs on this rank, `scale` is what the loss is
-    multiplied by: 1 / microbatches of an iteration. With `recompute` forwards keep their inputs
-    alone. Raises PartoptError where the model cannot be cut there, or has no weights there.
-    """
-    check_cuts(record, (start, stop))
-    for name in own_parameter_names(record, start, stop):
-        if has_no_values(model.get_parameter(name)):
-            raise PartoptError(
-                f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
-                "call `materialise` with the names of the stage's parameters",
-                code="no-weights",
-                parameter=name,
-            )
-    return ReplayStage(model, record, start, stop, loss_fn, inputs_of, scale, recompute)
-
-
-def _storages_written(record: Record, start: int, stop: int) -> set[int]:
-    return {
-        storage
-        for event in record.events
-        if start <= event.layer < stop
-        for storage in event.storages_written
-    }
-
-
-def _changing_buffers(model: nn.Module, record: Record, start: int, stop: int) -> list[Slot]:
-    """The buffers that a forward of the stage changes, or may change."""
-    units = {key.name for key in record.layers}
-    own = {key.name for key in record.layers[start:stop]}
-    changed = record.changed_buffers
-
-    def is_own(name: str) -> bool:
-        holders = {unit for unit in units if not unit or name.startswith(f"{unit}.")}
-        return (changed is None or name in changed) and (not holders or bool(holders & own))
-
-    return buffer_slots(model, is_own)
+        made = self._module(*taken, inputs=self._inputs_of(microbatch))
+        if isinstance(made, Tensor):
+            self.losses[microbatch] = made.detach()
+            return [], _Graph(leaves, [made * self._scale])
+        graded = [
+            tensor for tensor, crossing in zip(made, self.sends, strict=True) if crossing.gradient
+        ]
+        return [each.detach() for each in made], _Graph(leaves, graded)
 
 
 def _with_gradients(

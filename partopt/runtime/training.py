@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,17 +17,18 @@ from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.load import ModelSource
 from partopt.profiler.precision import cast
 from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Loss, loss_of_output
+from partopt.profiler.step import Inputs, Loss, loss_of_output
 from partopt.runtime.context import Context
 from partopt.runtime.cutting import record_cut
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.gradients import Tied
 from partopt.runtime.inputs import SPREAD, Microbatches
+from partopt.runtime.module import StageModule
 from partopt.runtime.optimizers import mean_over, optimizer_of
 from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
 from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
@@ -115,20 +116,12 @@ class RankTraining:
         return Microbatches(self.training.source, replica, *self._drawn)
 
     def _stage(self, s: int) -> ReplayStage:
-        training, stage, device = self.training, self.training.plan.stages[s], self.context.device
-        model, loss_fn = without_weights(training, device)
-        names = own_parameter_names(self.record, stage.start, stage.stop)
-        materialise(model, names, training.build, training.seed, device)
-        inputs = self.inputs[s]
-        return replay_stage(
-            model,
-            self.record,
-            stage.start,
-            stage.stop,
-            loss_fn,
+        training, inputs = self.training, self.inputs[s]
+        return ReplayStage(
+            stage_of_training(training, self.record, s, self.context.device),
             lambda number: inputs(self.first + number),
             1.0 if training.asynchronous else 1.0 / training.microbatches,
-            stage.recompute,
+            training.plan.stages[s].recompute,
         )
 
     def _tied(self) -> list[Tied]:
@@ -215,6 +208,26 @@ def without_weights(training: Training, device: torch.device) -> tuple[nn.Module
     return model, training.cast(model, device)
 
 
+def stage_of_training(
+    training: Training, record: Record, s: int, device: torch.device
+) -> StageModule:
+    """Stage s of the model, whose `record` is given, with the weights of its own layers alone."""
+    stage = training.plan.stages[s]
+    model, loss_fn = without_weights(training, device)
+    names = own_parameter_names(record, stage.start, stage.stop)
+    materialise(model, names, training.build, training.seed, device)
+    place = s, len(training.plan.stages)
+    example = examples_of(training, device)(0)
+    return StageModule(model, record, stage.start, stage.stop, loss_fn, place, example)
+
+
+def examples_of(training: Training, device: torch.device) -> Callable[[int], Inputs]:
+    """Example inputs of each microbatch."""
+    size = training.plan.microbatch_size
+    source, seed, dtype = training.source, training.seed, training.dtype
+    return Microbatches(source, (0, 1), size, seed, device, dtype).drawn
+
+
 def record_training(training: Training, device: torch.device) -> tuple[Record, set[str]]:
     """What a forward of the model does, as the plan cuts it, and which parameters train.
 
@@ -222,11 +235,10 @@ def record_training(training: Training, device: torch.device) -> tuple[Record, s
     """
     plan = training.plan
     model, loss_fn = without_weights(training, device)
-    given = Microbatches(
-        training.source, (0, 1), plan.microbatch_size, training.seed, device, training.dtype
-    )
     layers = number_calls([name for stage in plan.stages for name in stage.modules])
-    record = record_cut(model, given.drawn(0), loss_fn, layers, training.starts[1:])
+    record = record_cut(
+        model, examples_of(training, device)(0), loss_fn, layers, training.starts[1:]
+    )
     check_parameters(plan, record, model)
     return record, {name for name, each in model.named_parameters() if each.requires_grad}
 

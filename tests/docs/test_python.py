@@ -19,14 +19,26 @@ def model() -> nn.Module:
     return nn.Sequential(*blocks)
 
 
+MODEL = """
+import torch
+from tests.docs.test_python import model as build
+
+def example_inputs(size):
+    return torch.randn(size, 64)
+"""
+
+
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL)
     names = {"model": model(), "example_inputs": lambda size: torch.randn(size, 64)}
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
-    assert len(BLOCKS) == 6
-    assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "timeline.svg"}
-    assert "microbatches-needed schedule" in capsys.readouterr().out
+    assert len(BLOCKS) == 7
+    assert {path.name for path in tmp_path.iterdir()} == {"model.py", "trace.json", "timeline.svg"}
+    printed = capsys.readouterr().out
+    assert "microbatches-needed schedule" in printed
+    assert "2 [(4, 64)] ['3.0.weight', '3.0.bias']" in printed
 
 
 def test_the_page_describes_every_public_name():

@@ -16,9 +16,10 @@ from partopt.profiler.step import run_loss
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.events import Record
 from partopt.runtime.graph_recording import export_model
+from partopt.runtime.module import StageModule
 from partopt.runtime.parameters import materialise, own_parameter_names
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.replay import ReplayStage
 from tests.profiler.helpers import structure
 
 MICROBATCHES = 2
@@ -42,27 +43,24 @@ class Replayed:
         """Where three stages begin, as equal as can be in layers."""
         return [0, len(self.layers) // 3, 2 * len(self.layers) // 3]
 
-    def stages(self, starts: Sequence[int], **options: Any) -> list[ReplayStage]:
+    def modules(self, starts: Sequence[int]) -> list[StageModule]:
         """Stages that begin there, each on a copy of the model with its own parameters alone."""
-        record = self.record
-        stages = []
+        record, modules = self.record, []
         for start, stop in zip(starts, [*starts[1:], len(self.layers)], strict=True):
             model = copy.deepcopy(self.model)
             names = own_parameter_names(record, start, stop)
             materialise(model, names, lambda: copy.deepcopy(self.model), 0)
-            stages.append(
-                replay_stage(
-                    model,
-                    record,
-                    start,
-                    stop,
-                    self.loss_fn,
-                    self.inputs.__getitem__,
-                    1 / len(self.inputs),
-                    **options,
-                )
-            )
-        return stages
+            place, example = (len(modules), len(starts)), self.inputs[0]
+            modules.append(StageModule(model, record, start, stop, self.loss_fn, place, example))
+        return modules
+
+    def stages(self, starts: Sequence[int], **options: Any) -> list[ReplayStage]:
+        """The same, as an engine runs them."""
+        scale = 1 / len(self.inputs)
+        return [
+            ReplayStage(module, self.inputs.__getitem__, scale, **options)
+            for module in self.modules(starts)
+        ]
 
     def reference(self) -> tuple[list[Tensor], dict[str, Tensor], nn.Module]:
         """Losses and gradients of a copy of the model itself."""
@@ -112,6 +110,21 @@ def replayed(
     )
     layers = [LayerKey(layer.name, layer.call) for layer in profile.layers]
     return kind(model, inputs, loss_fn, layers, profile)
+
+
+def replay_stage(
+    model: nn.Module,
+    record: Record,
+    start: int,
+    stop: int,
+    loss_fn: Any,
+    inputs_of: Callable[[int], Any],
+    scale: float,
+    recompute: bool = False,
+) -> ReplayStage:
+    """The stage of layers [start, stop) of `model`, of which `record` is."""
+    module = StageModule(model, record, start, stop, loss_fn)
+    return ReplayStage(module, inputs_of, scale, recompute)
 
 
 def run_forwards(stages: Sequence[ReplayStage], microbatches: int = MICROBATCHES) -> list[Tensor]:

@@ -19,10 +19,10 @@ from partopt.runtime.crossings import check_cuts
 from partopt.runtime.cutting import record_cut
 from partopt.runtime.events import Record
 from partopt.runtime.graph_recording import export_model
-from partopt.runtime.replay import replay_stage
 from partopt.runtime.units import number_calls
 from tests.profiler import zoo_odd as odd
 from tests.profiler.helpers import Parts, linear
+from tests.runtime.replayed import replay_stage
 from tests.runtime.test_replay_refusals import Keeping, Taking, chain, refusal
 
 LAYERS = number_calls(["a", "b", "c"])

@@ -15,10 +15,11 @@ from partopt.profiler.tracker import LayerKey
 from partopt.runtime.crossings import check_cuts
 from partopt.runtime.events import Record
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.replay import ReplayStage
 from partopt.runtime.units import number_calls
 from tests.profiler import zoo_odd as odd
 from tests.profiler.helpers import Parts, linear
+from tests.runtime.replayed import replay_stage
 
 LAYERS = number_calls(["a", "b", "c"])
 

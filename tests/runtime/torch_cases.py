@@ -23,7 +23,7 @@ from partopt.runtime.gradients import Tied
 from partopt.runtime.launcher import run_local
 from partopt.runtime.parameters import shared_parameters
 from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.replay import ReplayStage, replay_stage
+from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import can_say, execute_on_torch
 from tests.runtime.engine_cases import (
     Case,
@@ -37,7 +37,7 @@ from tests.runtime.engine_cases import (
 )
 from tests.runtime.odd_cuts import CUTS, faults_of
 from tests.runtime.plans import looped, straight
-from tests.runtime.replayed import Replayed, replayed
+from tests.runtime.replayed import Replayed, replay_stage, replayed
 from tests.runtime.test_replay import gpt_ids, gpt_loss, small_gpt
 
 RANKS, STEPS, M = 4, 2, 4

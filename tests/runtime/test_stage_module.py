@@ -1,0 +1,281 @@
+"""Stages as modules, chained by hand, are the model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from partopt import Job, Plan, solve
+from partopt.errors import PartoptError
+from partopt.profiler import measure_source
+from partopt.profiler.load import find_model
+from partopt.runtime import StageModule, stage_module
+from tests.helpers import ROOT, flat
+from tests.runtime.replayed import Exported, Replayed, replayed, worst_error
+from tests.runtime.test_replay import Dense, gpt_ids, gpt_loss, small_gpt, vectors
+from tests.runtime.test_run import MODEL, UNTIED
+
+PAGE = (ROOT / "docs/running.md").read_text()
+LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def gpt(kind: type[Replayed] = Replayed) -> Replayed:
+    return replayed(small_gpt, gpt_ids, loss_fn=gpt_loss, kind=kind)
+
+
+def skipping(kind: type[Replayed] = Replayed) -> Replayed:
+    """What the first stage makes goes through the second, and some is written to in place."""
+    return replayed(Dense, lambda size: torch.randn(size, 4), granularity="leaf", kind=kind)
+
+
+def chain(modules: list[StageModule], inputs: Any) -> Tensor:
+    """The loss of a microbatch."""
+    tensors: tuple[Tensor, ...] = ()
+    for module in modules:
+        made = module(*tensors, inputs=inputs)
+        if isinstance(made, Tensor):
+            assert module is modules[-1]
+            return made
+        found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in made]
+        assert found == [tuple(each) for each in module.sends]
+        tensors = made
+    raise AssertionError("no stage returned a loss")
+
+
+def gradients_of(modules: list[StageModule]) -> dict[str, Tensor]:
+    total: dict[str, Tensor] = {}
+    for module in modules:
+        for name, each in module.named_parameters():
+            if each.grad is not None:
+                total[name] = total[name] + each.grad if name in total else each.grad
+    return total
+
+
+@pytest.mark.parametrize("kind", [Replayed, Exported])
+@pytest.mark.parametrize("make", [gpt, skipping])
+def test_three_stages_in_a_row_are_the_model(make: Any, kind: type[Replayed]) -> None:
+    case = make(kind)
+    modules = case.modules(case.thirds())
+    losses = [chain(modules, inputs) for inputs in case.inputs]
+    (sum(losses) / len(losses)).backward()  # type: ignore[union-attr, operator]
+    expected, gradients, _ = case.reference()
+    torch.testing.assert_close([loss.detach() for loss in losses], expected)
+    assert worst_error(gradients_of(modules), gradients) < 1e-6
+    assert [(each.stage, each.stages) for each in modules] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_tensor_that_skips_a_stage_goes_through_it() -> None:
+    modules = skipping().modules([0, 2, 4])
+    assert len(modules[1].receives) > 1
+    assert set(modules[1].receives) <= {*modules[1].sends}
+
+
+def test_the_states_of_all_stages_are_the_model_s() -> None:
+    case = gpt()
+    modules, whole = case.modules(case.thirds()), case.model.state_dict()
+    states = [module.state_dict() for module in modules]
+    assert set().union(*states) == whole.keys()
+    for state in states:
+        torch.testing.assert_close(state, {name: whole[name] for name in state})
+    assert "blocks.1.up.weight" in states[1] and "tokens.weight" not in states[1]
+    assert "tokens.weight" in states[0] and {"tokens.weight", "head.weight"} <= states[2].keys()
+    for module, state in zip(modules, states, strict=True):
+        own = dict(module.named_parameters(remove_duplicate=False))
+        assert own.keys() == state.keys()
+        assert not any(each.is_meta for each in module.parameters())
+        assert sum(each.numel() for each in module.parameters()) < sum(
+            each.numel() for each in case.model.parameters()
+        )
+
+
+class Counted(nn.Module):
+    """Buffers of a layer, of none, and one that is in no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("passing", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.b(self.a(x)) * self.scale * self.passing).square().mean()
+
+
+def test_buffers_are_those_of_the_stage_and_of_no_layer() -> None:
+    modules = replayed(Counted, vectors, size=4, granularity="leaf").modules([0, 1])
+    assert [name for name, _ in modules[0].named_buffers()] == ["scale", "passing"]
+    assert list(modules[0].state_dict()) == ["scale", "a.weight", "a.bias"]
+    assert {"b.running_mean", "scale"} <= {name for name, _ in modules[1].named_buffers()}
+    assert "b.running_mean" in modules[1].state_dict()
+
+
+def test_a_stage_loads_its_part_of_the_model_s_state() -> None:
+    case = gpt()
+    first, middle, _ = case.modules(case.thirds())
+    other = {name: torch.randn_like(each) for name, each in case.model.state_dict().items()}
+    assert middle.load_state_dict(other).missing_keys == []
+    torch.testing.assert_close(
+        middle.state_dict(), {name: other[name] for name in middle.state_dict()}
+    )
+    middle.load_state_dict(middle.state_dict())
+    del other["positions"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"positions"'):
+        first.load_state_dict(other)
+
+
+def test_a_stage_that_looks_at_shapes_alone_needs_no_inputs() -> None:
+    case = gpt()
+    first, middle, last = case.modules(case.thirds())
+    inputs = case.inputs[1]
+    crossing = first(inputs=inputs)
+    there = middle(*crossing)
+    torch.testing.assert_close(there, middle(*crossing, inputs=inputs), rtol=0.0, atol=0.0)
+    for module, tensors in ((first, ()), (last, there)):
+        with pytest.raises(PartoptError, match="computes with the model's inputs") as raised:
+            module(*tensors)
+        assert raised.value.code == "inputs-missing"
+    assert last(*there, inputs=inputs).ndim == 0
+
+
+def test_a_graph_that_reads_the_inputs_needs_them() -> None:
+    case = gpt(Exported)
+    first, middle, _ = case.modules(case.thirds())
+    crossing = first(inputs=case.inputs[0])
+    middle(*crossing)
+    with pytest.raises(PartoptError, match="computes with the model's inputs"):
+        first()
+
+
+def test_other_tensors_than_those_that_cross_are_refused() -> None:
+    case = gpt()
+    modules = case.modules(case.thirds())
+    made = modules[0](inputs=case.inputs[0])
+    for tensors in ((), made[:1] * 2, tuple(each[:1] for each in made)):
+        with pytest.raises(PartoptError, match=r"receives .* it was given") as raised:
+            modules[1](*tensors, inputs=case.inputs[0])
+        assert raised.value.code == "cut-mismatch"
+
+
+def test_a_stage_is_a_module_like_others() -> None:
+    """It is converted, frozen, called with other weights, and recomputed as torch does it."""
+    case = gpt()
+    modules = case.modules(case.thirds())
+    middle = modules[1]
+    middle.eval()
+    assert not any(each.training for each in (middle, *middle.whole.modules()))
+    received = [each.detach().requires_grad_() for each in modules[0](inputs=case.inputs[0])]
+    [made] = middle(*received)
+    zeros = {name: torch.zeros_like(each) for name, each in middle.named_parameters()}
+    [other] = functional_call(middle, zeros, tuple(received))
+    assert not torch.equal(made, other)
+    [again] = checkpoint(middle, *received, use_reentrant=False)
+    made.sum().backward()
+    first = {name: each.grad.clone() for name, each in middle.named_parameters()}  # type: ignore[union-attr]
+    middle.zero_grad()
+    again.sum().backward()
+    for name, each in middle.named_parameters():
+        assert torch.equal(each.grad, first[name])  # type: ignore[arg-type]
+    middle.to(torch.float64)
+    assert {each.dtype for each in middle.parameters()} == {torch.float64}
+    middle.requires_grad_(False)
+    assert not any(each.requires_grad for each in middle.parameters())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Writes a model, and plans it; gives the plan and the path of the model."""
+    folder = tmp_path_factory.mktemp("stages")
+    files = {}
+
+    def make(text: str, devices: int, **options: Any) -> tuple[Plan, str]:
+        if text not in files:
+            path = folder / f"model{len(files)}.py"
+            path.write_text(text)
+            files[text] = (
+                path,
+                measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block"),
+            )
+        path, profile = files[text]
+        options = {"schedule": "1f1b", "microbatches": 4} | options
+        return solve(Job(profile, flat(devices), **options)).plan, str(path)
+
+    return make
+
+
+def test_the_stages_of_a_plan_are_the_model_of_its_file(made: Any) -> None:
+    plan, path = made(MODEL, 4, cuts=[1, 3], replicas=[1, 2, 1])
+    source = find_model(path)
+    modules = [stage_module(plan, rank, source, seed=3) for rank in (0, 1, 3)]
+    torch.manual_seed(3)
+    whole, inputs = source.build(), source.example_inputs(2)
+    expected = nn.functional.cross_entropy(whole(inputs).flatten(0, 1), inputs.flatten())
+    loss = chain(modules, inputs)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    found = {name: each.grad for name, each in whole.named_parameters()}
+    assert worst_error(gradients_of(modules), found) < 1e-6  # type: ignore[arg-type]
+    again = stage_module(plan, 2, path, seed=3)  # the other replica
+    torch.testing.assert_close(again.state_dict(), modules[1].state_dict(), rtol=0.0, atol=0.0)
+    assert [plan.stages[1].rank_of(m) for m in range(3)] == [1, 2, 1]
+
+
+def test_which_stage_is_meant_is_said(made: Any) -> None:
+    options = {"schedule": "interleaved", "planner": "gpipe", "stages": 2, "chunks": 2}
+    plan, path = made(MODEL, 2, **options)
+    assert stage_module(plan, 1, path, stage=3).stage == 3
+    with pytest.raises(PartoptError, match="rank 1 holds stages 1 and 3: which is meant") as raised:
+        stage_module(plan, 1, path)
+    assert raised.value.code == "no-such-stage"
+    with pytest.raises(PartoptError, match="rank 1 holds stages 1 and 3: not stage 2"):
+        stage_module(plan, 1, path, stage=2)
+    with pytest.raises(PartoptError, match="no rank 2"):
+        stage_module(plan, 2, path)
+
+
+def test_another_model_than_the_plan_s_is_refused(made: Any) -> None:
+    plan, path = made(MODEL, 2, cuts=[2])
+    with pytest.raises(PartoptError, match=r"model.*bytes of parameters in this model"):
+        stage_module(plan, 0, path, arguments={"width": 4})
+
+
+def test_the_loop_of_the_page_trains_as_one_process_does(made: Any, tmp_path: Any) -> None:
+    plan, path = made(UNTIED, 2, cuts=[2])
+    plan.save(str(tmp_path / "plan.json"))
+    (tmp_path / "model.py").write_text(UNTIED)
+    (tmp_path / "loop.py").write_text(LOOP[-1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "loop.py"]
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    )
+    assert ran.returncode == 0, ran.stderr
+    source = find_model(path)
+    torch.manual_seed(0)
+    whole = source.build()
+    losses = []
+    for m in range(4):
+        torch.manual_seed(m)
+        ids = source.example_inputs(2)
+        loss = nn.functional.cross_entropy(whole(ids).flatten(0, 1), ids.flatten())
+        losses.append(float(loss))
+        (loss / 4).backward()
+    torch.optim.SGD(whole.parameters(), lr=0.1).step()
+    assert [float(each) for each in re.findall(r"loss (\S+)", ran.stdout)] == pytest.approx(
+        losses, abs=2e-6
+    )
+    states = [torch.load(tmp_path / f"stage{s}.pt") for s in (0, 1)]
+    torch.testing.assert_close(states[0] | states[1], dict(whole.state_dict()))
