@@ -65,10 +65,12 @@ def run_child(start: Start, pipe: Connection, memory: Any) -> None:
         result = _run(start, pipe.recv(), memory)
         pipe.send_bytes(b"R" + pickle.dumps(result))
     except BaseException as error:
-        pipe.send_bytes(b"F" + pickle.dumps(_failure(start.rank, error)))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # to leave the group in order would be to wait for the others
+        try:
+            pipe.send_bytes(b"F" + pickle.dumps(_failure(start.rank, error)))
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # to leave the group in order would be to wait for the others
+            os._exit(1)
 
 
 def _run(start: Start, port: int, memory: Any) -> Any:

@@ -93,8 +93,10 @@ def watching(heartbeat: Heartbeat, limit_s: float, setup_limit_s: float) -> Iter
                     return  # whoever held the store had reason to leave
                 stall = "the store of the run is gone, and with it who started this rank"
             if stall:
-                print(f"error: {stall}", file=sys.stderr, flush=True)
-                os._exit(1)  # torchrun ends the others
+                try:
+                    print(f"error: {stall}", file=sys.stderr, flush=True)
+                finally:  # though nobody may be there to read it
+                    os._exit(1)  # torchrun ends the others
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -85,18 +85,29 @@ def test_processes_that_torchrun_started_run_a_plan():
 
 
 def test_ranks_end_at_once_when_told_to_and_when_who_started_them_is_gone():
-    """The first rank hangs, the others wait for it: one gets SIGTERM, then the store goes."""
+    """The first rank hangs, the others wait for it: one gets SIGTERM, then the store goes.
+
+    That nobody reads what they say of it keeps none from ending.
+    """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    first, second, third = (rank_of_three(rank, store.port, "hang", **agent) for rank in range(3))
-    assert first.stdout is not None and first.stdout.readline() == "hangs\n"
-    second.terminate()
-    second.communicate(timeout=5)
-    assert second.returncode == -signal.SIGTERM
-    del store
-    assert "store of the run is gone" in first.communicate(timeout=5)[1]
-    third.communicate(timeout=5)
-    assert (first.returncode, third.returncode) == (1, 1)
+    ranks = [rank_of_three(rank, store.port, "hang", **agent) for rank in range(3)]
+    first, second, third = ranks
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "hangs\n"
+        assert first.stderr is not None
+        first.stderr.close()
+        second.terminate()
+        second.communicate(timeout=5)
+        assert second.returncode == -signal.SIGTERM
+        del store
+        assert first.wait(timeout=5) == 1
+        assert "lost the connection" in third.communicate(timeout=5)[1]
+        assert third.returncode == 1
+    finally:
+        for each in ranks:
+            each.kill()
+            each.communicate()
 
 
 def rank_of_three(rank: int, port: int, *arguments: str, **variables: str) -> subprocess.Popen[str]:
