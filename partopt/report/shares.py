@@ -32,7 +32,7 @@ _HEADINGS = [
     "FLIGHT",
     "MEMORY",
 ]
-_MEANING = [  # of the columns, those where all devices spend nothing left out
+MEANING = [  # of the columns, those where all devices spend nothing left out
     ("WORK", "computing"),
     ("ACTS", "waiting for activations"),
     ("GRAD", "waiting for gradients"),
@@ -46,7 +46,7 @@ _ASCII = "#--=+ "
 Floats = NDArray[np.float64]
 
 
-class _Group(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Devices that hold the same stages: the means of their `parts`, and the maxima of the rest."""
 
     stages: tuple[int, ...]
@@ -62,9 +62,9 @@ def share_table(document: SimulationDocument, ascii_only: bool = False) -> str:
 
     It has the shares of their time, their microbatches in flight and their memory.
     """
-    parts = np.array([_parts(each) for each in document.ranks]) / document.window_s
-    groups = _groups(document.ranks, parts)
-    shown = _shown(groups)
+    parts = np.array([time_parts(each) for each in document.ranks]) / document.window_s
+    groups = group_devices(document.ranks, parts)
+    shown = pick_rows(groups)
     lines = textwrap.wrap(_meaning(document, parts), WIDTH)
     if len(shown) < len(groups):
         lines.append(
@@ -74,7 +74,7 @@ def share_table(document: SimulationDocument, ascii_only: bool = False) -> str:
     return "\n".join([table(_HEADINGS, rows, left=(0, 1, 2), gap=1), *lines])
 
 
-def _parts(rank: RankTime) -> tuple[float, ...]:
+def time_parts(rank: RankTime) -> tuple[float, ...]:
     """Seconds of the rank, in the order of the columns."""
     return (
         rank.compute_s,
@@ -94,18 +94,19 @@ def _meaning(document: SimulationDocument, parts: Floats) -> str:
         stretch = "a cycle of the steady state" if document.settled else "the time"
     used = [
         f"{name} {what}"
-        for (name, what), part in zip(_MEANING, parts.T, strict=True)
+        for (name, what), part in zip(MEANING, parts.T, strict=True)
         if part.max() >= _SOME
     ]
     return f"Shares of {stretch}, {format_seconds(document.window_s)}: {', '.join(used)}."
 
 
-def _groups(ranks: Sequence[RankTime], parts: Floats) -> list[_Group]:
+def group_devices(ranks: Sequence[RankTime], parts: Floats) -> list[DeviceGroup]:
+    """The devices by the stages that they hold; `parts` are `time_parts`, shape (ranks, 6)."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, rank in enumerate(ranks):
         places.setdefault(tuple(rank.stages), []).append(place)
     return [
-        _Group(
+        DeviceGroup(
             stages=stages,
             ranks=[ranks[place].rank for place in own],
             parts=parts[own].mean(axis=0),
@@ -117,7 +118,7 @@ def _groups(ranks: Sequence[RankTime], parts: Floats) -> list[_Group]:
     ]
 
 
-def _shown(groups: list[_Group]) -> list[_Group]:
+def pick_rows(groups: list[DeviceGroup]) -> list[DeviceGroup]:
     """All groups or, where they are too many, some at even distances.
 
     The busiest and the fullest are always among them.
@@ -131,7 +132,7 @@ def _shown(groups: list[_Group]) -> list[_Group]:
     return [groups[n] for n in sorted(places)]
 
 
-def _row(group: _Group, ascii_only: bool) -> list[str]:
+def _row(group: DeviceGroup, ascii_only: bool) -> list[str]:
     return [
         ",".join(map(str, group.stages)),
         ranks_text(group.ranks, _RANKS_WIDTH),

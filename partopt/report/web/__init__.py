@@ -1,0 +1,187 @@
+"""A report as one page of HTML, which needs no other file and no network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from partopt import __version__
+from partopt.documents.plan import Plan
+from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
+from partopt.report.basis import basis_lines
+from partopt.report.figures import price_lines, speed_lines
+from partopt.report.limit import against_limit
+from partopt.report.topology import cluster_lines
+from partopt.report.web.tables import level_table, memory_table, share_table, stage_table
+from partopt.report.web.timeline import timeline_of
+from partopt.units import format_bytes, format_rate, format_seconds
+
+_HERE = Path(__file__).parent
+_ID = re.compile(r'(\bid="|url\(#|href="#)')
+_PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
+
+
+class Beside(NamedTuple):
+    """A document beside the plan: its page as text, and its picture as SVG."""
+
+    name: str
+    heading: str
+    svg: bytes
+    text: str
+
+
+class Contents(NamedTuple):
+    """What the page is made of.
+
+    `timeline` are all actions that the page can hold, `pictures` SVG by `plan` and `timeline`,
+    `commands` what a reader can check it with, and `digests` SHA-256 by file.
+    """
+
+    plan: Plan
+    simulation: SimulationDocument
+    timeline: DrawnTimeline | None
+    pictures: Mapping[str, bytes]
+    beside: Sequence[Beside]
+    commands: Sequence[str]
+    digests: Sequence[tuple[str, str]]
+
+
+def render(
+    contents: Contents,
+    spell: Callable[[str], str] = str,
+    command: Callable[[Finding], str] | None = None,
+) -> str:
+    """The page; options in its texts are as `spell` writes them, `command` makes a change."""
+    plan, simulation = contents.plan, contents.simulation
+    loader = jinja2.FileSystemLoader(_HERE)
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    parts: Any = environment.get_template("parts.html").module
+    drawn = contents.timeline
+    timeline = None if drawn is None else timeline_of(drawn, simulation.makespan_s)
+    beside = [
+        {**each._asdict(), "picture": _inline(each.svg, each.name)} for each in contents.beside
+    ]
+    return environment.get_template("page.html").render(
+        version=__version__,
+        title=_title(plan),
+        lead="; ".join(text for _, text in cluster_lines(plan.topology)),
+        css=Markup((_HERE / "page.css").read_text()),
+        js=Markup((_HERE / "page.js").read_text()),
+        picture=parts.picture,
+        table=parts.table,
+        sections=_sections(contents),
+        tiles=_tiles(plan, simulation),
+        remarks=[text for _, text in _remarks(plan)],
+        pictures={name: _inline(svg, name) for name, svg in contents.pictures.items()},
+        timeline=timeline,
+        shares=share_table(simulation),
+        levels=level_table(simulation),
+        stages=stage_table(plan),
+        memory=memory_table(plan),
+        advice=[_advice(finding, spell, command) for finding in simulation.advice],
+        beside=beside,
+        proof=_proof(plan),
+        commands=contents.commands,
+        digests=contents.digests,
+    )
+
+
+def _inline(svg: bytes, name: str) -> Markup:
+    """A picture as a part of the page: without its preamble, its names unlike other pictures'."""
+    text = _PREAMBLE.sub("", svg.decode(), count=1)
+    return Markup(_ID.sub(rf"\g<1>{name}-", text))
+
+
+def _title(plan: Plan) -> str:
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    where = f"{plan.topology.cluster.devices} x {plan.topology.device.name}"
+    return f"{plan.profile.name} on {where}: {stages}, {plan.shape}, {plan.schedule}"
+
+
+def _sections(contents: Contents) -> list[str]:
+    """The names of the sections, in their order."""
+    names = ["outcome", "timeline", "time", "stages", "advice", "proof", "check"]
+    if "plan" in contents.pictures:
+        names.insert(1, "plan")
+    if not contents.simulation.advice:
+        names.remove("advice")
+    place = names.index("proof")
+    return [*names[:place], *(each.name for each in contents.beside), *names[place:]]
+
+
+def _tiles(plan: Plan, simulation: SimulationDocument) -> list[dict[str, Any]]:
+    """What is read first, each number with what it is."""
+    predicted = plan.predicted
+    peak, limit = simulation.peak_memory_bytes, simulation.memory_limit_bytes
+    if predicted.iteration_s is None:
+        pace = format_seconds(predicted.period_s), "a microbatch in steady state"
+    else:
+        pace = (
+            format_seconds(predicted.iteration_s),
+            f"an iteration of {plan.microbatches} microbatches of {plan.microbatch_size}",
+        )
+    tiles = [
+        (format_rate(predicted.samples_per_s, "samples"), "simulated speed"),
+        (f"{predicted.speedup_over_one_device:.2f}x", f"the speed of {_one(plan)}"),
+        pace,
+        (f"{predicted.bubble:.1%}", "of the devices' time is idle"),
+    ]
+    found: list[dict[str, Any]] = [
+        {"value": value, "label": label, "bad": False} for value, label in tiles
+    ]
+    full = f"at most on a device{against_limit(peak, limit)}"
+    found.append({"value": format_bytes(peak), "label": full, "bad": not simulation.fits})
+    if plan.certificate is not None and plan.planner == "optimal":
+        gap = f"{plan.certificate.gap:.1%}"
+        found.append({"value": gap, "label": "at most from the best there is", "bad": False})
+    return found
+
+
+def _one(plan: Plan) -> str:
+    N = plan.topology.group_ranks
+    return "one device" if N == 1 else f"one group of {N}"
+
+
+def _remarks(plan: Plan) -> list[tuple[str, str]]:
+    figures = plan.predicted.figures
+    return [
+        *speed_lines(figures),
+        *price_lines(figures, plan.topology.cluster.devices),
+        *basis_lines(plan.profile.estimated),
+    ]
+
+
+def _advice(
+    finding: Finding, spell: Callable[[str], str], command: Callable[[Finding], str] | None
+) -> dict[str, str]:
+    return {
+        "severity": finding.severity,
+        "text": f"{spell(finding.text)}.",
+        "change": spell(finding.change),
+        "command": command(finding) if command is not None and finding.verb else "",
+    }
+
+
+def _proof(plan: Plan) -> list[tuple[str, str]]:
+    certificate = plan.certificate
+    if certificate is None:
+        return []
+    return [
+        ("claim", certificate.claim),
+        ("why", certificate.proof),
+        ("reached", format_seconds(certificate.objective_s)),
+        ("no plan of these is below", format_seconds(certificate.lower_bound_s)),
+        ("gap", f"{certificate.gap:.2%}"),
+    ]
