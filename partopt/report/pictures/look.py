@@ -1,20 +1,21 @@
 """The look that all pictures share: forms, style, the heading, and a sheet measured in inches.
 
-Only what runs within `render` may make figures: style and metadata are set there, so that the same
-document gives the same bytes, whatever the settings of the person.
+Sheets are made within `style`, which sets aside the settings of the person, so that the same
+document gives the same bytes.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from partopt.errors import PartoptError
-from partopt.report.pictures.lettering import literal, pack
+from partopt.report.pictures.lettering import literal, pack, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,33 @@ class Sheet:
         place = left / self.width, top / self.height
         self.figure.text(*place, literal(text), **{"ha": "left", "va": "top"} | settings)
 
+    def legend(self, handles: Mapping[str, Any]) -> None:
+        """What marks mean, in `legend_height` inches at the bottom of the sheet."""
+        self.figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="lower center",
+            ncols=_legend_columns(handles, self.width),
+            frameon=False,
+            fontsize=SIZE,
+            handlelength=1.3,
+            handletextpad=0.4,
+            columnspacing=1.0,
+            labelspacing=0.3,
+            borderpad=0.0,
+            borderaxespad=0.3,
+        )
+
+
+def legend_height(labels: Collection[str], width: float) -> float:
+    """Inches of the legend of a sheet of `width` inches."""
+    return 0.1 + _LINE * -(-len(labels) // _legend_columns(labels, width))
+
+
+def _legend_columns(labels: Collection[str], width: float) -> int:
+    widest = max(text_width(label, SIZE) for label in labels) + 0.35
+    return max(1, min(len(labels), int((width - 0.2) / widest)))
+
 
 def form_of(path: str) -> str:
     """The form that the extension of `path` chooses. Raises PartoptError for others than FORMS."""
@@ -110,6 +138,17 @@ def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> byt
     Raises PartoptError for other forms, and without matplotlib.
     """
     undated, title, description = _UNDATED[_known(form)]
+    about = {title: heading.title, description: literal(heading.description)}
+    content = io.BytesIO()
+    with style():
+        figure = draw(heading).figure
+        figure.savefig(content, format=form, dpi=300, metadata=undated | about)
+    return _described(content.getvalue(), heading) if form == "svg" else content.getvalue()
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """What sheets are made and written under; raises PartoptError without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -119,16 +158,12 @@ def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> byt
             code="missing-package",
             package="matplotlib",
         ) from None
-    about = {title: heading.title, description: literal(heading.description)}
-    content = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a name in letters that the font lacks is drawn as boxes; viewers of SVG have others
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        figure = draw(heading).figure
-        figure.savefig(content, format=form, dpi=300, metadata=undated | about)
-    return _described(content.getvalue(), heading) if form == "svg" else content.getvalue()
+        yield
 
 
 def _described(svg: bytes, heading: Heading) -> bytes:
