@@ -23,20 +23,20 @@ class Place(NamedTuple):
     text: str
 
 
-def seconds_axis(axes: Axes, label: str) -> None:
-    """Ticks in seconds on the vertical axis, without signs."""
-    _ticks(axes, label, lambda value: tick_label(abs(value)))
+def seconds_axis(axes: Axes, label: str, most: int = 4) -> None:
+    """At most `most` intervals in seconds on the vertical axis, without signs."""
+    _ticks(axes, label, most, lambda value: tick_label(abs(value)))
 
 
-def bytes_axis(axes: Axes, label: str) -> None:
-    """Ticks in bytes on the vertical axis, without signs."""
-    _ticks(axes, label, lambda value: format_bytes(abs(value)))
+def bytes_axis(axes: Axes, label: str, most: int = 4) -> None:
+    """At most `most` intervals in bytes on the vertical axis, without signs."""
+    _ticks(axes, label, most, lambda value: format_bytes(abs(value)))
 
 
-def _ticks(axes: Axes, label: str, form: Callable[[float], str]) -> None:
+def _ticks(axes: Axes, label: str, most: int, form: Callable[[float], str]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(most))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
     axes.set_ylabel(label)
 
