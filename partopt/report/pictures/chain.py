@@ -38,7 +38,7 @@ def binding_of(plan: Plan) -> Binding:
     return Binding(-1, place) if found[1] == "before" else Binding(place, -1)
 
 
-def draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
+def draw_times(axes: Axes, plan: Plan, chain: Chain | None, inches: float) -> None:
     """Forward above and backward below the axis, in the colours of the stages.
 
     They are of each layer of `chain`; without it, of each stage. Cuts are as thick as busy.
@@ -66,6 +66,7 @@ def draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     seconds_axis(axes, "time")
+    axes.yaxis.set_label_coords(-0.5 / inches, 0.5)
     bound = binding_of(plan).cut
     for cut, share in cut_use(plan).items():
         width, colour = _THIN + (_THICK - _THIN) * min(1.0, share), RED if cut == bound else GREY

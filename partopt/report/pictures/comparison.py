@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from partopt.documents.comparison import Comparison
+from partopt.documents.comparison import Comparison, ComparisonRow
+from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
-from partopt.report.basis import basis_text
+from partopt.report.basis import basis_lines, basis_of_several
 from partopt.report.pictures.lettering import fit
 from partopt.report.pictures.look import GREY, SMALL, Heading, Sheet, legend_height
 from partopt.units import format_bytes, format_count, format_rate
@@ -31,10 +32,15 @@ class Point(NamedTuple):
     fits: bool
 
 
-def points_of(comparison: Comparison) -> list[Point]:
-    """The rows of a comparison."""
+def points_of(comparison: Comparison | GroupComparison) -> list[Point]:
+    """The rows of a comparison, of planners or of profiles."""
     return [
-        Point(f"{row.planner} {row.shape}", row.samples_per_s, row.peak_memory_bytes, row.fits)
+        Point(
+            f"{row.planner if isinstance(row, ComparisonRow) else row.profile} {row.shape}",
+            row.samples_per_s,
+            row.peak_memory_bytes,
+            row.fits,
+        )
         for row in comparison.rows
     ]
 
@@ -53,27 +59,16 @@ def points_of_plans(plans: Sequence[Plan]) -> list[Point]:
     ]
 
 
-def heading(comparison: Comparison) -> Heading:
+def heading(comparison: Comparison | GroupComparison) -> Heading:
     """The model, the schedule, P, the microbatch, and the fastest plan that fits."""
     points = points_of(comparison)
-    parts = (
-        comparison.model,
-        comparison.schedule,
-        f"P = {comparison.topology.cluster.devices}",
-        f"microbatch {comparison.microbatch_size}",
-    )
-    return _heading(parts, points, comparison.estimated)
-
-
-def heading_of_plans(plans: Sequence[Plan]) -> Heading:
-    """The heading of several plans of one problem."""
-    first = plans[0]
-    devices = first.topology.cluster.devices
-    parts = (first.profile.name, f"{len(plans)} plans", f"P = {devices}")
-    return _heading(parts, points_of_plans(plans), first.profile.estimated)
-
-
-def _heading(parts: tuple[str, ...], points: list[Point], estimated: str | None) -> Heading:
+    parts = [comparison.model]
+    if isinstance(comparison, Comparison):
+        parts += [comparison.schedule, f"microbatch {comparison.microbatch_size}"]
+        basis = basis_lines(comparison.estimated)
+    else:
+        basis = basis_of_several([(row.profile, row.estimated) for row in comparison.rows])
+    parts.append(f"P = {comparison.topology.cluster.devices}")
     fitting = [point for point in points if point.fits]
     best = max(fitting, key=lambda point: point.samples_per_s, default=None)
     fastest = "nothing fits"
@@ -84,16 +79,18 @@ def _heading(parts: tuple[str, ...], points: list[Point], estimated: str | None)
         f"{format_bytes(point.memory_bytes)}{'' if point.fits else ', does not fit'}"
         for point in points
     )
-    basis = "" if estimated is None else f" {basis_text(estimated)}."
-    return Heading((*parts, fastest), f"Speed against memory of plans. {told}.{basis}")
+    rests = "; ".join(text for _, text in basis)
+    about = f"Speed against memory of plans. {told}{f'; {rests}' if rests else ''}."
+    return Heading((*parts, fastest), about)
 
 
-def draw(points: Sequence[Point], limit: int | None, heading: Heading) -> Sheet:
-    """Samples/s against bytes on the fullest device, with `limit` bytes as a line."""
-    whole, handles = LEFT + WIDTH + NAMES + RIGHT, handles_of(points)
+def draw(comparison: Comparison | GroupComparison, heading: Heading) -> Sheet:
+    """Samples/s against bytes on the fullest device, with the limit of a device as a line."""
+    points, whole = points_of(comparison), LEFT + WIDTH + NAMES + RIGHT
+    handles = handles_of(points)
     legend = legend_height(handles, whole)
     sheet = Sheet(whole, legend + height_of(points), heading)
-    draw_points(sheet, legend, points, limit)
+    draw_points(sheet, legend, points, comparison.topology.device.memory_bytes)
     sheet.legend(handles)
     return sheet
 
@@ -113,14 +110,10 @@ def draw_points(sheet: Sheet, bottom: float, points: Sequence[Point], limit: int
     top = max(max(point.samples_per_s for point in points), 1e-9) * 1.08
     axes.set_xlim(0, right)
     axes.set_ylim(0, top)
+    axes.patch.set_visible(False)  # lines to the names lie below
     front = pareto(points)
-    axes.step(
-        [each.memory_bytes for each in front] + [right],
-        [each.samples_per_s for each in front] + [front[-1].samples_per_s if front else 0.0],
-        where="post",
-        color=GREY,
-        lw=0.8,
-    )
+    if front:
+        _draw_front(axes, front, limit if limit is not None and near else right)
     for point in points:
         full = _COLOUR if point.fits else "white"
         place = point.memory_bytes, point.samples_per_s
@@ -129,6 +122,13 @@ def draw_points(sheet: Sheet, bottom: float, points: Sequence[Point], limit: int
         _draw_limit(axes, height, limit, near, right)
     _label_axes(axes)
     _draw_names(sheet, bottom + _BELOW, height, [(p, p.samples_per_s / top) for p in points], right)
+
+
+def _draw_front(axes: Axes, front: Sequence[Point], end: float) -> None:
+    """A step at each point of the front, on to the end."""
+    memory = [float(point.memory_bytes) for point in front]
+    speeds = [point.samples_per_s for point in front]
+    axes.step([*memory, end], [*speeds, *speeds[-1:]], where="post", color=GREY, lw=0.8)
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:

@@ -6,9 +6,10 @@ document gives the same bytes.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,16 +117,19 @@ def _legend_columns(labels: Collection[str], width: float) -> int:
     return max(1, min(len(labels), int((width - 0.2) / widest)))
 
 
-def form_of(path: str) -> str:
-    """The form that the extension of `path` chooses. Raises PartoptError for others than FORMS."""
-    return _known(Path(path).suffix.removeprefix(".").lower())
+def form_of(path: str, beside: Sequence[str] = ()) -> str:
+    """The form that the extension of `path` chooses.
+
+    Raises PartoptError for others than FORMS; its hint names those `beside` them, too.
+    """
+    return _known(Path(path).suffix.removeprefix(".").lower(), beside)
 
 
-def _known(form: str) -> str:
+def _known(form: str, beside: Sequence[str] = ()) -> str:
     if form not in FORMS:
         raise PartoptError(
             f"unsupported format '.{form}' of a figure",
-            f"choose {', '.join('.' + each for each in FORMS)}",
+            f"choose {', '.join('.' + each for each in (*beside, *FORMS))}",
             code="unsupported-format",
             form=form,
         )
@@ -146,18 +150,23 @@ def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> byt
     return _described(content.getvalue(), heading) if form == "svg" else content.getvalue()
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """What sheets are made and written under; raises PartoptError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
+def require_matplotlib() -> None:
+    """Refuse to draw without matplotlib, and do not import it."""
+    if importlib.util.find_spec("matplotlib") is None:
         raise PartoptError(
             "a figure needs matplotlib",
             'pip install "partopt[figures]"',
             code="missing-package",
             package="matplotlib",
-        ) from None
+        )
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """What sheets are made and written under; raises PartoptError without matplotlib."""
+    require_matplotlib()
+    import matplotlib
+
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a name in letters that the font lacks is drawn as boxes; viewers of SVG have others
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)

@@ -71,6 +71,7 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
         text = f"limit {format_bytes(limit)}" + ("" if near else ", far above")
         axes.text(len(held) - 0.45, top * 1.03, text, size=SMALL, ha="right", va="bottom")
     bytes_axis(axes, "memory")
+    axes.yaxis.set_label_coords(-0.5 / inches, 0.5)
     _, turned, step = _labels(held, inches)
     places, labels = range(0, len(held), step), [_label(stages) for stages in held[::step]]
     axes.set_xticks(places, labels, rotation=90 if turned else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from partopt.cost.chain import chain_of
@@ -12,6 +13,12 @@ from partopt.report.pictures.boxes import boxes_of
 from partopt.report.pictures.chain import binding_of, draw_stages, draw_times
 from partopt.report.pictures.cluster import draw_cluster, use_lines
 from partopt.report.pictures.colours import MEMORY
+from partopt.report.pictures.comparison import (
+    draw_points,
+    handles_of,
+    height_of,
+    points_of_plans,
+)
 from partopt.report.pictures.heading import heading_of_plan
 from partopt.report.pictures.lettering import fit, pack
 from partopt.report.pictures.look import (
@@ -50,29 +57,35 @@ def heading(plan: Plan) -> Heading:
     return heading_of_plan(plan, about)
 
 
-def draw(plan: Plan, heading: Heading, profile: Profile | None = None) -> Sheet:
-    """The layers of `profile`, or without it the stages; the cluster; the memory.
+def draw(
+    plan: Plan,
+    heading: Heading,
+    profile: Profile | None = None,
+    alternatives: Sequence[Plan] = (),
+) -> Sheet:
+    """The layers of `profile`, or without it the stages; the cluster; the memory; what else is.
 
     Raises PartoptError for a profile that the plan was not made from.
     """
     chain = None if profile is None else chain_of(_own(plan, profile), plan.microbatch_size)
     box, used = boxes_of(plan, FULL - 0.2), port_use(plan)
     lines = pack(use_lines(plan, used), FULL - 0.2, SIZE)
-    handles = _handles(plan)
-    legend, below = legend_height(handles, FULL), below_memory(plan, _WIDTH)
-    memory = legend + below
+    points = points_of_plans([plan, *alternatives]) if alternatives else []
+    handles = _handles(plan) | (handles_of(points) if points else {})
+    legend = legend_height(handles, FULL)
+    memory = legend + below_memory(plan, _WIDTH) + (height_of(points) if points else 0)
     cluster = memory + _MEMORY + _GAP + _LINE * len(lines)
     strip = cluster + box.height + _GAP
     sheet = Sheet(FULL, strip + _STRIP + _TIMES + _LINE + 0.08, heading)
+    if points:
+        draw_points(sheet, legend, points, plan.memory_limit_bytes)
     draw_memory(sheet.axes(_LEFT, memory, _WIDTH, _MEMORY), plan, _WIDTH)
     for number, line in enumerate(lines):
         sheet.text(0.1, cluster - 0.02 - _LINE * number, line)
     draw_cluster(sheet.axes(0.1, cluster, box.width, box.height), plan, box, used)
     draw_stages(sheet.axes(_LEFT, strip, _WIDTH, _STRIP), plan, _WIDTH)
-    draw_times(sheet.axes(_LEFT, strip + _STRIP + 0.03, _WIDTH, _TIMES), plan, chain)
+    draw_times(sheet.axes(_LEFT, strip + _STRIP + 0.03, _WIDTH, _TIMES), plan, chain, _WIDTH)
     _draw_caption(sheet, strip + _STRIP + _TIMES + _LINE + 0.05, plan)
-    for axes in sheet.figure.axes:
-        axes.yaxis.set_label_coords(-0.5 / _WIDTH, 0.5)
     sheet.legend(handles)
     return sheet
 

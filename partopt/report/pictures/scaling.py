@@ -41,7 +41,7 @@ def heading(scaling: Scaling) -> Heading:
 
 
 def draw(scaling: Scaling, heading: Heading) -> Sheet:
-    """Both axes in powers of two: the ideal is a straight line."""
+    """Both axes in logarithms: the ideal is a straight line."""
     rows = sorted(scaling.rows, key=lambda row: row.devices)
     handles = _handles(rows)
     whole = _LEFT + _WIDTH + _RIGHT
@@ -106,12 +106,12 @@ def _label_axes(axes: Axes, rows: list[ScalingRow]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_xlim(*(2**end for end in _span(rows)))
     axes.xaxis.set_major_locator(FixedLocator([row.devices for row in rows]))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(NullFormatter())
-    axes.yaxis.set_major_locator(LogLocator(base=2, numticks=8))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
