@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
+    from partopt.report.picture import draw
     from partopt.runtime.link_run import prepare_links
     from partopt.runtime.run_document import TrainingRun
     from partopt.runtime.running import run_source
@@ -72,6 +73,7 @@ _PLACES = {
     "TrainerLayout": "partopt.layouts.trainer_layout",
     "TrainingRun": "partopt.runtime.run_document",
     "compare": "partopt.search.compare",
+    "draw": "partopt.report.picture",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",
@@ -120,6 +122,7 @@ __all__ = [
     "__version__",
     "compare",
     "compare_groups",
+    "draw",
     "estimate",
     "estimate_source",
     "export_plan",
