@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from partopt.documents.topology import Topology
     from partopt.exporters import EXPORTERS, export_plan
     from partopt.exporters.planning import solve_for
+    from partopt.html_report import write_report
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
@@ -95,6 +96,7 @@ _PLACES = {
     "solve": "partopt.search.solve",
     "solve_for": "partopt.exporters.planning",
     "verify": "partopt.search.verify",
+    "write_report": "partopt.html_report",
 }
 
 __all__ = [
@@ -143,6 +145,7 @@ __all__ = [
     "solve",
     "solve_for",
     "verify",
+    "write_report",
 ]
 
 

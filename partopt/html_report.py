@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import click
 
 from partopt import documents
 from partopt.documents.plan import Plan
-from partopt.documents.simulation import Finding
-from partopt.report import web
-from partopt.simulation import simulate
-from partopt.simulator.drawing import drawn_timeline, drawn_window
+from partopt.documents.profile import Profile
+from partopt.documents.simulation import DrawnTimeline, Finding
+from partopt.report import picture, web
+from partopt.report.pages import text_of
+from partopt.report.picture import Drawable
+from partopt.simulation import Simulation, simulate
+from partopt.simulator.drawing import drawn_timeline
 
 _ROWS = 64  # ranks of the timeline
 _ACTIONS = 40_000  # of these ranks: 1 MB of the page
+_HALVINGS = 20  # of the time that is shown, at most
 
 
 def write_report(
     plan: Plan,
-    path: str,
+    path: str | os.PathLike[str],
     *,
+    profile: Profile | None = None,
+    beside: Sequence[Drawable] = (),
     force: bool = False,
     spell: Callable[[str], str] = str,
     command: Callable[[Finding], str] | None = None,
@@ -27,27 +37,62 @@ def write_report(
 ) -> None:
     """Simulate `plan` and write what there is to know of it to `path`, as one page of HTML.
 
-    The page has all that it shows in itself. An existing file is replaced only with `force`.
-    Options that its texts name are written as `spell` does, `command` gives that which makes a
-    change, and `commands` are those to check the page with. Raises PartoptError where the plan
-    cannot be simulated, or `path` not be written.
+    The page has all that it shows in itself: with the layers of its `profile`, and documents
+    `beside` the plan with a picture and a table each. An existing file is replaced only with
+    `force`. Options that its texts name are written as `spell` does, `command` gives that which
+    makes a change, and `commands` are those to check the page with. Raises PartoptError where the
+    plan cannot be simulated, a document has no picture, or `path` cannot be written.
     """
+    path = os.fspath(path)
     documents.check_writable(path, force)
     simulation = simulate(plan)
-    execution = simulation.execution
-    whole = (0.0, execution.makespan_s)
-    drawn = [
-        drawn_timeline(execution.timeline, window, _ROWS, _ACTIONS)
-        for window in (whole, drawn_window(execution))
-    ]
+    found = [*([] if profile is None else [profile]), *beside]
     contents = web.Contents(
         plan,
         simulation.document,
-        next(filter(None, drawn), None),
-        {},
-        [],
+        _timeline(simulation),
+        {
+            "picture": picture.render(plan, "svg", profile=profile),
+            "figure": simulation.draw("svg"),
+        },
+        list(_beside(found, spell)),
         commands,
-        [("plan", hashlib.sha256(documents.encode(plan)).hexdigest())],
+        [(_name(each), _digest(each)) for each in (plan, *found)],
     )
     page = web.render(contents, spell, command)
     documents.write_bytes(path, page.encode(), force)
+
+
+def _timeline(simulation: Simulation) -> DrawnTimeline | None:
+    """As much of the timeline, from its beginning, as a page can hold."""
+    execution = simulation.execution
+    end_s = execution.makespan_s
+    for _ in range(_HALVINGS):
+        drawn = drawn_timeline(execution.timeline, (0.0, end_s), _ROWS, _ACTIONS)
+        if drawn is not None:
+            return drawn
+        end_s /= 2
+    return None
+
+
+def _beside(documents: Sequence[Drawable], spell: Callable[[str], str]) -> Iterator[web.Beside]:
+    """Each document under its kind's name, the second of a kind with its number."""
+    seen: Counter[str] = Counter()
+    for each in documents:
+        kind = _name(each)
+        seen[kind] += 1
+        name = kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"
+        text = click.unstyle(text_of(each, spell))
+        yield web.Beside(name, kind.capitalize(), picture.render(each, "svg"), text)
+
+
+def _name(document: Drawable) -> str:
+    """`comparison`, as its schema says."""
+    return document.schema.removeprefix("partopt.").partition("/")[0]
+
+
+def _digest(document: Drawable) -> str:
+    """What `sha256sum` prints of its file; of a profile, what plans refer to it by."""
+    if isinstance(document, Profile):
+        return document.sha256()
+    return hashlib.sha256(documents.encode(document)).hexdigest()

@@ -86,15 +86,18 @@ class Simulation:
             text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
             documents.write_bytes(path, text.encode(), force)
         else:
-            content = figure.render(
-                self.execution.timeline,
-                heading_of_timeline(self.execution),
-                form.removeprefix("."),
-                drawn_window(self.execution),
-                estimated=self.plan.profile.estimated,
-            )
-            documents.write_bytes(path, content, force)
+            documents.write_bytes(path, self.draw(form.removeprefix(".")), force)
         return [path]
+
+    def draw(self, form: str) -> bytes:
+        """The timeline as a figure: "svg", "pdf" or "png"."""
+        return figure.render(
+            self.execution.timeline,
+            heading_of_timeline(self.execution),
+            form,
+            drawn_window(self.execution),
+            estimated=self.plan.profile.estimated,
+        )
 
     def _save_graph(self, path: str, force: bool) -> list[str]:
         """Write the execution traces of all ranks, or none."""

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "layouts": PLANNING
     | {"options", "registry", "job", "planners", "simulator", "search", "exporters"},
     "runtime": PLANNING | {"profiler", "simulator", "links"},
+    "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
     "simulation": PLANNING | {"options", "simulator", "report"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)

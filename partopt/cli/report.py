@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from partopt.cli import options
 from partopt.cli.words import as_flags, flags_of
+from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents.simulation import Finding
+    from partopt.report.picture import Drawable
 
 _PAGE = "report.html"
 
@@ -42,15 +44,20 @@ def command(
       partopt report plan.json comparison.json -o gpt.html
     """
     import partopt
+    from partopt.cli.verifying import find_shipped
+    from partopt.documents import check_writable
 
-    loaded = partopt.Plan.load(plan)
     path = output or _PAGE
-    own = None if profile is None else partopt.Profile.load(profile)
+    check_writable(path, force)
+    loaded = partopt.Plan.load(plan)
+    own = find_shipped(loaded) if profile is None else partopt.Profile.load(profile)
+    if own is None:
+        click.echo("note:    stages are drawn without their layers: add --profile", err=True)
     partopt.write_report(
         loaded,
         path,
-        beside=documents,
         profile=own,
+        beside=[_load(file) for file in documents],
         force=force,
         spell=as_flags,
         command=lambda finding: _change(plan, finding),
@@ -58,6 +65,25 @@ def command(
     )
     if path != "-":
         click.echo(f"Wrote {path}", err=True)
+
+
+def _load(file: str) -> Drawable:
+    """A document that has a picture."""
+    from partopt.documents import read_bytes
+    from partopt.documents.kinds import DOCUMENTS, kind_of
+    from partopt.report.picture import KINDS
+
+    content = read_bytes(file)
+    kind = kind_of(content, file)
+    if kind not in KINDS:
+        raise PartoptError(
+            f"{file}: a {kind} has no picture",
+            f"these have one: {', '.join(KINDS)}",
+            code="no-picture",
+            kind=kind,
+        )
+    document: Any = DOCUMENTS[kind]
+    return document.parse(content, file)  # type: ignore[no-any-return]
 
 
 def _change(plan: str, finding: Finding) -> str:

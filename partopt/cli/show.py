@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -216,33 +215,9 @@ def _show(kind: str, content: bytes, file: str) -> None:
     from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument
     from partopt.documents.topology import Topology
-    from partopt.report import (
-        comparison,
-        device,
-        difference,
-        flows,
-        groups,
-        plan,
-        profile,
-        run,
-        scaling,
-        topology,
-        verification,
-    )
+    from partopt.report import topology
+    from partopt.report.pages import text_of
 
-    ascii_only = options.ascii_only()
-    pages: dict[str, Callable[[Any], str]] = {
-        "profile": lambda document: profile.render(document, ascii_only),
-        "plan": lambda document: plan.render(document, ascii_only, as_flags),
-        "comparison": comparison.render,
-        "scaling": scaling.render,
-        "difference": difference.render,
-        "device": device.render,
-        "flows": flows.render,
-        "groups": groups.render,
-        "run": run.render,
-        "verification": lambda document: verification.render(document, as_flags),
-    }
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
@@ -252,4 +227,4 @@ def _show(kind: str, content: bytes, file: str) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        click.echo(pages[kind](document))
+        click.echo(text_of(document, as_flags, options.ascii_only()))

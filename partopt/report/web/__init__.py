@@ -23,6 +23,7 @@ from partopt.units import format_bytes, format_rate, format_seconds
 
 _HERE = Path(__file__).parent
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
+_WIDTH = re.compile(r'<svg [^>]*?\bwidth="([0-9.]+)pt"')
 _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 
 
@@ -38,8 +39,9 @@ class Beside(NamedTuple):
 class Contents(NamedTuple):
     """What the page is made of.
 
-    `timeline` are all actions that the page can hold, `pictures` SVG by `plan` and `timeline`,
-    `commands` what a reader can check it with, and `digests` SHA-256 by file.
+    `timeline` are all actions that the page can hold, `pictures` SVG of the plan (`picture`) and of
+    its timeline (`figure`), `commands` what a reader can check it with, and `digests` SHA-256 by
+    file.
     """
 
     plan: Plan
@@ -99,9 +101,15 @@ def render(
 
 
 def _inline(svg: bytes, name: str) -> Markup:
-    """A picture as a part of the page: without its preamble, its names unlike other pictures'."""
+    """A picture as a part of the page: without its preamble, its names unlike other pictures'.
+
+    It is as wide as the page, but its text no larger than the page's.
+    """
     text = _PREAMBLE.sub("", svg.decode(), count=1)
-    return Markup(_ID.sub(rf"\g<1>{name}-", text))
+    width = _WIDTH.search(text)
+    assert width is not None, "pictures say how wide they are"
+    sized = text.replace("<svg ", f'<svg style="max-width:{2 * float(width[1]):.0f}px" ', 1)
+    return Markup(_ID.sub(rf"\g<1>{name}-", sized))
 
 
 def _title(plan: Plan) -> str:
@@ -112,9 +120,7 @@ def _title(plan: Plan) -> str:
 
 def _sections(contents: Contents) -> list[str]:
     """The names of the sections, in their order."""
-    names = ["outcome", "timeline", "time", "stages", "advice", "proof", "check"]
-    if "plan" in contents.pictures:
-        names.insert(1, "plan")
+    names = ["outcome", "plan", "timeline", "time", "stages", "advice", "proof", "check"]
     if not contents.simulation.advice:
         names.remove("advice")
     place = names.index("proof")

@@ -99,7 +99,7 @@ def stage_table(plan: Plan) -> WebTable:
 def memory_table(plan: Plan) -> WebTable:
     """The memory of a device of each stage, by parts, against the limit."""
     limit = plan.memory_limit_bytes
-    most = max([limit or 0, *(stage.memory.total_bytes for stage in plan.stages)])
+    most = max([limit or 1, *(stage.memory.total_bytes for stage in plan.stages)])
     rows = [
         [
             str(s),

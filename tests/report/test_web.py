@@ -1,0 +1,178 @@
+"""The report as one page: what it holds is the simulation's, and it is whole in a browser."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import partopt as po
+from partopt.errors import PartoptError
+from partopt.schedules.order import A
+from tests.helpers import chain_profile, flat, two_level
+
+pytest.importorskip("matplotlib", reason="figures are an extra")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+LOADED = re.compile(r"""(?:src|href)\s*=\s*["'](?!\#)[^"']*|url\((?!\#)[^)]*|@import""")
+
+
+def plan_of(stages=4, microbatches=8, schedule="1f1b", name="gpt", **options):
+    profile = chain_profile([1e-3 * (1 + n % 3) for n in range(2 * stages)])
+    profile = replace(profile, model=replace(profile.model, name=name))
+    job = po.Job(
+        profile,
+        flat(stages),
+        planner="gpipe",
+        stages=stages,
+        schedule=schedule,
+        microbatches=microbatches,
+        **options,
+    )
+    return po.solve(job).plan, profile
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the report of a plan, and gives its text."""
+
+    def write(plan, name="report.html", **options):
+        po.write_report(plan, tmp_path / name, **options)
+        return (tmp_path / name).read_text()
+
+    return write
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "pipedream"])
+def test_the_timeline_is_that_of_the_simulation(written, schedule):
+    microbatches = None if schedule == "pipedream" else 8
+    plan, profile = plan_of(microbatches=microbatches, schedule=schedule)
+    data = data_of(written(plan, profile=profile))
+    timeline = po.simulate(plan).execution.timeline
+    order = timeline.order
+    for row in data["ranks"]:
+        own = slice(order.rows[row["rank"]], order.rows[row["rank"] + 1])
+        kept = (order.kind[own] != A) & (timeline.start[own] < data["end"] * data["tick_s"])
+        for name, times in (("start", timeline.start), ("length", timeline.end - timeline.start)):
+            found = np.array(row[name]) * data["tick_s"]
+            expected = times[own][kept].astype(float)
+            np.testing.assert_allclose(found[: len(expected)], expected, atol=2 * data["tick_s"])
+        assert row["microbatch"][:4] == order.microbatch[own][kept][:4].tolist()
+    assert [row["rank"] for row in data["ranks"]] == [0, 1, 2, 3]
+
+
+def test_numbers_and_digests_are_those_of_the_files(written, tmp_path):
+    plan, profile = plan_of()
+    plan.save(str(tmp_path / "plan.json"))
+    page = written(plan, profile=profile, commands=["partopt show --verify plan.json"])
+    digest = subprocess.run(
+        ["sha256sum", tmp_path / "plan.json"], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
+    assert digest in page and plan.profile.sha256 in page
+    assert f"{plan.predicted.samples_per_s:.2f} samples/s"[:4] in page
+    assert "partopt show --verify plan.json" in page
+    for stage in plan.stages:
+        assert f"{stage.modules[0]} .. {stage.modules[-1]}" in page
+
+
+def test_documents_beside_the_plan_have_a_picture_each(written):
+    plan, profile = plan_of()
+    job = po.Job(profile, flat(4), schedule="1f1b", microbatches=8)
+    comparison, _ = po.compare(job)
+    beside = [comparison, comparison, po.scale(job, [2, 4])]
+    page = written(plan, profile=profile, beside=beside)
+    for name in ("profile", "comparison", "comparison-2", "scaling"):
+        assert f'<section id="{name}">' in page
+    assert page.count("<svg ") == 6
+    names = re.findall(r'\bid="([^"]+)"', page)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', page))
+    assert used <= {*names}
+    assert all(names.count(each) == 1 for each in used)
+
+
+def test_nothing_is_requested_and_the_same_plan_gives_the_same_page(written):
+    plan, profile = plan_of()
+    page = written(plan, profile=profile)
+    assert not LOADED.search(re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
+    assert "default-src 'none'" in page
+    assert page == written(plan, "again.html", profile=profile)
+
+
+def test_a_large_plan_is_below_3_mb(written):
+    profile = chain_profile([1e-3] * 128)
+    options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
+    plan = po.solve(po.Job(profile, two_level(8, 8), **options)).plan
+    page = written(plan, profile=profile)
+    assert len(page.encode()) < 3_000_000
+    assert "The first " in page and len(data_of(page)["ranks"]) == 64
+
+
+HOSTILE = "</script><script>document.title='x'</script>{{ 7*7 }}&\"'$a_b$"
+
+
+def test_names_are_text(written):
+    plan, profile = plan_of(name=HOSTILE)
+    page = written(plan, profile=profile)
+    assert "<script>document" not in page and "&lt;script&gt;document" in page
+    assert "{{ 7*7 }}" in page
+
+
+def test_nothing_is_overwritten_and_what_has_no_picture_is_refused(written, partopt, tmp_path):
+    plan, profile = plan_of()
+    plan.save(str(tmp_path / "plan.json"))
+    profile.save(str(tmp_path / "p.json"))
+    page = tmp_path / "page.html"
+    given = ("report", tmp_path / "plan.json", "--profile", tmp_path / "p.json", "-o", page)
+    assert partopt(*given).code == 0
+    assert "already exists" in partopt(*given).err
+    (tmp_path / "s.json").write_bytes(po.documents.encode(po.simulate(plan).document))
+    refused = partopt("report", tmp_path / "plan.json", tmp_path / "s.json", "-o", page, "--force")
+    assert (refused.code, "a simulation has no picture" in refused.err) == (2, True)
+    other = chain_profile([1.0] * 8)
+    with pytest.raises(PartoptError, match="profile"):
+        written(plan, "other.html", profile=other)
+    assert not (tmp_path / "other.html").exists()
+
+
+POINTED = """<script>
+const canvas = document.getElementById("drawing"), area = canvas.getBoundingClientRect();
+const at = (kind, x, y) => canvas.dispatchEvent(new PointerEvent(kind,
+  {clientX: area.left + x, clientY: area.top + y, pointerId: 1}));
+at("pointermove", 48, 30);
+document.body.dataset.first = document.getElementById("tip").textContent;
+canvas.dispatchEvent(new KeyboardEvent("keydown", {key: "+"}));
+at("pointermove", 48, 30);
+document.body.dataset.zoomed = document.getElementById("tip").textContent;
+</script>"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", ["gpt", HOSTILE])
+def test_a_browser_shows_it(written, tmp_path, name):
+    plan, profile = plan_of(name=name)
+    page = written(plan, profile=profile)
+    (tmp_path / "report.html").write_text(page.replace("</body>", f"{POINTED}</body>"))
+    shown = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=3000"),
+            f"file://{tmp_path / 'report.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    body = re.search(r"<body([^>]*)>", shown)[1]
+    assert 'data-ready="yes"' in body and "data-error" not in body
+    assert 'data-drawn="4"' in shown
+    forward = plan.stages[0].forward_s * 1e3
+    assert f'data-first="rank 0, stage 0: forward of microbatch 0\n{forward:.3f} ms' in body
+    assert 'data-zoomed="rank 0, stage 0: ' in body
+    assert name == "gpt" or "49" not in re.search(r"<title>(.*?)</title>", shown)[1]
