@@ -52,14 +52,14 @@ function drawTimeline(data, canvas, tip) {
     const value = ticks * data.tick_s;
     const [unit, factor] = [["s", 1], ["ms", 1e3], ["µs", 1e6]].find((each) => data.end * data.tick_s * each[1] >= 2)
       || ["ns", 1e9];
-    const digits = step ? Math.max(0, -Math.floor(Math.log10(step * data.tick_s * factor))) : 3;
+    const digits = step ? Math.max(0, -Math.floor(Math.log10(step * data.tick_s * factor) + 1e-9)) : 3;
     return `${(value * factor).toFixed(Math.min(digits, 6))} ${unit}`;
   }
 
   function axis() {
-    const rough = (to - from) / Math.max(2, (width - LEFT) / 110);
+    const rough = (to - from) * data.tick_s / Math.max(2, (width - LEFT) / 110);
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) / data.tick_s;
     context.fillStyle = "#6a6a6a";
     context.strokeStyle = "#e6e6e6";
     context.textAlign = "center";
