@@ -30,10 +30,11 @@ def compare(
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
     `plans` are by the names under which they appear; each is priced and simulated again for the
-    job, at its own warm-up where it was made for the same schedule and microbatches. `restricted` are ways to plan within what a trainer can say, by name: rows say what that
-    costs. All are at one microbatch size, at which the fastest of the planners' is fastest, unless
-    the job says which. The second value holds the notes. Raises PartoptError for a planner that
-    would ignore an option, and for a plan of another model or of more devices.
+    job, at its own warm-up where it was made for the same schedule and microbatches. `restricted`
+    are ways to plan within what a trainer can say, by name: rows say what that costs. All are at
+    one microbatch size, at which the fastest of the planners' is fastest, unless the job says
+    which. The second value holds the notes. Raises PartoptError for a planner that would ignore an
+    option, and for a plan of another model or of more devices.
     """
     for name in planners:
         contest.check_planner(name, job.problem)
