@@ -14,7 +14,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
-from partopt.report import chakra, trace
+from partopt.report import chakra, figure, trace
+from partopt.report.pictures.heading import heading_of_timeline
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
@@ -85,11 +86,14 @@ class Simulation:
             text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
             documents.write_bytes(path, text.encode(), force)
         else:
-            from partopt.report import figure  # matplotlib takes a while to import
-
-            window = drawn_window(self.execution)
-            estimated = self.plan.profile.estimated
-            figure.save(self.execution.timeline, path, force, window, estimated=estimated)
+            content = figure.render(
+                self.execution.timeline,
+                heading_of_timeline(self.execution),
+                form.removeprefix("."),
+                drawn_window(self.execution),
+                estimated=self.plan.profile.estimated,
+            )
+            documents.write_bytes(path, content, force)
         return [path]
 
     def _save_graph(self, path: str, force: bool) -> list[str]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from partopt.errors import PartoptError
+from partopt.report.pictures.look import COLUMN, FULL
 from partopt.schedules.order import A, U
 from partopt.simulator.slots import Slots, drawn_ranks, slots
 from partopt.simulator.timeline import Timeline
 
-COLUMN, FULL = 3.5, 7.2  # inches of one column of a paper, and of two
 LEFT, RIGHT = 0.35, 0.1  # inches beside the rows
 GAP = 0.08  # of a row, above and below its cells
 POINTS = 72  # of an inch

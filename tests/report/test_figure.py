@@ -1,17 +1,21 @@
 import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from partopt.errors import PartoptError
 from partopt.report import cells, figure, page
 from partopt.report.actions import COLOURS, DARKENED
+from partopt.report.pictures import look
+from partopt.report.pictures.look import Heading
 from tests.helpers import ROOT, flat
 from tests.report.timelines import example, plan_of, simulated
 
 pytest.importorskip("matplotlib", reason="figures are an extra")
 
+HEADING = Heading(("chain", "1f1b"), "A timeline.")
 CASES = {
     "1f1b": lambda: example("1f1b", P=4, M=8),
     "recomputation": lambda: example("gpipe", P=3, M=4, recompute=True),
@@ -31,26 +35,52 @@ def lightness(colour):
 @pytest.mark.parametrize("case", ["1f1b", "interleaved", "dualpipe"])
 def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
     _, timeline = CASES[case]()
-    content = figure.render(timeline, form)
+    content = figure.render(timeline, HEADING, form)
     assert content.startswith(first)
-    assert content == figure.render(timeline, form)
+    assert content == figure.render(timeline, HEADING, form)
 
 
-def test_the_extension_chooses_the_form_and_nothing_is_overwritten(tmp_path):
-    _, timeline = CASES["1f1b"]()
-    path = str(tmp_path / "a.SVG")
-    figure.save(timeline, path)
-    with pytest.raises(PartoptError):
-        figure.save(timeline, path)
-    figure.save(timeline, path, force=True)
+def test_the_extension_chooses_the_form():
+    assert [look.form_of(f"a.{each}") for each in ("SVG", "pdf", "b.png")] == ["svg", "pdf", "png"]
     with pytest.raises(PartoptError, match=r"unsupported format '.gif' of a figure"):
-        figure.save(timeline, str(tmp_path / "a.gif"))
+        look.form_of("a.gif")
+
+
+def test_a_title_and_a_description_are_said_and_the_title_is_seen():
+    heading = Heading(("a $x$ <&> \x1b_1", "1f1b", "P = 4"), "Four ranks & <rows>.\n")
+    svg = figure.render(CASES["1f1b"]()[1], heading, "svg").decode()
+    root = ElementTree.fromstring(svg)
+    names = [child.tag.rpartition("}")[2] for child in root[:2]]
+    assert (names, root.get("role")) == (["title", "desc"], "img")
+    assert root[0].text == r"a $x$ <&> \x1b_1, 1f1b, P = 4"
+    assert root[1].text == r"Four ranks & <rows>.\n"
+    assert root[0].text in {each.text for each in root.iter() if each.tag.endswith("}text")}
+
+
+def test_a_long_title_takes_more_lines_and_stays_within_the_figure():
+    heading = Heading((*["x" * 30] * 6, "y" * 100_000), "")
+    svg = figure.render(CASES["1f1b"]()[1], heading, "svg").decode()
+    lines = re.findall(r"<text[^>]*>(x[^<]*|y[^<]*)</text>", svg)
+    assert len(lines) == 7
+    assert lines[-1].startswith("yyyy") and ".." in lines[-1] and len(lines[-1]) < 100
+
+
+def test_the_settings_of_a_person_change_nothing(tmp_path):
+    import matplotlib
+
+    _, timeline = CASES["1f1b"]()
+    plain = figure.render(timeline, HEADING, "svg")
+    with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 20, "svg.fonttype": "path"}):
+        assert figure.render(timeline, HEADING, "svg") == plain
+        assert matplotlib.rcParams["font.size"] == 20
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_text_where_they_fit(case):
     _, timeline = CASES[case]()
-    text = re.findall(r"<text[^>]*>([^<]*)</text>", figure.render(timeline, "svg").decode())
+    text = re.findall(
+        r"<text[^>]*>([^<]*)</text>", figure.render(timeline, HEADING, "svg").decode()
+    )
     assert {"rank", "time (ms)", "forward", "idle"} <= set(text)
     assert (len(text) > 50) == (case != "large")
 
@@ -75,14 +105,21 @@ def test_numbers_are_text_where_they_fit(case):
 )
 def test_the_legend_names_what_appears(case, legend):
     _, timeline = CASES[case]()
-    text = re.findall(r"<text[^>]*>([^<]*)</text>", figure.render(timeline, "svg").decode())
-    assert {each for each in text if not each.isdigit()} - {"rank", "time (ms)"} == legend
+    text = re.findall(
+        r"<text[^>]*>([^<]*)</text>", figure.render(timeline, HEADING, "svg").decode()
+    )
+    assert {each for each in text if not each.isdigit()} - {
+        "rank",
+        "time (ms)",
+        HEADING.title,
+    } == legend
 
 
 def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
     _, timeline = CASES["zbv"]()
     measured, estimated = (
-        figure.render(timeline, "svg", estimated=device).decode() for device in (None, "H100-80GB")
+        figure.render(timeline, HEADING, "svg", estimated=device).decode()
+        for device in (None, "H100-80GB")
     )
     assert "estimated" not in measured
     assert ">times estimated for H100-80GB: nothing was measured<" in estimated
@@ -92,23 +129,23 @@ def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
 
 def test_all_reduces_beside_compute_are_drawn():
     plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
-    content = figure.render(simulated(plan, 4), "svg").decode()
+    content = figure.render(simulated(plan, 4), HEADING, "svg").decode()
     assert "all-reduce" in content
     assert COLOURS["A"].lower() in content.lower()
 
 
 def test_messages_are_lines_if_they_are_asked_for():
     _, timeline = CASES["1f1b"]()
-    assert figure.render(timeline, "svg").count(b"LineCollection") == 0
-    assert figure.render(timeline, "svg", transfers=True).count(b"LineCollection") > 0
+    assert figure.render(timeline, HEADING, "svg").count(b"LineCollection") == 0
+    assert figure.render(timeline, HEADING, "svg", transfers=True).count(b"LineCollection") > 0
 
 
 def test_small_figures_take_one_column_and_large_ones_two():
     widths = {case: page.page_of(CASES[case]()[1], None).width for case in CASES}
     assert (
-        widths["1f1b"] == widths["dualpipe"] == pytest.approx(page.COLUMN - page.LEFT - page.RIGHT)
+        widths["1f1b"] == widths["dualpipe"] == pytest.approx(look.COLUMN - page.LEFT - page.RIGHT)
     )
-    assert widths["large"] == pytest.approx(page.FULL - page.LEFT - page.RIGHT)
+    assert widths["large"] == pytest.approx(look.FULL - page.LEFT - page.RIGHT)
 
 
 def test_a_window_is_what_is_drawn():
@@ -128,7 +165,7 @@ def test_too_much_is_refused(monkeypatch):
 
 def test_many_cells_are_drawn_as_pixels(monkeypatch):
     monkeypatch.setattr(cells, "VECTORS", 10)
-    assert b"<image" in figure.render(CASES["large"]()[1], "svg")
+    assert b"<image" in figure.render(CASES["large"]()[1], HEADING, "svg")
 
 
 def test_more_ranks_than_fit_are_sampled():
@@ -148,7 +185,7 @@ def test_in_grey_forwards_are_lighter_than_backwards():
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartoptError) as error:
-        figure.render(CASES["1f1b"]()[1], "svg")
+        figure.render(CASES["1f1b"]()[1], HEADING, "svg")
     assert (error.value.message, error.value.hint) == (
         "a figure needs matplotlib",
         'pip install "partopt[figures]"',

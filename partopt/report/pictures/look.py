@@ -1,0 +1,138 @@
+"""The look that all pictures share: forms, style, the heading, and a sheet measured in inches.
+
+Only what runs within `render` may make figures: style and metadata are set there, so that the same
+document gives the same bytes, whatever the settings of the person.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.sax.saxutils import escape
+
+from partopt.errors import PartoptError
+from partopt.report.pictures.lettering import literal, pack
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMS = ("svg", "pdf", "png")
+COLUMN, FULL = 3.5, 7.2  # inches of one column of a paper, and of two
+SIZE, SMALL, TITLE = 7.0, 6.0, 7.5  # points of text
+GREY, FAINT, RED = "#4D4D4D", "#EFEFEF", "#C00000"
+_MARGIN, _LINE = 0.08, 0.14  # inches beside and above the heading, and of a line of it
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": SIZE,
+    "axes.linewidth": 0.5,
+    "axes.labelsize": SIZE,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "xtick.major.size": 2.0,
+    "ytick.major.size": 2.0,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "hatch.linewidth": 0.35,
+    "text.parse_math": False,  # names may have dollar signs
+    "svg.hashsalt": "partopt",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+# with the keys of a title and of a description
+_UNDATED: dict[str, tuple[dict[str, str | None], str, str]] = {
+    "svg": ({"Date": None, "Creator": "partopt"}, "Title", "Description"),
+    "pdf": ({"CreationDate": None, "Creator": "partopt", "Producer": None}, "Title", "Subject"),
+    "png": ({"Software": None}, "Title", "Description"),
+}
+
+
+class Heading(NamedTuple):
+    """What stands above a picture, in `parts`, and a sentence or two for who cannot see it."""
+
+    parts: tuple[str, ...]
+    description: str
+
+    @property
+    def title(self) -> str:
+        """The parts in one line."""
+        return literal(", ".join(self.parts))
+
+
+class Sheet:
+    """A figure of `width` inches, with `height` inches below its heading to draw on."""
+
+    def __init__(self, width: float, height: float, heading: Heading):
+        from matplotlib.figure import Figure
+
+        lines = pack(heading.parts, width - 2 * _MARGIN, TITLE)
+        self.width, self.height = width, height + _MARGIN / 2 + _LINE * len(lines)
+        self.figure: Figure = Figure(figsize=(self.width, self.height))
+        for number, line in enumerate(lines):
+            self.text(_MARGIN, self.height - _MARGIN / 2 - _LINE * number, line, size=TITLE)
+
+    def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
+        """Axes at a place of the sheet, in inches from its lower left corner."""
+        return self.figure.add_axes(
+            (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        )
+
+    def text(self, left: float, top: float, text: str, **settings: Any) -> None:
+        """A line of text whose upper left corner is at a place of the sheet, in inches."""
+        place = left / self.width, top / self.height
+        self.figure.text(*place, literal(text), **{"ha": "left", "va": "top"} | settings)
+
+
+def form_of(path: str) -> str:
+    """The form that the extension of `path` chooses. Raises PartoptError for others than FORMS."""
+    return _known(Path(path).suffix.removeprefix(".").lower())
+
+
+def _known(form: str) -> str:
+    if form not in FORMS:
+        raise PartoptError(
+            f"unsupported format '.{form}' of a figure",
+            f"choose {', '.join('.' + each for each in FORMS)}",
+            code="unsupported-format",
+            form=form,
+        )
+    return form
+
+
+def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> bytes:
+    """What `draw` draws under `heading`, in one of FORMS; the same bytes for the same.
+
+    Raises PartoptError for other forms, and without matplotlib.
+    """
+    undated, title, description = _UNDATED[_known(form)]
+    try:
+        import matplotlib
+    except ImportError:
+        raise PartoptError(
+            "a figure needs matplotlib",
+            'pip install "partopt[figures]"',
+            code="missing-package",
+            package="matplotlib",
+        ) from None
+    about = {title: heading.title, description: literal(heading.description)}
+    content = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # a name in letters that the font lacks is drawn as boxes; viewers of SVG have others
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        figure = draw(heading).figure
+        figure.savefig(content, format=form, dpi=300, metadata=undated | about)
+    return _described(content.getvalue(), heading) if form == "svg" else content.getvalue()
+
+
+def _described(svg: bytes, heading: Heading) -> bytes:
+    """The SVG as an image to screen readers: with a role, and a description after its title."""
+    description = f"</title>\n <desc>{escape(literal(heading.description))}</desc>"
+    marked = svg.replace(b"<svg ", b'<svg role="img" ', 1)
+    return marked.replace(b"</title>", description.encode(), 1)
