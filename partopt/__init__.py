@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
     from partopt.simulation import Simulation, simulate
+    from partopt.trials.trying import Trial, try_schedule, try_schedules
+    from partopt.trials.uniform import Uniform
 
 __version__ = "0.1.0"
 
@@ -71,6 +73,8 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "TrainerLayout": "partopt.layouts.trainer_layout",
     "TrainingRun": "partopt.runtime.run_document",
+    "Trial": "partopt.trials.trying",
+    "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
@@ -92,6 +96,8 @@ _PLACES = {
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.exporters.planning",
+    "try_schedule": "partopt.trials.trying",
+    "try_schedules": "partopt.trials.trying",
     "verify": "partopt.search.verify",
 }
 
@@ -117,6 +123,8 @@ __all__ = [
     "Topology",
     "TrainerLayout",
     "TrainingRun",
+    "Trial",
+    "Uniform",
     "__version__",
     "compare",
     "compare_groups",
@@ -139,6 +147,8 @@ __all__ = [
     "simulate",
     "solve",
     "solve_for",
+    "try_schedule",
+    "try_schedules",
     "verify",
 ]
 

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     | {"options", "registry", "job", "planners", "simulator", "search", "exporters"},
     "runtime": PLANNING | {"profiler", "simulator", "links"},
     "simulation": PLANNING | {"options", "simulator", "report"},
+    "trials": PLANNING | {"options", "job", "planners", "simulator", "simulation"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
