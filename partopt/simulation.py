@@ -87,11 +87,11 @@ class Simulation:
             documents.write_bytes(path, text.encode(), force)
         else:
             content = figure.render(
+                self.plan,
                 self.execution.timeline,
                 heading_of_timeline(self.execution),
                 form.removeprefix("."),
                 drawn_window(self.execution),
-                estimated=self.plan.profile.estimated,
             )
             documents.write_bytes(path, content, force)
         return [path]

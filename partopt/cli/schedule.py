@@ -59,6 +59,13 @@ _ALL = "all"
     metavar="V",
     help="Stages on a device, for interleaved schedules (default: 2).",
 )
+@click.option(
+    "--activations",
+    default="1 GB",
+    show_default=True,
+    metavar="SIZE",
+    help="That a device keeps of one microbatch.",
+)
 @click.option("--recompute", is_flag=True, help="Re-materialise activations.")
 @click.option(
     "--comm",

@@ -22,7 +22,7 @@ _OPTIONS = (
     "resume larger_than_memory name force scaling weak estimate calibrate "
     "group topology jitter slow seed draws backend rate clip check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size "
-    "forward backward weight_gradient transfer"
+    "forward backward weight_gradient transfer activations"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS
 VERBS = {

@@ -16,7 +16,7 @@ from partopt.simulator.drawing import drawn_timeline, drawn_window
 from partopt.simulator.execution import Execution
 from partopt.simulator.memory import base_memory_bytes
 from partopt.trials.expected import closed_form
-from partopt.trials.uniform import STASH_BYTES, Uniform
+from partopt.trials.uniform import Uniform
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +103,13 @@ def _tried(trial: Trial) -> Tried:
         iteration_s=execution.period_s * pipeline.microbatches,
         bubble=execution.bubble,
         in_flight=execution.peak_in_flight.tolist(),
-        activations=_activations(execution, pipeline.parts_under(trial.name)),
+        activations=_activations(execution, pipeline, trial.name),
         closed_form=closed_form(trial.name, pipeline, execution),
     )
 
 
-def _activations(execution: Execution, parts: int) -> list[float]:
+def _activations(execution: Execution, pipeline: Uniform, name: str) -> list[float]:
     """The most that each device keeps for backwards, in what it keeps of one microbatch."""
+    whole = pipeline.stage_activations(name) * pipeline.parts_under(name)
     kept = execution.peak_memory_bytes - base_memory_bytes(execution.plan)
-    return [size / STASH_BYTES / parts for size in kept.tolist()]
+    return [size / whole for size in kept.tolist()]

@@ -21,7 +21,7 @@ from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import CHUNKS, Job
-from partopt.options import Comm, check_count, invalid
+from partopt.options import Comm, check_count, invalid, parse_bytes
 from partopt.schedules import refusal, schedule
 from partopt.schedules.bubble import Times
 from partopt.schedules.layout import CHUNKS as CHUNKS_OF
@@ -31,7 +31,6 @@ from partopt.simulator.execution import ACTION_LIMIT
 # P   devices; v   stages on a device
 
 STAGES_LIMIT = 1024
-STASH_BYTES = 1 << 20  # that a stage keeps of a microbatch
 _MESSAGE_BYTES = 1000
 _SHORTEST_S, _LONGEST_S = 1e-12, 1e6
 
@@ -51,8 +50,9 @@ class Uniform:
     with several stages a device, `chunks` of looped schedules, each stage takes its share. A
     backward takes twice the forward, and `weight_gradient` is the part of it that is for the
     weights, half where it is not given. `transfer` is the time of a message between two devices,
-    and `comm` says whether they wait for it, "auto" as engines of the schedule do. Raises
-    PartoptError for options that are invalid.
+    and `comm` says whether they wait for it, "auto" as engines of the schedule do. `activations`
+    is what a device keeps of one microbatch, bytes or "1 GB". Raises PartoptError for options that
+    are invalid.
     """
 
     stages: int = 4
@@ -62,6 +62,7 @@ class Uniform:
     weight_gradient: float | str | None = None
     transfer: float | str = 0.0
     chunks: int | None = None
+    activations: int | str = 10**9
     recompute: bool = False
     comm: Comm = "auto"
 
@@ -82,6 +83,7 @@ class Uniform:
                 actions=actions,
                 limit=ACTION_LIMIT,
             )
+        parse_bytes("activations", self.activations, least=chunks)
         if self.seconds.weight_gradient > self.seconds.backward:
             raise invalid(
                 "weight_gradient", self.weight_gradient, "longer than the backward", "give a part"
@@ -112,6 +114,10 @@ class Uniform:
         weights = of.weight_gradient / parts
         return Times(of.forward / parts, of.backward / parts - weights, weights)
 
+    def stage_activations(self, name: str) -> int:
+        """Bytes that one stage keeps of a microbatch under the schedule `name`."""
+        return parse_bytes("activations", self.activations) // self.parts_under(name)
+
     def plan(self, name: str) -> Plan:
         """The plan of the pipeline under the schedule `name`.
 
@@ -122,7 +128,7 @@ class Uniform:
         if fault is not None:
             raise fault
         job = Job(
-            self._profile(S, self.stage_times(name)),
+            self._profile(S, self.stage_times(name), self.stage_activations(name)),
             self._topology(),
             schedule=name,
             microbatches=None if entry.asynchronous else self.microbatches,
@@ -137,12 +143,12 @@ class Uniform:
         """Into how many stages the work of a device is cut under the schedule `name`."""
         return 1 if schedule(name).shape == MIRRORED else self.chunks_under(name)
 
-    def _profile(self, layers: int, t: Times) -> Profile:
+    def _profile(self, layers: int, t: Times, stash: int) -> Profile:
         size = _MESSAGE_BYTES if self.seconds.transfer else 0
         each = LayerMeasurement(
             forward_s=t.F, backward_s=t.B, backward_input_s=t.I, output_bytes=size
         )
-        kept = [StashGroup(layers=[s], bytes=STASH_BYTES) for s in range(layers)]
+        kept = [StashGroup(layers=[s], bytes=stash) for s in range(layers)]
         return Profile(
             model=Model(name="equal stages"),
             device=Device(name="none"),
