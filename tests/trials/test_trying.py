@@ -38,7 +38,7 @@ def test_it_takes_what_the_exact_reference_takes(name, P, M, W):
 
 def test_activations_are_those_of_the_papers():
     """In what a device keeps of one microbatch: 1F1B P - p, interleaved 1 + (P-1)/(v P) times P
-    (Megatron-LM, section 2.2), ZB-V P, DualPipe P + 1 (its table).
+    (Korthikanti et al., MLSys 2023), ZB-V P, DualPipe P + 1 (DeepSeek-V3, table 2).
     """
     kept = {name: own.activations for name, own in BY_NAME.items()}
     assert kept["1f1b"] == [4, 3, 2, 1]
