@@ -35,7 +35,8 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
     assert len(BLOCKS) == 8
-    assert {path.name for path in tmp_path.iterdir()} == {"model.py", "trace.json", "timeline.svg"}
+    written = {"trace.json", "timeline.svg", "interleaved.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model.py", *written}
     printed = capsys.readouterr().out
     assert "microbatches-needed schedule" in printed
     assert re.search(
