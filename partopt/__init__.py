@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
     from partopt.simulation import Simulation, simulate
+    from partopt.trials.trying import Trial, try_schedule, try_schedules
+    from partopt.trials.uniform import Uniform
 
 __version__ = "0.1.0"
 
@@ -73,6 +75,8 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "TrainerLayout": "partopt.layouts.trainer_layout",
     "TrainingRun": "partopt.runtime.run_document",
+    "Trial": "partopt.trials.trying",
+    "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.picture",
     "estimate": "partopt.profiler.estimate",
@@ -95,6 +99,8 @@ _PLACES = {
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.exporters.planning",
+    "try_schedule": "partopt.trials.trying",
+    "try_schedules": "partopt.trials.trying",
     "verify": "partopt.search.verify",
     "write_report": "partopt.html_report",
 }
@@ -121,6 +127,8 @@ __all__ = [
     "Topology",
     "TrainerLayout",
     "TrainingRun",
+    "Trial",
+    "Uniform",
     "__version__",
     "compare",
     "compare_groups",
@@ -144,6 +152,8 @@ __all__ = [
     "simulate",
     "solve",
     "solve_for",
+    "try_schedule",
+    "try_schedules",
     "verify",
     "write_report",
 ]

@@ -92,11 +92,11 @@ class Simulation:
     def draw(self, form: str) -> bytes:
         """The timeline as a figure: "svg", "pdf" or "png"."""
         return figure.render(
+            self.plan,
             self.execution.timeline,
             heading_of_timeline(self.execution),
             form,
             drawn_window(self.execution),
-            estimated=self.plan.profile.estimated,
         )
 
     def _save_graph(self, path: str, force: bool) -> list[str]:

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "runtime": PLANNING | {"profiler", "simulator", "links"},
     "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
     "simulation": PLANNING | {"options", "simulator", "report"},
+    "trials": PLANNING | {"options", "job", "planners", "simulator", "simulation"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)

@@ -30,6 +30,7 @@ VERBS = {
         "partopt.cli.simulate",
         "execute a plan: where its time goes, and what would change it",
     ),
+    "schedule": ("partopt.cli.schedule", "schedules on equal stages, without a profile"),
     "report": ("partopt.cli.report", "a plan as one page of HTML, to look at and to send"),
     "run": ("partopt.cli.run", "train a model by a plan, measured beside predicted"),
     "export": ("partopt.cli.export", "write a plan as a trainer reads it"),

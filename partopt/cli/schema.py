@@ -15,7 +15,7 @@ def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 
     NAME is profile, plan, topology, comparison, scaling, simulation, verification, difference,
-    groups, run, flows or device.
+    groups, run, flows, trial or device.
 
     \b
     Example:

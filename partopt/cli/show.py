@@ -49,8 +49,8 @@ def command(
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
 
     FILE is a profile, a plan, a topology, a simulation, a comparison (of planners or of groups), a
-    scaling, a verification, a difference, a run, flows or a device. With OTHER both are profiles of
-    one model, shown layer by layer side by side.
+    scaling, a verification, a difference, a run, flows, a trial of schedules or a device. With
+    OTHER both are profiles of one model, shown layer by layer side by side.
 
     With --json the document is printed again. With --verify every number of a plan is computed
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
@@ -211,10 +211,12 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
 
 def _show(kind: str, content: bytes, file: str) -> None:
     """Print the page of the document in `content`."""
+    from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
     from partopt.cli.words import as_flags, print_notes
     from partopt.documents.simulation import SimulationDocument
     from partopt.documents.topology import Topology
+    from partopt.documents.trial import TrialDocument
     from partopt.report import topology
     from partopt.report.pages import text_of
 
@@ -224,6 +226,8 @@ def _show(kind: str, content: bytes, file: str) -> None:
         click.echo(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
+    elif kind == "trial":
+        show_trial(TrialDocument.parse(content, file))
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))

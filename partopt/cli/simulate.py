@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, progress, whatif
+from partopt.cli import options, progress, timeline, whatif
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from partopt import Simulation
     from partopt.documents.simulation import Finding, SimulationDocument
 
-_WIDTH = 80  # columns, where it is not a terminal
 _ASK_AGAIN_S = 0.2
 
 
@@ -51,7 +48,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     import partopt
     from partopt.report.basis import basis_text
 
-    _check_output(output, force, as_json)
+    timeline.check_output(output, force, as_json)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
@@ -71,30 +68,11 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if output:
         written = simulation.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {_listed(written)}", err=True)
+            click.echo(f"Wrote {timeline.name_files(written)}", err=True)
     if not as_json and output != "-":
         click.echo(_next(plan, output), err=True)
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
-
-
-def _listed(files: Sequence[str]) -> str:
-    """The files that were written; of many the first, the last but one and the last."""
-    return ", ".join(files) if len(files) < 3 else f"{files[0]} .. {files[-2]}, {files[-1]}"
-
-
-def _check_output(output: str | None, force: bool, as_json: bool) -> None:
-    """Refuse an output that could not be written, or of an unknown form, before any work."""
-    import partopt
-    from partopt import documents
-
-    if output == "-" and as_json:
-        raise PartoptError(
-            "-o - --json: both print on standard output", "choose one of them", code="usage"
-        )
-    if output:
-        partopt.Simulation.form_of(output)
-        documents.check_writable(output, force)
 
 
 def _in_background(work: Callable[[], Simulation]) -> Simulation:
@@ -123,13 +101,9 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     """Print the page of a simulation, as wide as the terminal; `plan` is the file of its plan."""
     from partopt.report.simulation import render
 
-    terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
-    context = click.get_current_context()
-    colour = terminal if context.color is None else context.color
+    columns, ascii_only, colour = timeline.page_style()
     command = partial(_command, plan)
-    ascii_only = options.ascii_only()
-    click.echo(render(document, max(_WIDTH, columns), ascii_only, colour, as_flags, command))
+    click.echo(render(document, columns, ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:

@@ -17,6 +17,7 @@ from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology_file import TopologyFile
+from partopt.documents.trial import TrialDocument
 from partopt.documents.verification import Verification
 from partopt.errors import PartoptError
 
@@ -33,6 +34,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "groups": GroupComparison,
     "run": Run,
     "flows": Flows,
+    "trial": TrialDocument,
 }
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')

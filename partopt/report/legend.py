@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partopt.report.actions import WORDS
 from partopt.report.basis import basis_lines
 from partopt.report.cells import FAINT, HATCHES, IDLE, cells, shade
-from partopt.report.page import Page
+from partopt.report.memory_panel import Part
+from partopt.report.page import LEFT, RIGHT, Page
 from partopt.schedules.order import KINDS, A, U
 from partopt.simulator.slots import exchanges
 from partopt.simulator.timeline import Timeline
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Legend(NamedTuple):
-    """The kinds of actions, the labels of these and of idle time, and how they are laid out.
+    """The kinds of actions, the parts of memory, the labels of these and of idle time.
 
-    `title` are the lines above the labels.
+    `title` are the lines above the labels, which are in `columns`.
     """
 
     kinds: list[int]
+    memory: list[Part]
     labels: list[str]
     title: list[str]
     columns: int
@@ -33,26 +36,38 @@ class Legend(NamedTuple):
         return len(self.title) + -(-len(self.labels) // self.columns)
 
 
-def legend_of(timeline: Timeline, page: Page, estimated: str | None = None) -> Legend:
+def legend_of(
+    timeline: Timeline, pages: Sequence[Page], memory: Sequence[Part], estimated: str | None
+) -> Legend:
     """What the colours mean, of those that can be seen, in as many columns as there is room for.
 
-    `estimated` is the device that the times were estimated for, if they were.
+    `memory` are the parts of memory that are drawn; `estimated` is the device that the times were
+    estimated for, if they were.
     """
-    kinds = {kind for kind, _ in cells(page)}
-    for starts, ends in (exchanges(timeline, rank) for rank in page.ranks):
-        seen = (
-            (starts < page.end)
-            & (ends > page.begin)
-            & ((ends - starts) * page.points_per_second > 0.2)
-        )
-        kinds |= {A} if seen.any() else set()
-    labels = [*(WORDS[KINDS[kind]] for kind in sorted(kinds)), "idle"]
-    remarks = [page.note, "a rank's stages from light to dark" if page.chunks > 1 else ""]
+    kinds = {kind for page in pages for kind, _ in cells(page)}
+    if any(_seen_exchanges(timeline, page) for page in pages):
+        kinds |= {A}
+    labels = [*(WORDS[KINDS[kind]] for kind in sorted(kinds)), "idle", *(p.name for p in memory)]
+    remarks = [
+        pages[0].note,
+        "a rank's stages from light to dark" if pages[0].chunks > 1 else "",
+        "the beginning, the middle and the end are shown" if len(pages) > 1 else "",
+    ]
     title = ["; ".join(filter(None, remarks)), *(text for _, text in basis_lines(estimated))]
-    columns = min(len(labels), max(1, int(page.width / (0.4 + 0.052 * max(map(len, labels))))))
-    if sum(0.4 + 0.052 * len(label) for label in labels) < page.width:
+    width = LEFT + pages[0].width * len(pages) + RIGHT
+    columns = min(len(labels), max(1, int(width / (0.4 + 0.052 * max(map(len, labels))))))
+    if sum(0.4 + 0.052 * len(label) for label in labels) < width:
         columns = len(labels)
-    return Legend(sorted(kinds), labels, [*filter(None, title)], columns)
+    return Legend(sorted(kinds), list(memory), labels, [*filter(None, title)], columns)
+
+
+def _seen_exchanges(timeline: Timeline, page: Page) -> bool:
+    """Whether an all-reduce is wide enough to be seen."""
+    for starts, ends in (exchanges(timeline, rank) for rank in page.ranks):
+        wide = (ends - starts) * page.points_per_second > 0.2
+        if ((starts < page.end) & (ends > page.begin) & wide).any():
+            return True
+    return False
 
 
 def add_legend(figure: Figure, page: Page, legend: Legend) -> None:
@@ -73,7 +88,11 @@ def add_legend(figure: Figure, page: Page, legend: Legend) -> None:
         for kind in legend.kinds
     ]
     figure.legend(
-        [*swatches, (Patch(facecolor=IDLE),)],
+        [
+            *swatches,
+            (Patch(facecolor=IDLE),),
+            *((Patch(facecolor=part.colour),) for part in legend.memory),
+        ],
         legend.labels,
         title="\n".join(legend.title) or None,
         title_fontsize=6.5,

@@ -8,6 +8,7 @@ halves of the devices do what DualPipeV's do; where the V turns, the two copies 
 from __future__ import annotations
 
 from partopt.errors import PartoptError
+from partopt.schedules.bubble import Bubble, are_equal
 from partopt.schedules.dualpipev import overlap_chunks
 from partopt.schedules.entry import DeviceCounts, Schedule
 from partopt.schedules.layout import MIRRORED, Place
@@ -48,7 +49,12 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=DeviceCounts(lambda p, P, v, M: P + 1),
     weight_versions=1,
-    bubble=lambda P, v, M: P - 2,
+    bubble=Bubble(
+        "(P/2-1)(F&B+B-3W)",  # F&B, a forward and a backward at once, takes F+B here
+        lambda P, v, M, t: (P // 2 - 1) * (t.F + 2 * t.B - 3 * t.W),
+        "F = I = W",
+        lambda P, v, M, t: are_equal(t),
+    ),
     comm="overlap",
     comm_source="DeepSeek-V3 Technical Report, section 3.2.1: overlapping is its purpose",
     tried_by_auto=True,

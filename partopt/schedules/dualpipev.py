@@ -8,6 +8,7 @@ other run at once, in one slot, so that each one's communication hides behind th
 from __future__ import annotations
 
 from partopt.errors import PartoptError
+from partopt.schedules.bubble import Bubble, are_equal
 from partopt.schedules.entry import DeviceCounts, Schedule
 from partopt.schedules.layout import VEE, Place
 from partopt.schedules.order import Row, spell
@@ -64,7 +65,12 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=DeviceCounts(lambda p, P, v, M: 2 * P + 1),
     weight_versions=1,
-    bubble=lambda P, v, M: 2 * (P - 1),
+    bubble=Bubble(
+        "(P-1)(F&B+B-3W)",  # F&B, a forward and a backward at once, takes F+B here
+        lambda P, v, M, t: (P - 1) * (t.F + 2 * t.B - 3 * t.W),
+        "F = I = W",
+        lambda P, v, M, t: are_equal(t),
+    ),
     comm="overlap",
     comm_source=(
         "torch 2.13 `_PipelineScheduleRuntime` posts sends and receives and waits where"

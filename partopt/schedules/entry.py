@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
+from partopt.schedules.bubble import SLOTS, Bubble, Times
 from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place, own_microbatches
 from partopt.schedules.order import Row
 
@@ -20,7 +21,6 @@ from partopt.schedules.order import Row
 # p, P, v  position of a device in its pipeline, devices of the pipeline, stages on a device
 # M        microbatches of an iteration through all replicas; through one pipeline where P is given;
 #          None: no limit
-# slot     the time of a forward; a backward takes two, each of its parts one
 
 # weight versions of a stage: one for each microbatch in flight
 ALL_IN_FLIGHT = 0
@@ -90,10 +90,7 @@ class Schedule:
     one_at_a_time: bool  # devices overlap nothing: one microbatch is on its way at a time
     counts: StageCounts | DeviceCounts
     weight_versions: int  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
-    # slots of an iteration (asynchronous: of the steady state) for which each device waits, of P, v
-    # and M: for equal stages, messages that take no time, and enough microbatches to fill the
-    # pipeline
-    bubble: Callable[[int, int, int], int]
+    bubble: Bubble  # for how long each device waits
     # whether devices wait for their messages under engines that run it, and which those are
     comm: Literal["overlap", "serial"]
     comm_source: str
@@ -133,10 +130,10 @@ class Schedule:
         """Versions of its weights that a stage keeps with `held` microbatches in flight."""
         return self.weight_versions or held
 
-    def makespan(self, P: int, v: int, M: int) -> int:
-        """Slots of an iteration in closed form, where `bubble` holds."""
+    def makespan(self, P: int, v: int, M: int, t: Times = SLOTS) -> float:
+        """Time of an iteration in closed form, where `bubble` holds; by default in slots."""
         passes = 1 if self.shape == MIRRORED else v
-        return 3 * passes * M + self.bubble(P, v, M)
+        return passes * M * (t.F + t.B) + self.bubble.of(P, v, M, t)
 
 
 class Replicas(list[int]):

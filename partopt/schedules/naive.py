@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partopt.schedules.bubble import Bubble
 from partopt.schedules.entry import Schedule, StageCounts, only_one
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
@@ -30,7 +31,7 @@ SCHEDULE = Schedule(
         kernel=None,
     ),
     weight_versions=1,
-    bubble=lambda P, v, M: 3 * M * (P - 1),
+    bubble=Bubble("M(P-1)(F+B)", lambda P, v, M, t: M * (P - 1) * (t.F + t.B)),
     comm="overlap",
     comm_source="one device works at a time: there is nothing to overlap",
     tried_by_auto=True,

@@ -7,6 +7,7 @@ used. An order holds a finite stretch of it, from an empty pipeline to an empty 
 
 from __future__ import annotations
 
+from partopt.schedules.bubble import Bubble
 from partopt.schedules.entry import ALL_IN_FLIGHT, Schedule, downstream
 from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.one_f_one_b import row
@@ -23,7 +24,7 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=downstream(1),
     weight_versions=ALL_IN_FLIGHT,
-    bubble=lambda P, v, M: 0,
+    bubble=Bubble("0", lambda P, v, M, t: 0),
     comm="overlap",
     comm_source=(
         "PipeDream (SOSP 2019), section 4: its runtime sends and receives in threads of their own"

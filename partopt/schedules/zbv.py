@@ -9,6 +9,7 @@ device waits only until its first microbatch comes, and after its last.
 
 from __future__ import annotations
 
+from partopt.schedules.bubble import FILLED_DRAIN, Bubble, are_equal
 from partopt.schedules.entry import DeviceCounts, Schedule
 from partopt.schedules.layout import VEE, Place
 from partopt.schedules.order import Row, microbatch_numbers, spell
@@ -44,7 +45,12 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=DeviceCounts(lambda p, P, v, M: min(2 * M, M + 1 + p, 2 * P)),
     weight_versions=1,
-    bubble=lambda P, v, M: P - 1,
+    bubble=Bubble(
+        "(P-1)(F+I-W)",
+        FILLED_DRAIN.of,
+        "M >= 2P and F = I = W",
+        lambda P, v, M, t: M >= 2 * P and are_equal(t),
+    ),
     comm="overlap",
     comm_source=(
         "torch 2.13 `_PipelineScheduleRuntime` posts sends and receives and waits where"

@@ -1,6 +1,6 @@
 """Idle shares of the synchronous schedules in closed form.
 
-Stages are equal with F = I = W = 1 and B = 2, and messages take no time.
+Stages are equal with F = I = W, and messages take no time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
+from partopt.schedules.bubble import SLOTS
 from partopt.schedules.layout import MIRRORED
 
 # P   devices of one pipeline; v   stages that a device holds
@@ -49,4 +50,4 @@ def idle_share(name: str, of: Pipeline) -> float:
     The optimizer's step is left out.
     """
     entry = schedule(name)
-    return entry.bubble(*of) / entry.makespan(*of)
+    return entry.bubble.of(*of, SLOTS) / entry.makespan(*of)

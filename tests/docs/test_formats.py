@@ -17,7 +17,7 @@ from partopt.documents.flows import Flows
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.simulation import SimulationDocument
+from partopt.documents.simulation import DrawnTimeline, SimulationDocument
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.search.tables import comparison_of
@@ -60,6 +60,7 @@ DESCRIBED = {
     "scaling": {Figures},
     "simulation": {Topology, Figures},
     "groups": {Topology, Figures},
+    "trial": {DrawnTimeline},
 }
 
 

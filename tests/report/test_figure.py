@@ -4,12 +4,14 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from partopt.errors import PartoptError
-from partopt.report import cells, figure, page
+from partopt.report import cells, figure, memory_panel, page, phases
 from partopt.report.actions import COLOURS, DARKENED
 from partopt.report.pictures import look
 from partopt.report.pictures.look import Heading
+from partopt.simulator.memory import memory_over_time
 from tests.helpers import ROOT, flat
 from tests.report.timelines import example, plan_of, simulated
 
@@ -34,10 +36,10 @@ def lightness(colour):
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
 @pytest.mark.parametrize("case", ["1f1b", "interleaved", "dualpipe"])
 def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
-    _, timeline = CASES[case]()
-    content = figure.render(timeline, HEADING, form)
+    plan, timeline = CASES[case]()
+    content = figure.render(plan, timeline, HEADING, form)
     assert content.startswith(first)
-    assert content == figure.render(timeline, HEADING, form)
+    assert content == figure.render(plan, timeline, HEADING, form)
 
 
 def test_the_extension_chooses_the_form():
@@ -48,7 +50,7 @@ def test_the_extension_chooses_the_form():
 
 def test_a_title_and_a_description_are_said_and_the_title_is_seen():
     heading = Heading(("a $x$ <&> \x1b_1", "1f1b", "P = 4"), "Four ranks & <rows>.\n")
-    svg = figure.render(CASES["1f1b"]()[1], heading, "svg").decode()
+    svg = figure.render(*CASES["1f1b"](), heading, "svg").decode()
     root = ElementTree.fromstring(svg)
     names = [child.tag.rpartition("}")[2] for child in root[:2]]
     assert (names, root.get("role")) == (["title", "desc"], "img")
@@ -59,7 +61,7 @@ def test_a_title_and_a_description_are_said_and_the_title_is_seen():
 
 def test_a_long_title_takes_more_lines_and_stays_within_the_figure():
     heading = Heading((*["x" * 30] * 6, "y" * 100_000), "")
-    svg = figure.render(CASES["1f1b"]()[1], heading, "svg").decode()
+    svg = figure.render(*CASES["1f1b"](), heading, "svg").decode()
     lines = re.findall(r"<text[^>]*>(x[^<]*|y[^<]*)</text>", svg)
     assert len(lines) == 7
     assert lines[-1].startswith("yyyy") and ".." in lines[-1] and len(lines[-1]) < 100
@@ -68,21 +70,21 @@ def test_a_long_title_takes_more_lines_and_stays_within_the_figure():
 def test_the_settings_of_a_person_change_nothing(tmp_path):
     import matplotlib
 
-    _, timeline = CASES["1f1b"]()
-    plain = figure.render(timeline, HEADING, "svg")
+    plan, timeline = CASES["1f1b"]()
+    plain = figure.render(plan, timeline, HEADING, "svg")
     with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 20, "svg.fonttype": "path"}):
-        assert figure.render(timeline, HEADING, "svg") == plain
+        assert figure.render(plan, timeline, HEADING, "svg") == plain
         assert matplotlib.rcParams["font.size"] == 20
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_text_where_they_fit(case):
-    _, timeline = CASES[case]()
+    plan, timeline = CASES[case]()
     text = re.findall(
-        r"<text[^>]*>([^<]*)</text>", figure.render(timeline, HEADING, "svg").decode()
+        r"<text[^>]*>([^<]*)</text>", figure.render(plan, timeline, HEADING, "svg").decode()
     )
     assert {"rank", "time (ms)", "forward", "idle"} <= set(text)
-    assert (len(text) > 50) == (case != "large")
+    assert (text.count("1") > 1) == (case != "large")
 
 
 @pytest.mark.parametrize(
@@ -104,22 +106,21 @@ def test_numbers_are_text_where_they_fit(case):
     ],
 )
 def test_the_legend_names_what_appears(case, legend):
-    _, timeline = CASES[case]()
+    plan, timeline = CASES[case]()
     text = re.findall(
-        r"<text[^>]*>([^<]*)</text>", figure.render(timeline, HEADING, "svg").decode()
+        r"<text[^>]*>([^<]*)</text>", figure.render(plan, timeline, HEADING, "svg").decode()
     )
-    assert {each for each in text if not each.isdigit()} - {
-        "rank",
-        "time (ms)",
-        HEADING.title,
-    } == legend
+    beside = {"rank", "time (ms)", "busy", "peak", "B", "memory of", "rank 0", HEADING.title}
+    numbers = re.compile(r"[0-9]+(%| B)?|(fill|drain) [0-9]+ ms")
+    memory = {"weights", "gradients", "optimizer", "buffers", "activations"}
+    assert {each for each in text if not numbers.fullmatch(each)} - beside == legend | memory
 
 
 def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
-    _, timeline = CASES["zbv"]()
+    plan, timeline = CASES["zbv"]()
+    other = replace(plan, profile=replace(plan.profile, estimated="H100-80GB"))
     measured, estimated = (
-        figure.render(timeline, HEADING, "svg", estimated=device).decode()
-        for device in (None, "H100-80GB")
+        figure.render(each, timeline, HEADING, "svg").decode() for each in (plan, other)
     )
     assert "estimated" not in measured
     assert ">times estimated for H100-80GB: nothing was measured<" in estimated
@@ -129,47 +130,66 @@ def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
 
 def test_all_reduces_beside_compute_are_drawn():
     plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
-    content = figure.render(simulated(plan, 4), HEADING, "svg").decode()
+    content = figure.render(plan, simulated(plan, 4), HEADING, "svg").decode()
     assert "all-reduce" in content
     assert COLOURS["A"].lower() in content.lower()
 
 
 def test_messages_are_lines_if_they_are_asked_for():
-    _, timeline = CASES["1f1b"]()
-    assert figure.render(timeline, HEADING, "svg").count(b"LineCollection") == 0
-    assert figure.render(timeline, HEADING, "svg", transfers=True).count(b"LineCollection") > 0
+    plan, timeline = CASES["1f1b"]()
+    plain = figure.render(plan, timeline, HEADING, "svg")
+    assert plain.count(b"LineCollection") == 0
+    lines = figure.render(plan, timeline, HEADING, "svg", transfers=True)
+    assert lines.count(b"LineCollection") > 0
 
 
-def test_small_figures_take_one_column_and_large_ones_two():
-    widths = {case: page.page_of(CASES[case]()[1], None).width for case in CASES}
-    assert (
-        widths["1f1b"] == widths["dualpipe"] == pytest.approx(look.COLUMN - page.LEFT - page.RIGHT)
+def test_small_figures_take_one_column_and_larger_ones_two():
+    widths = {case: page.pages_of(CASES[case]()[1], None)[0].width for case in CASES}
+    beside = page.LEFT + page.RIGHT
+    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(look.COLUMN - beside)
+    assert widths["interleaved"] == pytest.approx(look.FULL - beside)
+
+
+def test_a_long_timeline_is_shown_in_three_parts_of_one_scale():
+    _, timeline = CASES["large"]()
+    first, middle, last = parts = page.pages_of(timeline, None)
+    assert (first.begin, last.end) == (0, timeline.makespan)
+    assert first.end < middle.begin < middle.end < last.begin
+    assert len({round(part.end - part.begin, 12) for part in parts}) == 1
+    assert sum(part.width for part in parts) + 2 * page.BREAK == pytest.approx(
+        look.FULL - page.LEFT - page.RIGHT
     )
-    assert widths["large"] == pytest.approx(look.FULL - page.LEFT - page.RIGHT)
+    fill = phases.phases_of(timeline)
+    assert first.end > fill.fill_end == pytest.approx(31e-3, rel=1e-5)
+    assert (
+        last.begin < fill.drain_begin == pytest.approx(timeline.makespan - 62e-3 - 5e-4, rel=1e-5)
+    )
+    # a forward is wide enough to be told from the next
+    assert all(1e-3 * part.points_per_second > 1.5 for part in parts)
 
 
 def test_a_window_is_what_is_drawn():
     _, timeline = CASES["large"]()
-    part = page.page_of(timeline, (0.1, 0.11))
+    [part] = page.pages_of(timeline, (0.1, 0.11))
     assert (part.begin, part.end) == (0.1, 0.11)
     assert 32 < part.cells < 32 * 10
     with pytest.raises(PartoptError, match="nothing to draw"):
-        page.page_of(timeline, (5.0, 6.0))
+        page.pages_of(timeline, (5.0, 6.0))
 
 
 def test_too_much_is_refused(monkeypatch):
     monkeypatch.setattr(page, "_MOST_DRAWN", 10)
     with pytest.raises(PartoptError, match="a figure of 68 actions is more than anyone can see"):
-        page.page_of(CASES["1f1b"]()[1], None)
+        page.pages_of(CASES["1f1b"]()[1], None)
 
 
 def test_many_cells_are_drawn_as_pixels(monkeypatch):
     monkeypatch.setattr(cells, "VECTORS", 10)
-    assert b"<image" in figure.render(CASES["large"]()[1], HEADING, "svg")
+    assert b"<image" in figure.render(*CASES["large"](), HEADING, "svg")
 
 
 def test_more_ranks_than_fit_are_sampled():
-    part = page.page_of(example("1f1b", P=100, M=4)[1], None)
+    [part] = page.pages_of(example("1f1b", P=100, M=4)[1], None)
     assert len(part.ranks) == 64
     assert part.note == "64 of 100 ranks are shown, at even distances"
 
@@ -182,10 +202,80 @@ def test_in_grey_forwards_are_lighter_than_backwards():
         )
 
 
+def drawn(case, transfers=False, **changes):
+    """The figure of a case as it is drawn, and its renderer."""
+    plan, timeline = CASES[case]()
+    plan, pages = replace(plan, **changes), page.pages_of(timeline, None)
+    sheet = figure._sheet(plan, timeline, HEADING, pages, transfers).figure
+    sheet.set_dpi(300)
+    sheet.draw_without_rendering()
+    return sheet
+
+
+@pytest.mark.parametrize("limit", [None, 500, 10**9])
+@pytest.mark.parametrize("case", [*CASES, "wide"])
+def test_no_label_overlaps_another_or_leaves_the_figure(case, limit, monkeypatch):
+    import matplotlib
+    from matplotlib.text import Text
+
+    monkeypatch.setitem(CASES, "wide", lambda: example("gpipe", P=64, M=3))
+    with matplotlib.rc_context(look._STYLE):
+        sheet = drawn(case, topology=flat(64, memory_bytes=limit))
+    texts = [each for each in sheet.findobj(Text) if each.get_text() and each.get_visible()]
+    boxes = [each.get_window_extent().padded(-0.6) for each in texts]
+    assert len(texts) > 30
+    for n, (text, box) in enumerate(zip(texts, boxes, strict=True)):
+        assert sheet.bbox.x0 <= box.x0 and box.x1 <= sheet.bbox.x1, text.get_text()
+        assert sheet.bbox.y0 <= box.y0 and box.y1 <= sheet.bbox.y1, text.get_text()
+        for other, its in zip(texts[:n], boxes[:n], strict=True):
+            assert not box.overlaps(its), (text.get_text(), other.get_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_panel_is_empty(case):
+    import matplotlib
+
+    with matplotlib.rc_context(look._STYLE):
+        sheet = drawn(case)
+    assert len(sheet.axes) == (6 if case == "large" else 2)
+    assert all(axes.collections for axes in sheet.axes)
+    for axes in sheet.axes:
+        left, right = axes.get_xlim()
+        reach = [each.get_datalim(axes.transData) for each in axes.collections]
+        assert any(box.x0 < right and box.x1 > left for box in reach)
+
+
+def test_rows_end_in_the_share_at_work_and_the_most_memory():
+    """1F1B: 8 x 3 ms and a step of 0.5 ms of 33.5 ms; 370 bytes, and 10 for each microbatch."""
+    plan, timeline = CASES["1f1b"]()
+    text = re.findall(
+        r"<text[^>]*>([^<]*)</text>", figure.render(plan, timeline, HEADING, "svg").decode()
+    )
+    assert text.count("73%") == 4
+    assert [f"{370 + 10 * held} B" in text for held in (4, 3, 2, 1)] == [True] * 4
+    assert {"fill 3 ms", "drain 6 ms"} <= set(text)
+
+
+def test_the_memory_of_the_fullest_rank_adds_up():
+    plan, timeline = CASES["1f1b"]()
+    trace = memory_panel.trace_of(timeline, plan, [0, 1, 2, 3])
+    assert (trace.rank, trace.peak) == (0, 410)
+    assert [part.name for part in trace.parts] == [
+        *("weights", "gradients", "optimizer", "buffers", "activations"),
+    ]
+    series = memory_over_time(timeline, plan, 0)
+    assert trace.levels[-1].tolist() == series.values.tolist()
+    assert trace.levels[:, 0].tolist() == [100, 150, 350, 370, 370]
+
+
+def test_a_large_figure_is_less_than_a_megabyte():
+    assert len(figure.render(*CASES["large"](), HEADING, "svg")) < 400_000
+
+
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartoptError) as error:
-        figure.render(CASES["1f1b"]()[1], HEADING, "svg")
+        figure.render(*CASES["1f1b"](), HEADING, "svg")
     assert (error.value.message, error.value.hint) == (
         "a figure needs matplotlib",
         'pip install "partopt[figures]"',

@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from partopt.schedules import SCHEDULES, order, refusal
+from partopt.schedules.bubble import SLOTS, Times
 from partopt.schedules.in_flight import in_flight
 from tests.schedules.executed import built, chunks, executed, layout_of, makespan, straight
 
@@ -56,7 +57,7 @@ def test_every_schedule_is_here():
 def test_an_asynchronous_schedule_does_not_wait_in_its_steady_state():
     for entry in SCHEDULES.values():
         if entry.asynchronous:
-            assert [entry.bubble(P, 1, 8) for P in (1, 2, 4)] == [0, 0, 0]
+            assert [entry.bubble.of(P, 1, 8, SLOTS) for P in (1, 2, 4)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -71,6 +72,35 @@ def test_makespan_and_peak_in_flight_are_those_of_the_closed_form(name):
                     assert held == HELD[name](P, v, M), (P, v, M)
                     tried += 1
     assert tried >= 10
+
+
+TIMES = [Times(*t) for t in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 4, 2), (1, 1.5, 0.5)]]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_bubble_holds_at_other_times_where_it_says_so(name):
+    """And where it does not say so, there are times at which it does not."""
+    entry, missed = SCHEDULES[name], 0
+    for t in [*TIMES, Times(3, 3, 3)]:
+        for P, M in ((4, 2), (2, 2), (2, 4), (3, 7), (4, 4), (4, 8), (6, 12)):
+            v = chunks(name)[-1]
+            if refusal(name, P, v, M) is not None or entry.asynchronous:
+                continue
+            took = makespan(name, P, v, M, seconds=dict(t._asdict(), B=t.B))
+            if entry.bubble.holds(P, v, M, t):
+                assert took == entry.makespan(P, v, M, t), (P, M, t)
+            missed += took != entry.makespan(P, v, M, t)
+    assert bool(missed) == bool(entry.bubble.condition)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_formula_of_the_bubble_is_what_is_computed(name):
+    bubble = SCHEDULES[name].bubble
+    for t in TIMES:
+        letters = {"P": 6, "M": 12, "FB": t.F + t.B, "B": t.B} | t._asdict()
+        product = bubble.text.replace("F&B", "FB").replace("3W", "3*W").replace(")(", ")*(")
+        computed = eval(product.replace("M(", "M*("), letters)
+        assert computed == bubble.of(6, 2, 12, t)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

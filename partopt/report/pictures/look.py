@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from partopt.errors import PartoptError
+from partopt.report.pictures.compact import compact
 from partopt.report.pictures.lettering import literal, pack, text_width
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ GREY, FAINT, RED = "#4D4D4D", "#EFEFEF", "#C00000"
 _MARGIN, _LINE = 0.08, 0.14  # inches beside and above the heading, and of a line of it
 _STYLE: Any = {
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial"],  # each text of an SVG names them all
     "font.size": SIZE,
     "axes.linewidth": 0.5,
     "axes.labelsize": SIZE,
@@ -147,7 +149,9 @@ def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> byt
     with style():
         figure = draw(heading).figure
         figure.savefig(content, format=form, dpi=300, metadata=undated | about)
-    return _described(content.getvalue(), heading) if form == "svg" else content.getvalue()
+    if form != "svg":
+        return content.getvalue()
+    return _described(compact(content.getvalue()), heading)
 
 
 def require_matplotlib() -> None:
