@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from partopt import __version__
 from partopt.cli import completion
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
 
@@ -127,11 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         code = INTERRUPTED
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            say(traceback.format_exc(), err=True, nl=False)
         code = _report(error)
     sys.exit(code)
 
@@ -147,13 +148,13 @@ def _report(error: Exception) -> int:
             f"standard output: {error.strerror}", "is the disk full?", code="cannot-write"
         )
     if not isinstance(error, PartoptError):
-        click.echo(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
-        click.echo("hint:  run it again with --debug, and report what it prints", err=True)
+        say(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
+        say("hint:  run it again with --debug, and report what it prints", err=True)
         return INTERNAL
     for part in error.parts:
-        click.echo(f"error: {as_flags(part.message)}", err=True)
+        say(f"error: {as_flags(part.message)}", err=True)
         if part.hint:
-            click.echo(f"hint:  {as_flags(part.hint)}", err=True)
+            say(f"hint:  {as_flags(part.hint)}", err=True)
     return error.exit_code
 
 

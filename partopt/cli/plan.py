@@ -11,6 +11,7 @@ import click
 
 from partopt.cli import options, progress
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -99,7 +100,7 @@ def command(
         again = partial(_command, profile, output, given)
         _print_plan(solve, job, output, force, as_json, again)
     if not as_json and output != "-":
-        click.echo(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
+        say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
 
 
 def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:
@@ -159,7 +160,7 @@ def _print_plan(
     if output and not (as_json and output == "-"):
         plan.save(output, force)
     if output and output != "-":
-        click.echo(f"Wrote {output}", err=True)
+        say(f"Wrote {output}", err=True)
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -170,8 +171,8 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    click.echo(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
-    click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
+    say(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
+    say(f"\n{beside}" if beside else "", nl=bool(beside))
 
 
 def _print_scaling(job: Job, devices: list[int], weak: bool, as_json: bool) -> None:
@@ -184,4 +185,4 @@ def _print_scaling(job: Job, devices: list[int], weak: bool, as_json: bool) -> N
     if as_json:
         options.write_json(found)
     else:
-        click.echo(scaling.render(found))
+        say(scaling.render(found))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, verifying
+from partopt.cli.terminal import say
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -90,7 +91,7 @@ def command(
         return
     _show(kind, content, file)
     if kind in _NEXT:
-        click.echo(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+        say(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
 
 
 def _refuse_verifying(verify: bool, profile: str | None) -> None:
@@ -126,8 +127,8 @@ def _show_difference(
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
-    click.echo(difference.render(found))
-    click.echo(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
+    say(difference.render(found))
+    say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify"
@@ -193,10 +194,10 @@ def _show(kind: str, content: bytes, file: str) -> None:
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
-        click.echo(topology.render(loaded))
+        say(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        click.echo(pages[kind](document))
+        say(pages[kind](document))

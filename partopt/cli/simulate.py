@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, whatif
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -55,7 +56,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
-        click.echo(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
+        say(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
 
     def run() -> Simulation:
         return partopt.simulate(loaded, **conditions, save_as=output)
@@ -71,9 +72,9 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if output:
         written = simulation.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {_listed(written)}", err=True)
+            say(f"Wrote {_listed(written)}", err=True)
     if not as_json and output != "-":
-        click.echo(_next(plan, output), err=True)
+        say(_next(plan, output), err=True)
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
 
@@ -129,7 +130,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     colour = terminal if context.color is None else context.color
     command = partial(_command, plan)
     ascii_only = options.ascii_only()
-    click.echo(render(document, max(_WIDTH, columns), ascii_only, colour, as_flags, command))
+    say(render(document, max(_WIDTH, columns), ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
+from partopt.cli.terminal import say
 
 if TYPE_CHECKING:
     from partopt.documents import Note
@@ -62,7 +62,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 def print_notes(notes: Iterable[Note]) -> None:
     """Print `warning: ...` on standard error for each of the notes, each once."""
     for text in dict.fromkeys(note.text for note in notes):
-        click.echo(f"warning: {as_flags(text)}", err=True)
+        say(f"warning: {as_flags(text)}", err=True)
 
 
 def _spell(match: re.Match[str]) -> str:

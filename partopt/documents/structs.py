@@ -7,6 +7,7 @@ the version that this partopt knows are refused, with the nearest known name.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -88,6 +89,7 @@ class _Head(msgspec.Struct):
     schema: str | None = None
 
 
+_NOT_ASCII = re.compile("[^\x00-\x7e]")
 _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?")
 
 
@@ -101,9 +103,17 @@ def refuse(faults: Iterable[PartoptError], where: str) -> None:
 def encode(document: msgspec.Struct | dict[str, Any]) -> bytes:
     """Indented JSON in the order of the fields, ending in a newline.
 
-    The same document gives the same bytes.
+    The same document gives the same bytes. What a terminal obeys or hides is escaped.
     """
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    if content.isascii() and b"\x7f" not in content:
+        return content
+    return _NOT_ASCII.sub(_escape_hidden, content.decode()).encode()
+
+
+def _escape_hidden(match: re.Match[str]) -> str:
+    char = match[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def decode(content: bytes, expected: type[Struct], where: str) -> Struct:

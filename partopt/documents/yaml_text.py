@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
-from partopt.documents.faults import escape_controls, leaf_faults
+from partopt.documents.faults import leaf_faults
 from partopt.documents.structs import refuse
 from partopt.errors import PartoptError
+from partopt.printable import printable
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,5 +76,5 @@ def _text_faults(raw: object) -> list[PartoptError]:
 def _not_yaml(error: yaml.YAMLError) -> PartoptError:
     mark = getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    problem = escape_controls(str(getattr(error, "problem", None) or error))
+    problem = printable(str(getattr(error, "problem", None) or error))
     return malformed(f"{place}not YAML: {problem}")

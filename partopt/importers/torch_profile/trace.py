@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from partopt.documents.faults import escape_controls
 from partopt.documents.files import PathLike, read_bytes
 from partopt.errors import PartoptError
+from partopt.printable import printable
 
 LARGEST = 1 << 29  # bytes of JSON: read, they take ten times as many
 _LISTED = 10  # faults of one file
@@ -182,4 +182,4 @@ def _what_is_wrong(event: Event) -> str | None:
 
 
 def _quoted(event: Event) -> str:
-    return f'"{escape_controls(event.name[:60])}"'
+    return f'"{printable(event.name[:60])}"'
