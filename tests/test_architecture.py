@@ -20,7 +20,7 @@ BASE = {"units", "errors", "printable"}
 DOCUMENTS = BASE | {"documents"}
 PLANNING = DOCUMENTS | {"schedules", "cost"}
 MAY_IMPORT = {
-    "errors": set(),
+    "errors": {"printable"},
     "printable": set(),
     "units": {"errors"},
     "registry": {"errors"},

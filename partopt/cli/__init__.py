@@ -41,6 +41,7 @@ VERBS = {
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
+_SHOWN = 3  # errors of one file
 
 
 class Verbs(click.Group):
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _report(error: Exception) -> int:
-    """Print `error: ...` and `hint: ...` for every part of the error; the exit code."""
+    """Print `error: ...` and `hint: ...` for an error's parts, three of a file; the exit code."""
     if isinstance(error, click.UsageError):
         error = _usage(error)
     elif isinstance(error, click.ClickException):
@@ -151,10 +152,13 @@ def _report(error: Exception) -> int:
         say(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
         say("hint:  run it again with --debug, and report what it prints", err=True)
         return INTERNAL
-    for part in error.parts:
+    shown = error.parts[:_SHOWN] if "file" in error.fields else error.parts
+    for part in shown:
         say(f"error: {as_flags(part.message)}", err=True)
         if part.hint:
             say(f"hint:  {as_flags(part.hint)}", err=True)
+    if len(shown) < len(error.parts):
+        say(f"error: and {len(error.parts) - len(shown)} more", err=True)
     return error.exit_code
 
 

@@ -94,10 +94,10 @@ _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor
 
 
 def refuse(faults: Iterable[PartoptError], where: str) -> None:
-    """Raise all of `faults` at once, placed at `where`; return where there are none."""
+    """Raise all of `faults` of a file at once, placed at `where`; return where there are none."""
     found = [fault.at(where) for fault in faults]
     if found:
-        raise PartoptError.together(found)
+        raise PartoptError.together(found, file=where)
 
 
 def encode(document: msgspec.Struct | dict[str, Any]) -> bytes:
@@ -152,6 +152,11 @@ def _decode_or_explain(raw: object, expected: type[Struct], name: str, where: st
     return msgspec.convert(known_part(raw, expected), expected)
 
 
+def _kind(schema: str) -> str:
+    """`profile` of `partopt.profile/1`."""
+    return schema.split("/")[0].removeprefix("partopt.")
+
+
 def _schema_name(expected: type[msgspec.Struct]) -> str:
     """The current schema of a document type: the default of its first field."""
     field = msgspec.structs.fields(expected)[0]
@@ -165,7 +170,7 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
     Raises PartoptError where it is not a document of that kind, or is of another major version.
     """
     found = raw.get("schema") if isinstance(raw, dict) else None
-    kind = known.split("/")[0].removeprefix("partopt.")
+    kind = _kind(known)
     if not isinstance(found, str):
         raise PartoptError(
             f'{where}: has no "schema": not a partopt {kind}',
@@ -177,12 +182,12 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
     assert own is not None
     if match is None or match["name"] != kind:
         raise PartoptError(
-            f'{where}: schema: "{found}" is not a partopt {kind}',
+            f'schema: "{found}" is not a partopt {kind}',
             f'a file with "schema": "{known}" is expected here',
             code="unknown-schema",
             found=found,
             expected=known,
-        )
+        ).at(where)
     if match["major"] != own["major"]:
         raise PartoptError(
             f"{where}: schema: version {match['major']} of {kind} is not known",
@@ -196,13 +201,16 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
 
 def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
     """The error of malformed JSON, with its line and column."""
-    kind = schema.split("/")[0].removeprefix("partopt.")
+    kind = _kind(schema)
     expected = f"a partopt {kind} is expected here"
     if "recursion" in reason:
         message = "not JSON that partopt writes: nested too deeply"
         return PartoptError(message, expected, code="malformed-document")
     if not content.strip():
         return PartoptError("the file is empty", expected, code="empty-file")
+    if not content.lstrip().startswith(b"{"):
+        message = f"not a partopt {kind}: not JSON"
+        return PartoptError(message, expected, code="malformed-document")
     offset = re.search(r"byte (\d+)", reason)
     if offset is None:
         return PartoptError(

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import bought, has_price
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, table
 from partopt.report.topology import cluster_lines, price_lines, speedup_text
 from partopt.units import format_bytes, format_seconds
 

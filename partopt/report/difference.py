@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from partopt.documents.difference import Difference, LayerDifference, LayerSide, Side
+from partopt.printable import shorten
 from partopt.report.basis import basis_of_several
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, table
 from partopt.units import format_bytes, format_seconds
 
 _MARKED = 3  # layers of the largest change

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology import Topology
-from partopt.report.table import label_lines, shorten
+from partopt.printable import shorten
+from partopt.report.table import label_lines
 from partopt.report.topology import cluster_lines
 from partopt.units import format_bytes
 

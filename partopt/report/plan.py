@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from partopt.cost.flight import noam
 from partopt.documents.plan import Certificate, Plan, Predicted
 from partopt.documents.stage import Load, Stage, stages_text
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import price_lines, speed_lines
 from partopt.report.head import head_of_plan
 from partopt.report.memory import memory_lines
 from partopt.report.ranks import format_ranks, ranks_text
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.units import format_bytes, format_rate, format_seconds
 

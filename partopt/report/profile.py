@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from partopt.documents.profile import Layer, Measurement, Profile
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.report.table import bar, label_lines, table
 from partopt.units import format_bytes, format_seconds
 
 Number = TypeVar("Number", int, float)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import bought, bought_text, format_money, has_price
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, table
 from partopt.units import format_rate
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
-from partopt.report.table import shorten, table
+from partopt.printable import shorten
+from partopt.report.table import table
 from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_seconds

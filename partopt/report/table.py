@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from partopt.printable import shorten
+
 WIDTH = 80  # columns
 _LABEL = 9  # columns of a label, where none is wider
 _NARROW = 8  # columns of text are not shortened below this
@@ -46,14 +48,6 @@ def bar(share: float, cells: int, ascii_only: bool = False) -> str:
     if ascii_only:
         return "#" * round(eighths / 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def shorten(text: str, width: int) -> str:
-    """`text`, its middle left out where it is wider than `width`."""
-    if len(text) <= width:
-        return text
-    head = (width - 2) // 2
-    return f"{text[:head]}..{text[len(text) - (width - 2 - head) :]}"
 
 
 def label_lines(lines: Iterable[tuple[str, str]]) -> str:

@@ -136,14 +136,16 @@ def test_standard_input(partopt, plan_file):
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (b"", "not a topology"),
-        (b"hello", "not a topology"),
-        (b"{}", "no schema that partopt knows"),
-        (b'{"schema": "partopt.trace/1", "rows": []}', "no schema that partopt knows"),
+        (b"", "the file is empty"),
+        (b"hello", "not a partopt document"),
+        (b"[1, 2]", "not a partopt document"),
+        (b"colour: blue\n", "not a partopt document"),
+        (b"{}", "not a partopt document: no schema that partopt knows"),
+        (b'{"schema": "partopt.trace/1", "rows": []}', "not a partopt document"),
         (b'{"schema": "partopt.comparison/1", "rows": []}', "model: missing"),
         (b'{"schema": "partopt.plan/2"}', "schema: version 2 of plan is not known"),
         (b'{"schema": "partopt.profile/1", "model"', "not JSON: input data was truncated"),
-        (b"\x80\x81", "not YAML"),
+        (b"\x89PNG\r\n\x1a\n\x00", "not a partopt document"),
         (b"name: x\ncolour: blue\n", "colour: unknown key"),
     ],
 )

@@ -1,6 +1,7 @@
 import pytest
 
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.printable import shorten
+from partopt.report.table import bar, label_lines, table
 
 
 def test_numbers_stand_right_and_words_left_without_trailing_blanks():

@@ -153,7 +153,7 @@ def _refuse_overlaps(events: list[Event], where: str) -> None:
         threads[event.tid].append(event)
     faults = list(itertools.chain.from_iterable(map(_overlaps, threads.values())))
     if faults:
-        raise PartoptError.together([fault.at(where) for fault in faults[:10]])
+        raise PartoptError.together([fault.at(where) for fault in faults], file=where)
 
 
 def _overlaps(events: list[Event]) -> Iterator[PartoptError]:

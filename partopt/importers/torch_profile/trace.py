@@ -26,7 +26,6 @@ from partopt.errors import PartoptError
 from partopt.printable import printable
 
 LARGEST = 1 << 29  # bytes of JSON: read, they take ten times as many
-_LISTED = 10  # faults of one file
 _GZIP = b"\x1f\x8b"
 _RECORD = "record it again: torch.profiler.profile(...).export_chrome_trace(PATH)"
 OPERATION = "cpu_op"
@@ -111,8 +110,7 @@ def load(path: PathLike) -> Trace:
         if _is_read(event) and (what := _what_is_wrong(event))
     ]
     if faults:
-        more = [_fault(f"{where}: {len(faults) - _LISTED} more such events", "invalid-event")]
-        raise PartoptError.together(faults[:_LISTED] + (more if len(faults) > _LISTED else []))
+        raise PartoptError.together(faults, file=where)
     events = sorted(filter(_is_read, trace.events), key=lambda event: (event.start, -event.length))
     if not any(event.cat == OPERATION for event in events):
         raise PartoptError(
