@@ -17,7 +17,6 @@ import math
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -122,9 +121,10 @@ def load(path: PathLike) -> Trace:
 
 
 def _read(path: PathLike) -> bytes:
-    if path != "-" and Path(path).is_file() and Path(path).stat().st_size > LARGEST:
-        raise _too_large(str(path))
-    return read_bytes(path)
+    try:
+        return read_bytes(path, LARGEST)
+    except PartoptError as error:
+        raise _too_large(str(path)) if error.code == "input-too-large" else error from None
 
 
 def _uncompressed(content: bytes, where: str) -> bytes:
