@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     metavar="B",
     help="With two profiles: the size to compare at (default: the largest common one).",
 )
+@click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
 @options.json_option
 def command(
     file: str,
@@ -43,6 +44,7 @@ def command(
     verify: bool,
     profile: str | None,
     microbatch_size: int | None,
+    all_layers: bool,
     as_json: bool,
 ) -> None:
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
@@ -51,9 +53,10 @@ def command(
     scaling, a verification, a difference, a run, flows or a device. With OTHER both are profiles of
     one model, shown layer by layer side by side.
 
-    With --json the document is printed again. With --verify every number of a plan is computed
-    again from its profile, and its bound is searched again. Exits with 1 where one check fails;
-    --json then prints the checks.
+    Layers and blocks of a profile that repeat are shown once, and of many rows the first and the
+    last, without --all. With --json the document is printed again. With --verify every number of a
+    plan is computed again from its profile, and its bound is searched again. Exits with 1 where one
+    check fails; --json then prints the checks.
 
     \b
     Example:
@@ -89,7 +92,7 @@ def command(
     if as_json:
         documents.write_bytes("-", documents.encode(_load(kind, content, file)))
         return
-    _show(kind, content, file)
+    _show(kind, content, file, all_layers)
     if kind in _NEXT:
         say(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
 
@@ -158,7 +161,7 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     return msgspec.convert(yaml.safe_load(Topology.parse(content, file).dump()), document)
 
 
-def _show(kind: str, content: bytes, file: str) -> None:
+def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.simulate import show_simulation
     from partopt.cli.words import as_flags, print_notes
@@ -180,7 +183,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
 
     ascii_only = options.ascii_only()
     pages: dict[str, Callable[[Any], str]] = {
-        "profile": lambda document: profile.render(document, ascii_only),
+        "profile": lambda document: profile.render(document, ascii_only, all_layers, as_flags),
         "plan": lambda document: plan.render(document, ascii_only, as_flags),
         "comparison": comparison.render,
         "scaling": scaling.render,

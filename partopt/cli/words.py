@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from partopt.documents import Note
 
 # Where the flag is not `--` and the option's name with hyphens.
-_OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
+_OWN_FLAGS = {
+    "microbatch_sizes": "--microbatch",
+    "arguments": "--set",
+    "units": "--unit",
+    "all_layers": "--all",
+}
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "optimizer_bytes gradients buffers shard memory reserve stages chunks tied cut_at cuts "

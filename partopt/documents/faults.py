@@ -137,6 +137,8 @@ class _Repeating(dict[str, Any]):
 
 
 def _repeated_keys(content: bytes) -> Iterator[PartoptError]:
+    if _is_written_back(content):
+        return
     found: list[_Repeating] = []
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -152,6 +154,15 @@ def _repeated_keys(content: bytes) -> Iterator[PartoptError]:
     root = json.loads(content, object_pairs_hook=build, parse_int=float)
     if found:
         yield from _name_repeated(root, "")
+
+
+def _is_written_back(content: bytes) -> bool:
+    """Whether the values of the JSON, written again, are the same text: so no key is repeated."""
+    try:
+        again = msgspec.json.encode(msgspec.json.decode(content))
+        return again == msgspec.json.format(content, indent=-1)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def _name_repeated(raw: object, path: str) -> Iterator[PartoptError]:
