@@ -18,9 +18,10 @@ from click.shell_completion import CompletionItem
 
 from partopt import __version__
 from partopt.cli import completion
-from partopt.cli.terminal import say
+from partopt.cli.terminal import columns, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
+from partopt.report.width import page_width
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
 VERBS = {
@@ -119,7 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        with partopt.make_context("partopt", words, color=False if plain else None) as context:
+        with (
+            page_width(columns()),
+            partopt.make_context("partopt", words, color=False if plain else None) as context,
+        ):
             partopt.invoke(context)  # click's own main() would turn a closed pipe into exit code 1
         sys.stdout.flush()
     except click.exceptions.Exit as left:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from partopt import Simulation
     from partopt.documents.simulation import Finding, SimulationDocument
 
-_WIDTH = 80  # columns, where it is not a terminal
 _ASK_AGAIN_S = 0.2
 
 
@@ -121,16 +119,15 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
 
 
 def show_simulation(document: SimulationDocument, plan: str | None = None) -> None:
-    """Print the page of a simulation, as wide as the terminal; `plan` is the file of its plan."""
+    """Print the page of a simulation; `plan` is the file of its plan."""
     from partopt.report.simulation import render
 
     terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
     context = click.get_current_context()
     colour = terminal if context.color is None else context.color
     command = partial(_command, plan)
     ascii_only = options.ascii_only()
-    say(render(document, max(_WIDTH, columns), ascii_only, colour, as_flags, command))
+    say(render(document, ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -9,8 +10,21 @@ import click
 
 from partopt.printable import printable
 
+_NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
 # What stays as it is: newlines, and the colours of the pages of `partopt.report`.
 _OWN = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
+
+
+def columns() -> int:
+    """Columns of a page: what COLUMNS says, or the terminal has, within 60 to 200; else 80."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal():
+        found = int(given)
+    elif sys.stdout.isatty():
+        found = os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL
+    else:
+        found = _USUAL
+    return max(_NARROWEST, min(_WIDEST, found))
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

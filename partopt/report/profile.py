@@ -10,7 +10,8 @@ from partopt.documents.profile import Layer, Measurement, Profile
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.folds import Fold, fold
-from partopt.report.table import bar, label_lines, table
+from partopt.report.table import bar, label_lines, paragraph, table
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
 
 Number = TypeVar("Number", int, float)
@@ -52,7 +53,7 @@ def render(
     left_out = 0 if all_layers else max(0, len(rows) - _MOST_ROWS)
     notes = [f"microbatch {measurement.microbatch_size}:\n"]
     notes[0] += _layer_table(profile, measurement, rows, left_out, ascii_only)
-    notes += _legend(profile, len(rows) < len(profile.layers), left_out, spell)
+    notes += map(paragraph, _legend(profile, len(rows) < len(profile.layers), left_out, spell))
     return "\n\n".join([render_sizes(profile), *notes])
 
 
@@ -72,7 +73,9 @@ def render_sizes(profile: Profile) -> str:
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
-    sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
+    sizes = table(
+        _SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1, spare=(6, 4)
+    )
     return f"{label_lines(head)}\n\n{sizes}"
 
 
@@ -167,7 +170,7 @@ def _layer_table(
                 str(place),
                 _layer_name(layer),
                 f"x{times}" if times > 1 else "",
-                shorten(layer.type, 12),
+                shorten(layer.type, stretch(12, 0.2)),
                 format_seconds(measured.forward_s),
                 format_seconds(measured.backward_s),
                 format_bytes(measured.output_bytes),
@@ -184,9 +187,15 @@ def _layer_table(
         [_LAYER_HEADINGS[n] for n in columns],
         [[row[n] for n in columns] for row in shown],
         left=left,
+        verdicts=[columns.index(_TIMES)] if folds else [],
+        spare=[columns.index(n) for n in (8, 3)],
     )
 
 
 def _layer_name(layer: Layer) -> str:
     name = layer.name + (f" #{layer.call}" if layer.call else "")
-    return shorten(name, 18) if layer.measured_as is None else f"{shorten(name, 17)}*"
+    return (
+        shorten(name, stretch(18))
+        if layer.measured_as is None
+        else f"{shorten(name, stretch(17))}*"
+    )

@@ -97,3 +97,11 @@ def test_everything_is_printed_in_one_place(path):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo")
     }
     assert not printing or path.name == "terminal.py"
+
+
+@pytest.mark.parametrize(
+    ("given", "width"), [("120", 120), ("20", 60), ("999", 200), ("", 80), ("wide", 80)]
+)
+def test_the_page_is_as_wide_as_the_environment_says_within_bounds(monkeypatch, given, width):
+    monkeypatch.setenv("COLUMNS", given)
+    assert terminal.columns() == width
