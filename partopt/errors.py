@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from partopt.printable import cut
+
 _LISTED = 12  # names in a hint
 
 BAD_INPUT = 2  # the input or the usage is wrong
@@ -17,7 +19,8 @@ class PartoptError(Exception):
 
     `message` reads `WHERE: WHAT`; `hint` says what to do; `code` names the kind of error for
     programs, and `fields` are what it is about; `exit_code` is 2 for bad input and 1 where the
-    answer is no. `parts` holds the errors of one file when several were found at once.
+    answer is no. `parts` holds the errors when several were found at once; `file` among the fields
+    says that all of them are of that file.
 
     Options are written as Python takes them, in backquotes: `microbatches=64`. The command line
     writes them as flags.
@@ -41,13 +44,12 @@ class PartoptError(Exception):
         self.parts: tuple[PartoptError, ...] = (self,)
 
     def at(self, where: str) -> PartoptError:
-        """The same error, said to be at `where`."""
-        return PartoptError(
-            f"{where}: {self.message}", self.hint, self.exit_code, code=self.code, **self.fields
-        )
+        """The same error, said to be at `where`; the long words in it are cut."""
+        message = f"{where}: {cut(self.message)}"
+        return PartoptError(message, self.hint, self.exit_code, code=self.code, **self.fields)
 
     @classmethod
-    def together(cls, errors: Iterable[PartoptError]) -> PartoptError:
+    def together(cls, errors: Iterable[PartoptError], **fields: Any) -> PartoptError:
         """One error that carries all of `errors`, in their order. There must be at least one."""
         parts = tuple(part for error in errors for part in error.parts)
         if len(parts) == 1:
@@ -56,6 +58,7 @@ class PartoptError(Exception):
             "\n".join(part.message for part in parts),
             exit_code=max(part.exit_code for part in parts),
             code=parts[0].code,
+            **fields,
         )
         whole.parts = parts
         return whole

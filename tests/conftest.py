@@ -55,6 +55,8 @@ def partopt(
 ) -> Callable[..., Outcome]:
     """`partopt("plan", ...)` runs the command line; `stdin=` is what it reads there."""
 
+    monkeypatch.delenv("COLUMNS", raising=False)
+
     def run(*arguments: object, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as left:

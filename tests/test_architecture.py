@@ -16,11 +16,12 @@ PACKAGE = ROOT / "partopt"
 
 # A part may import those named after it, and itself. Every part may import `partopt` for its
 # version.
-BASE = {"units", "errors"}
+BASE = {"units", "errors", "printable"}
 DOCUMENTS = BASE | {"documents"}
 PLANNING = DOCUMENTS | {"schedules", "cost"}
 MAY_IMPORT = {
-    "errors": set(),
+    "errors": {"printable"},
+    "printable": set(),
     "units": {"errors"},
     "registry": {"errors"},
     "documents": BASE,

@@ -15,7 +15,9 @@ from tests.test_architecture import imported
 CLI = sorted((ROOT / "partopt/cli").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 # Beside the names of `partopt` itself: documents as data, how they are read and rendered.
-PUBLIC = ("partopt.cli", "partopt.documents", "partopt.errors", "partopt.report", "partopt.units")
+PUBLIC = tuple(
+    f"partopt.{part}" for part in ("cli", "documents", "errors", "printable", "report", "units")
+)
 
 
 def is_public(name: str) -> bool:

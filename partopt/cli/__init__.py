@@ -18,8 +18,10 @@ from click.shell_completion import CompletionItem
 
 from partopt import __version__
 from partopt.cli import completion
+from partopt.cli.terminal import columns, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
+from partopt.report.width import page_width
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
 VERBS = {
@@ -42,6 +44,7 @@ VERBS = {
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
+_SHOWN = 3  # errors of one file
 
 
 class Verbs(click.Group):
@@ -119,7 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        with partopt.make_context("partopt", words, color=False if plain else None) as context:
+        with (
+            page_width(columns()),
+            partopt.make_context("partopt", words, color=False if plain else None) as context,
+        ):
             partopt.invoke(context)  # click's own main() would turn a closed pipe into exit code 1
         sys.stdout.flush()
     except click.exceptions.Exit as left:
@@ -129,17 +135,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        say("interrupted", err=True)
         code = INTERRUPTED
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            say(traceback.format_exc(), err=True, nl=False)
         code = _report(error)
     sys.exit(code)
 
 
 def _report(error: Exception) -> int:
-    """Print `error: ...` and `hint: ...` for every part of the error; the exit code."""
+    """Print `error: ...` and `hint: ...` for an error's parts, three of a file; the exit code."""
     if isinstance(error, click.UsageError):
         error = _usage(error)
     elif isinstance(error, click.ClickException):
@@ -149,13 +155,16 @@ def _report(error: Exception) -> int:
             f"standard output: {error.strerror}", "is the disk full?", code="cannot-write"
         )
     if not isinstance(error, PartoptError):
-        click.echo(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
-        click.echo("hint:  run it again with --debug, and report what it prints", err=True)
+        say(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
+        say("hint:  run it again with --debug, and report what it prints", err=True)
         return INTERNAL
-    for part in error.parts:
-        click.echo(f"error: {as_flags(part.message)}", err=True)
+    shown = error.parts[:_SHOWN] if "file" in error.fields else error.parts
+    for part in shown:
+        say(f"error: {as_flags(part.message)}", err=True)
         if part.hint:
-            click.echo(f"hint:  {as_flags(part.hint)}", err=True)
+            say(f"hint:  {as_flags(part.hint)}", err=True)
+    if len(shown) < len(error.parts):
+        say(f"error: and {len(error.parts) - len(shown)} more", err=True)
     return error.exit_code
 
 

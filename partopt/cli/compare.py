@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from partopt.cli import import_layout, options, progress, tables
+from partopt.cli.terminal import say
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -126,7 +127,7 @@ def _compare_planners(
     if as_json:
         options.write_json(result)
         return result
-    click.echo(comparison.render(result))
+    say(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in own.files:
         following = f"show {shlex.quote(best)}"
@@ -138,7 +139,7 @@ def _compare_planners(
         again = f"plan {shlex.quote(profile)} {options.repeat_options(given)}"
         chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
         following = f"{again} {chosen_by} -o plan.json"
-    click.echo(f"\nnext:    partopt {following}", err=True)
+    say(f"\nnext:    partopt {following}", err=True)
     return result
 
 
@@ -201,9 +202,7 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
     if as_json:
         options.write_json(result)
         return result
-    click.echo(groups.render(result))
+    say(groups.render(result))
     best = shlex.quote(result.rows[0].profile)
-    click.echo(
-        f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True
-    )
+    say(f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True)
     return result

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partopt.cli import options
+from partopt.cli.terminal import say, say_file
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def command(
             option="output",
         )
     if output is None or output == "-":
-        click.echo(text.main, nl=False)
+        say_file(text.main)
     else:
         for name in text.save(output, force):
-            click.echo(f"Wrote {name}", err=True)
+            say(f"Wrote {name}", err=True)
     for note in text.notes:
-        click.echo(f"note:    {note}", err=True)
+        say(f"note:    {note}", err=True)
 
 
 def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:

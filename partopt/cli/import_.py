@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import import_layout, options, words
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError, did_you_mean
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ def _profile(
     words.print_notes(imported.notes)
     if output != "-":
         count = len(imported.layers)
-        click.echo(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
-        click.echo(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
+        say(f"Wrote {output}: {count} {'layer' if count == 1 else 'layers'}", err=True)
+        say(f"next:    partopt plan {shlex.quote(output)} --topology v100-pcie", err=True)
 
 
 def _import_traces(

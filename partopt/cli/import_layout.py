@@ -13,6 +13,7 @@ import click
 
 from partopt.cli import options, progress
 from partopt.cli.does_not_fit import does_not_fit
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -104,7 +105,7 @@ def command(
     with progress.shown() as tell:
         judged = partopt.judge_layout(own, job, tell)
     for fault in judged.faults:
-        click.echo(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
+        say(f"warning: {trainer} does not run it so: {as_flags(fault)}", err=True)
     if as_json:
         options.write_json(judged.plan)
     elif output != "-":
@@ -114,9 +115,9 @@ def command(
     if output and not (as_json and output == "-"):
         judged.plan.save(output, force)
     if output and output != "-":
-        click.echo(f"Wrote {output}", err=True)
+        say(f"Wrote {output}", err=True)
     if not as_json and output != "-":
-        click.echo(f"next:    {_next(judged, own, given, stated)}", err=True)
+        say(f"next:    {_next(judged, own, given, stated)}", err=True)
 
 
 def text_of(layout: str) -> str:
@@ -153,9 +154,9 @@ def _print_page(judged: Judgement, own: TrainerLayout) -> None:
     from partopt.report import layout, plan
 
     for line in own.described:
-        click.echo(f"note:    {line}", err=True)
-    click.echo(plan.render(judged.plan, options.ascii_only(), as_flags))
-    click.echo(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer)}")
+        say(f"note:    {line}", err=True)
+    say(plan.render(judged.plan, options.ascii_only(), as_flags))
+    say(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer)}")
 
 
 def _again(

@@ -11,6 +11,7 @@ import click
 from partopt import documents
 from partopt.cli import options as printing
 from partopt.cli import stopping, words
+from partopt.cli.terminal import say
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def command(
         try:
             links = run.fit(name, _tell)
         except KeyboardInterrupt as interrupt:
-            click.echo(f"{stopping.describe(interrupt)}: nothing is written", err=True)
+            say(f"{stopping.describe(interrupt)}: nothing is written", err=True)
             raise SystemExit(stopping.exit_code(interrupt)) from None
     if writes:
         _finish(links, output, force, as_json, accept_poor)
@@ -116,7 +117,7 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
     if as_json:
         printing.write_json(links.document)
     else:
-        click.echo(render(links), err=output == "-")
+        say(render(links), err=output == "-")
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
@@ -141,7 +142,7 @@ def _write(text: str, topology: Topology, output: str, force: bool) -> None:
         return
     if Path(output).is_file():
         assert Topology.load(output) == topology
-    click.echo(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
+    say(f"\nWrote {output}\nnext:    partopt plan PROFILE --topology {output}", err=True)
 
 
 def _parse_sizes(text: str) -> list[int]:
@@ -155,4 +156,4 @@ def _parse_sizes(text: str) -> list[int]:
 
 def _tell(what: str) -> None:
     """Say what is measured next; called in the process of rank 0."""
-    click.echo(f"measuring {what}", err=True)
+    say(f"measuring {what}", err=True)

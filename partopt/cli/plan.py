@@ -11,6 +11,7 @@ import click
 
 from partopt.cli import options, progress, tables
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -102,7 +103,7 @@ def command(
         again = partial(_command, profile, output, given)
         _print_plan(solve, job, _Files(output, picture, force), as_json, again)
     if not as_json and output != "-":
-        click.echo(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
+        say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
 
 
 class _Files(NamedTuple):
@@ -190,7 +191,7 @@ def _print_plan(
         partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)
     for written in (output, picture):
         if written and written != "-":
-            click.echo(f"Wrote {written}", err=True)
+            say(f"Wrote {written}", err=True)
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -201,8 +202,8 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    click.echo(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
-    click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
+    say(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
+    say(f"\n{beside}" if beside else "", nl=bool(beside))
 
 
 def _print_scaling(
@@ -217,6 +218,6 @@ def _print_scaling(
     if as_json:
         options.write_json(found)
     else:
-        click.echo(scaling.render(found))
+        say(scaling.render(found))
     if output:
         tables.write(found, output, force)

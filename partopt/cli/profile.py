@@ -21,6 +21,7 @@ from partopt.cli.profile_options import (
     choose_output,
     parse_sizes,
 )
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def command(
     if output != "-" and _writes():
         from partopt.report.profile import render_sizes
 
-        click.echo(render_sizes(measured))
+        say(render_sizes(measured))
         _tell_written(output, options["topology"] or "dgx-a100")
 
 
@@ -206,7 +207,7 @@ def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) ->
 
 def _tell_written(output: str, topology: str) -> None:
     following = shlex.join([output, "--topology", topology])
-    click.echo(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
+    say(f"\nWrote {output}\nnext:    partopt plan {following}", err=True)
 
 
 def _writes() -> bool:
@@ -284,10 +285,8 @@ def _keep(finished: Profile | None, why: str, output: str, force: bool) -> None:
     if not _writes():
         return
     if finished is None:
-        click.echo(
-            f"{why} before the first microbatch size was finished: nothing is written", err=True
-        )
+        say(f"{why} before the first microbatch size was finished: nothing is written", err=True)
         return
     _save(finished, output, force)
     sizes = ", ".join(str(measurement.microbatch_size) for measurement in finished.measurements)
-    click.echo(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)
+    say(f"{why}: wrote {output} with what was finished, microbatch {sizes}", err=True)

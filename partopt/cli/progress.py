@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import click
+from partopt.cli.terminal import say
+from partopt.printable import printable
 
 _PATIENCE_S = 1.0
 _MINUTES_FROM_S = 100.0
@@ -23,6 +24,7 @@ def shown() -> Iterator[Tell]:
         yield lambda what, done, total: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     began = time.monotonic()
@@ -32,7 +34,7 @@ def shown() -> Iterator[Tell]:
     def tell(what: str, done: int, total: int) -> None:
         if time.monotonic() - began > _PATIENCE_S:
             bar.start()
-        bar.update(task, description=what, completed=done, total=total)
+        bar.update(task, description=escape(printable(what)), completed=done, total=total)
 
     try:
         yield tell
@@ -53,7 +55,7 @@ def of_sizes(sizes: Sequence[object]) -> Iterator[Callable[[int, int, int], None
             text = watch.describe(size, done, steps)
             show(text, done, steps or 1)
             if 0 < steps == done and not sys.stderr.isatty():
-                click.echo(text, err=True)
+                say(text, err=True)
 
         yield tell
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import PartoptError
 
@@ -52,7 +53,7 @@ def command(
     loaded = partopt.Plan.load(plan)
     own = find_shipped(loaded) if profile is None else partopt.Profile.load(profile)
     if own is None:
-        click.echo("note:    stages are drawn without their layers: add --profile", err=True)
+        say("note:    stages are drawn without their layers: add --profile", err=True)
     partopt.write_report(
         loaded,
         path,
@@ -64,7 +65,7 @@ def command(
         commands=list(_checks(plan, profile)),
     )
     if path != "-":
-        click.echo(f"Wrote {path}", err=True)
+        say(f"Wrote {path}", err=True)
 
 
 def _load(file: str) -> Drawable:

@@ -12,6 +12,7 @@ import click
 from partopt import documents
 from partopt.cli import options, stopping
 from partopt.cli.assignments import parse_assignments, set_option
+from partopt.cli.terminal import say
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def command(
         with stopping.stopped_by_signals(), contextlib.redirect_stdout(sys.stderr):
             finished = partopt.run_source(loaded, model, arguments=arguments, **given)
     except KeyboardInterrupt as interrupt:
-        click.echo(f"{stopping.describe(interrupt)}: every process has ended", err=True)
+        say(f"{stopping.describe(interrupt)}: every process has ended", err=True)
         raise SystemExit(stopping.exit_code(interrupt)) from None
     if finished is not None:
         _show(finished, output, force, as_json)
@@ -96,7 +97,7 @@ def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool)
     if as_json:
         options.write_json(run)
     elif output != "-":
-        click.echo(render(run))
+        say(render(run))
     if output:
         if Path(output).name.endswith(".trace.json"):
             content = b"".join(trace.write(finished.measured.timeline, finished.measured.plan))
@@ -104,7 +105,7 @@ def _show(finished: TrainingRun, output: str | None, force: bool, as_json: bool)
         else:
             run.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {output}", err=True)
+            say(f"Wrote {output}", err=True)
     check = run.check
     if check is not None and not check.equal:
         raise PartoptError(

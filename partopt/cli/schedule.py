@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, timeline
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
     if output:
         written = trial.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {timeline.name_files(written)}", err=True)
+            say(f"Wrote {timeline.name_files(written)}", err=True)
 
 
 def _print(document: TrialDocument, as_json: bool) -> None:
@@ -124,4 +125,4 @@ def show_trial(document: TrialDocument) -> None:
     """Print schedules on equal stages, a timeline as wide as the terminal."""
     from partopt.report import trial
 
-    click.echo(trial.render(document, *timeline.page_style()))
+    say(trial.render(document, *timeline.page_style()))

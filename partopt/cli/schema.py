@@ -6,6 +6,7 @@ import json
 
 import click
 
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError, did_you_mean
 
 
@@ -32,4 +33,4 @@ def command(name: str) -> None:
             code="unknown-document",
             kind=name,
         )
-    click.echo(json.dumps(msgspec.json.schema(DOCUMENTS[name]), indent=1))
+    say(json.dumps(msgspec.json.schema(DOCUMENTS[name]), indent=1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, verifying
+from partopt.cli.terminal import say
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     help="With two profiles: the size to compare at (default: the largest common one).",
 )
 @options.output_options("a picture (.svg, .pdf, .png)")
+@click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
 @options.json_option
 def command(
     file: str,
@@ -44,6 +46,7 @@ def command(
     microbatch_size: int | None,
     output: str | None,
     force: bool,
+    all_layers: bool,
     as_json: bool,
 ) -> None:
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
@@ -52,9 +55,10 @@ def command(
     scaling, a verification, a difference, a run, flows, a trial of schedules or a device. With
     OTHER both are profiles of one model, shown layer by layer side by side.
 
-    With --json the document is printed again. With --verify every number of a plan is computed
-    again from its profile, and its bound is searched again. Exits with 1 where one check fails;
-    --json then prints the checks.
+    Layers and blocks of a profile that repeat are shown once, and of many rows the first and the
+    last, without --all. With --json the document is printed again. With --verify every number of a
+    plan is computed again from its profile, and its bound is searched again. Exits with 1 where one
+    check fails; --json then prints the checks.
 
     With -o a profile, a plan, a comparison, a scaling or a run is drawn, a plan with the layers of
     its profile where that is known.
@@ -99,9 +103,9 @@ def command(
     if as_json:
         documents.write_bytes("-", documents.encode(_load(kind, content, file)))
         return
-    _show(kind, content, file)
+    _show(kind, content, file, all_layers)
     if kind in _NEXT:
-        click.echo(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+        say(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
 
 
 def _check_output(output: str, force: bool, other: str | None, verify: bool, as_json: bool) -> None:
@@ -140,9 +144,9 @@ def _draw(
     if kind == "plan":
         own = partopt.Profile.load(profile) if profile else verifying.find_shipped(document)
         if own is None:
-            click.echo("note:    stages are drawn without their layers: add --profile", err=True)
+            say("note:    stages are drawn without their layers: add --profile", err=True)
     partopt.draw(document, output, profile=own, force=force)
-    click.echo(f"Wrote {output}", err=True)
+    say(f"Wrote {output}", err=True)
 
 
 def _refuse_verifying(verify: bool, profile: str | None) -> None:
@@ -178,8 +182,8 @@ def _show_difference(
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
-    click.echo(difference.render(found))
-    click.echo(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
+    say(difference.render(found))
+    say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"
@@ -209,7 +213,7 @@ def _load(kind: str, content: bytes, file: str) -> msgspec.Struct:
     return msgspec.convert(yaml.safe_load(Topology.parse(content, file).dump()), document)
 
 
-def _show(kind: str, content: bytes, file: str) -> None:
+def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     """Print the page of the document in `content`."""
     from partopt.cli.schedule import show_trial
     from partopt.cli.simulate import show_simulation
@@ -223,7 +227,7 @@ def _show(kind: str, content: bytes, file: str) -> None:
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
-        click.echo(topology.render(loaded))
+        say(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     elif kind == "trial":
@@ -231,4 +235,4 @@ def _show(kind: str, content: bytes, file: str) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        click.echo(text_of(document, as_flags, options.ascii_only()))
+        say(text_of(document, as_flags, options.ascii_only(), all_layers))

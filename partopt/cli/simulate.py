@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, timeline, whatif
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -52,7 +53,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
-        click.echo(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
+        say(f"warning: {basis_text(loaded.profile.estimated)}", err=True)
 
     def run() -> Simulation:
         return partopt.simulate(loaded, **conditions, save_as=output)
@@ -68,9 +69,9 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     if output:
         written = simulation.save(output, force)
         if output != "-":
-            click.echo(f"Wrote {timeline.name_files(written)}", err=True)
+            say(f"Wrote {timeline.name_files(written)}", err=True)
     if not as_json and output != "-":
-        click.echo(_next(plan, output), err=True)
+        say(_next(plan, output), err=True)
     if not simulation.fits:
         raise _does_not_fit(simulation.document, plan)
 
@@ -98,12 +99,12 @@ def _in_background(work: Callable[[], Simulation]) -> Simulation:
 
 
 def show_simulation(document: SimulationDocument, plan: str | None = None) -> None:
-    """Print the page of a simulation, as wide as the terminal; `plan` is the file of its plan."""
+    """Print the page of a simulation; `plan` is the file of its plan."""
     from partopt.report.simulation import render
 
-    columns, ascii_only, colour = timeline.page_style()
+    ascii_only, colour = timeline.page_style()
     command = partial(_command, plan)
-    click.echo(render(document, columns, ascii_only, colour, as_flags, command))
+    say(render(document, ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:

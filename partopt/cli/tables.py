@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+from partopt.cli.terminal import say
 
 if TYPE_CHECKING:
     from partopt.documents.comparison import Comparison
@@ -32,4 +32,4 @@ def write(table: Comparison | GroupComparison | Scaling, output: str, force: boo
         table.save(output, force)
     else:
         partopt.draw(table, output, force=force)
-    click.echo(f"Wrote {output}", err=True)
+    say(f"Wrote {output}", err=True)

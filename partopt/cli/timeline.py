@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,24 +11,19 @@ import click
 from partopt.cli import options
 from partopt.errors import PartoptError
 
-_WIDTH = 80  # columns, where it is not a terminal
-
 
 class PageStyle(NamedTuple):
-    """How wide a page is, and what it may contain."""
+    """What a page may contain."""
 
-    columns: int
     ascii_only: bool
     colour: bool
 
 
 def page_style() -> PageStyle:
-    """The style of pages on standard output: as wide as the terminal, in colours there."""
-    terminal = sys.stdout.isatty()
-    columns = shutil.get_terminal_size((_WIDTH, 24)).columns if terminal else _WIDTH
+    """The style of pages on standard output: in colours on a terminal."""
     context = click.get_current_context()
-    colour = terminal if context.color is None else context.color
-    return PageStyle(max(_WIDTH, columns), options.ascii_only(), colour)
+    colour = sys.stdout.isatty() if context.color is None else context.color
+    return PageStyle(options.ascii_only(), colour)
 
 
 def check_output(output: str | None, force: bool, as_json: bool) -> None:

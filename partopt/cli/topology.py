@@ -6,6 +6,7 @@ import click
 
 from partopt import documents
 from partopt.cli import measure_links
+from partopt.cli.terminal import say, say_file
 from partopt.documents import shipped
 
 
@@ -37,12 +38,12 @@ def list_() -> None:
     from partopt.report.topology import summary
 
     rows = [summary(name, Topology.load(name)) for name in shipped.names("topologies")]
-    click.echo(
+    say(
         table(
             ["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)
         )
     )
-    click.echo("next:    partopt topology show NAME", err=True)
+    say("next:    partopt topology show NAME", err=True)
 
 
 @command.command()
@@ -63,9 +64,7 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
     loaded = Topology.load(topology, servers)
     if as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
-        click.echo(
-            loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode(),
-            nl=False,
-        )
+        exact = loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode()
+        say_file(exact)
     else:
-        click.echo(render(loaded))
+        say(render(loaded))

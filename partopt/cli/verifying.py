@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-import click
-
 from partopt import Profile
 from partopt.cli import options, progress
+from partopt.cli.terminal import say
 from partopt.cli.words import as_flags
 from partopt.documents import shipped
 from partopt.errors import ANSWER_IS_NO, PartoptError
@@ -37,7 +36,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     if as_json:
         options.write_json(found)
     else:
-        click.echo(render(found, as_flags))
+        say(render(found, as_flags))
     if not found.ok:
         hint = (
             "give the plan's own: --profile FILE"
@@ -51,7 +50,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
             code="not-verified",
         )
     if not as_json:
-        click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
+        say(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
 
 def find_shipped(plan: Plan) -> Profile | None:

@@ -7,13 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
+from partopt.cli.terminal import say
 
 if TYPE_CHECKING:
     from partopt.documents import Note
 
 # Where the flag is not `--` and the option's name with hyphens.
-_OWN_FLAGS = {"microbatch_sizes": "--microbatch", "arguments": "--set", "units": "--unit"}
+_OWN_FLAGS = {
+    "microbatch_sizes": "--microbatch",
+    "arguments": "--set",
+    "units": "--unit",
+    "all_layers": "--all",
+}
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "optimizer_bytes gradients buffers shard memory reserve stages chunks tied cut_at cuts "
@@ -63,7 +68,7 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
 def print_notes(notes: Iterable[Note]) -> None:
     """Print `warning: ...` on standard error for each of the notes, each once."""
     for text in dict.fromkeys(note.text for note in notes):
-        click.echo(f"warning: {as_flags(text)}", err=True)
+        say(f"warning: {as_flags(text)}", err=True)
 
 
 def _spell(match: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
 """Documents: what partopt reads and writes, one file each; and how they are read and written."""
 
-from partopt.documents.faults import check_option, escape_controls, find_faults, leaf_faults
+from partopt.documents.faults import check_option, find_faults, leaf_faults
 from partopt.documents.files import check_writable, read_bytes, write_bytes
 from partopt.documents.structs import Document, Note, Part, decode, encode, refuse
 
@@ -12,7 +12,6 @@ __all__ = [
     "check_writable",
     "decode",
     "encode",
-    "escape_controls",
     "find_faults",
     "leaf_faults",
     "read_bytes",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -15,7 +15,7 @@ from partopt import documents, units
 from partopt.documents import shipped
 from partopt.documents.files import PathLike
 from partopt.documents.profile_checks import DTYPES
-from partopt.documents.yaml_text import malformed, read_yaml
+from partopt.documents.yaml_text import read_mapping
 from partopt.errors import PartoptError, did_you_mean
 
 TF32 = "tfloat32"  # how float32 is multiplied where torch is told so
@@ -174,10 +174,6 @@ def read_device(content: bytes, where: str) -> DeviceFile:
 
     Raises PartoptError with every fault found.
     """
-    raw: Any = read_yaml(content, where)
-    if not isinstance(raw, dict):
-        raise malformed("not a device").at(where)
-    documents.refuse(documents.find_faults(raw, DeviceFile, ""), where)
-    file = msgspec.convert(raw, DeviceFile)
+    file = read_mapping(content, "device", DeviceFile, where)
     documents.refuse(file.inconsistencies(), where)
     return file

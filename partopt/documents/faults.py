@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from partopt.errors import PartoptError, did_you_mean
+from partopt.printable import printable
 
 FORMATS = "docs/formats.md describes the format"
 
@@ -91,7 +92,7 @@ def leaf_faults(raw: object, path: str = "") -> Iterator[PartoptError]:
     """
     if isinstance(raw, dict):
         for key, value in raw.items():
-            inner = escape_controls(_join(path, str(key)))
+            inner = printable(_join(path, str(key)))
             yield from _text_faults(str(key), inner)
             yield from leaf_faults(value, inner)
     elif isinstance(raw, list | tuple):
@@ -102,11 +103,6 @@ def leaf_faults(raw: object, path: str = "") -> Iterator[PartoptError]:
     elif isinstance(raw, float) and not math.isfinite(raw):
         message = f"{path}: {raw} is not a finite number"
         yield PartoptError(message, "JSON has no NaN or infinity", code="not-finite", path=path)
-
-
-def escape_controls(text: str) -> str:
-    """The text with its control characters written as escapes, safe to print."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def known_part(raw: Any, expected: Any) -> Any:
@@ -141,6 +137,8 @@ class _Repeating(dict[str, Any]):
 
 
 def _repeated_keys(content: bytes) -> Iterator[PartoptError]:
+    if _is_written_back(content):
+        return
     found: list[_Repeating] = []
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,10 +156,19 @@ def _repeated_keys(content: bytes) -> Iterator[PartoptError]:
         yield from _name_repeated(root, "")
 
 
+def _is_written_back(content: bytes) -> bool:
+    """Whether the values of the JSON, written again, are the same text: so no key is repeated."""
+    try:
+        again = msgspec.json.encode(msgspec.json.decode(content))
+        return again == msgspec.json.format(content, indent=-1)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+
+
 def _name_repeated(raw: object, path: str) -> Iterator[PartoptError]:
     if isinstance(raw, _Repeating):
         for key in raw.repeated:
-            place = escape_controls(_join(path, key))
+            place = printable(_join(path, key))
             yield PartoptError(
                 f"{place}: given twice", "keep one of the two", code="repeated-key", path=place
             )

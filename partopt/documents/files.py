@@ -7,20 +7,40 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from partopt.errors import PartoptError
+from partopt.units import format_bytes, parse_bytes
 
 PathLike = str | os.PathLike[str]
 
 
-def read_bytes(path: PathLike) -> bytes:
-    """The content of the file `path`, or of standard input where it is `-`."""
+MAX_INPUT = "PARTOPT_MAX_INPUT"  # in the environment: the largest file that is read, `200 MB`
+_MAX_INPUT_BYTES = 64 * 10**6
+
+
+def read_bytes(path: PathLike, limit: int | None = None) -> bytes:
+    """The content of the regular file `path`, or of standard input where it is `-`.
+
+    Raises PartoptError for a pipe, a device or a folder, which may have no end, and beyond `limit`
+    bytes, by default 64 MB or what the environment's PARTOPT_MAX_INPUT says.
+    """
+    most = _max_input() if limit is None else limit
     if path == "-":
-        return sys.stdin.buffer.read()
+        return _read_up_to(most, sys.stdin.buffer, path)
     try:
-        return Path(path).read_bytes()
-    except IsADirectoryError:
-        raise _is_a_directory(path) from None
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise _is_a_directory(path)
+        if not stat.S_ISREG(mode):
+            raise PartoptError(
+                f"{path}: is not a regular file",
+                "give a file, or - and the content on standard input",
+                code="not-a-file",
+                path=str(path),
+            )
+        with Path(path).open("rb") as file:
+            return _read_up_to(most, file, path)
     except FileNotFoundError:
         raise PartoptError(
             f"{path}: no such file", "check the path", code="no-such-file", path=str(path)
@@ -32,6 +52,28 @@ def read_bytes(path: PathLike) -> bytes:
             code="unreadable-file",
             path=str(path),
         ) from None
+
+
+def _max_input() -> int:
+    given = os.environ.get(MAX_INPUT)
+    if given is None:
+        return _MAX_INPUT_BYTES
+    try:
+        return parse_bytes(given)
+    except PartoptError as error:
+        raise error.at(MAX_INPUT) from None
+
+
+def _read_up_to(most: int, file: BinaryIO, path: PathLike) -> bytes:
+    content = file.read(most + 1)
+    if len(content) <= most:
+        return content
+    raise PartoptError(
+        f"{path}: has more than {format_bytes(most)}",
+        f"set {MAX_INPUT} in the environment to read more, such as {MAX_INPUT}=1GB",
+        code="input-too-large",
+        path=str(path),
+    )
 
 
 def write_bytes(path: PathLike, content: bytes, force: bool = False) -> None:

@@ -36,6 +36,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "flows": Flows,
     "trial": TrialDocument,
 }
+_TOPOLOGY = re.compile(rb"""^["']?(name|device|levels)["']?\s*:""", re.MULTILINE)
 _PEAKS = re.compile(rb'^ *"?peaks"?:', re.MULTILINE)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 
@@ -43,17 +44,22 @@ _SCHEMA = re.compile(rb'"schema"\s*:\s*"partopt\.([a-z]+)/')
 def kind_of(content: bytes, where: str) -> str:
     """The kind of document in `content`, by its schema, even if the content is incomplete.
 
-    A topology and a device have no schema. Raises PartoptError for JSON of an unknown kind.
+    A topology and a device have no schema. Raises PartoptError for what is of no kind.
     """
     for found in _SCHEMA.finditer(content):
         if found[1].decode() in DOCUMENTS:
             return found[1].decode()
     if _PEAKS.search(content):
         return "device"
-    if content.lstrip().startswith(b"{") and b'"levels"' not in content:
+    if not content.strip():
         raise PartoptError(
-            f"{where}: no schema that partopt knows",
-            'its first field should be "schema": "partopt.plan/1"; '
+            f"{where}: the file is empty", "a partopt document is expected here", code="empty-file"
+        )
+    json = content.lstrip().startswith(b"{")
+    if not (b'"levels"' in content if json else _TOPOLOGY.search(content)):
+        raise PartoptError(
+            f"{where}: not a partopt document: no schema that partopt knows, and no levels",
+            'a document begins with {"schema": "partopt.plan/1"; '
             f"the kinds are {', '.join(DOCUMENTS)}",
             code="unknown-document",
         )

@@ -55,6 +55,14 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
             what = f'"{layer.name}" call {layer.call} is listed twice'
             yield _fault(place, what, "number the calls of a module 0, 1, 2")
         seen.add((layer.name, layer.call))
+        if layer.measured_as is not None and layer.measured_as >= len(layers):
+            yield _fault(
+                f"{place}.measured_as",
+                f"there is no layer {layer.measured_as}",
+                f"layers are numbered 0 to {len(layers) - 1}",
+            )
+        if not layer.shared_parameters and layer.frozen_bytes <= layer.parameter_bytes:
+            continue
         for shared in layer.shared_parameters:
             if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
                 yield _fault(
@@ -83,12 +91,6 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
                 f"{layer.frozen_bytes} bytes frozen of {layer.parameter_bytes}, "
                 f"of which {held} are shared and frozen, {trained} shared and not",
                 "frozen_bytes are those of parameter_bytes that have no gradient",
-            )
-        if layer.measured_as is not None and layer.measured_as >= len(layers):
-            yield _fault(
-                f"{place}.measured_as",
-                f"there is no layer {layer.measured_as}",
-                f"layers are numbered 0 to {len(layers) - 1}",
             )
 
 

@@ -7,6 +7,7 @@ the version that this partopt knows are refused, with the nearest known name.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -88,22 +89,31 @@ class _Head(msgspec.Struct):
     schema: str | None = None
 
 
+_NOT_ASCII = re.compile("[^\x00-\x7e]")
 _SCHEMA = re.compile(r"partopt\.(?P<name>[a-z]+)/(?P<major>[0-9]+)(?:\.(?P<minor>[0-9]+))?")
 
 
 def refuse(faults: Iterable[PartoptError], where: str) -> None:
-    """Raise all of `faults` at once, placed at `where`; return where there are none."""
+    """Raise all of `faults` of a file at once, placed at `where`; return where there are none."""
     found = [fault.at(where) for fault in faults]
     if found:
-        raise PartoptError.together(found)
+        raise PartoptError.together(found, file=where)
 
 
 def encode(document: msgspec.Struct | dict[str, Any]) -> bytes:
     """Indented JSON in the order of the fields, ending in a newline.
 
-    The same document gives the same bytes.
+    The same document gives the same bytes. What a terminal obeys or hides is escaped.
     """
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    if content.isascii() and b"\x7f" not in content:
+        return content
+    return _NOT_ASCII.sub(_escape_hidden, content.decode()).encode()
+
+
+def _escape_hidden(match: re.Match[str]) -> str:
+    char = match[0]
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
@@ -142,6 +152,11 @@ def _decode_or_explain(raw: object, expected: type[Struct], name: str, where: st
     return msgspec.convert(known_part(raw, expected), expected)
 
 
+def _kind(schema: str) -> str:
+    """`profile` of `partopt.profile/1`."""
+    return schema.split("/")[0].removeprefix("partopt.")
+
+
 def _schema_name(expected: type[msgspec.Struct]) -> str:
     """The current schema of a document type: the default of its first field."""
     field = msgspec.structs.fields(expected)[0]
@@ -155,7 +170,7 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
     Raises PartoptError where it is not a document of that kind, or is of another major version.
     """
     found = raw.get("schema") if isinstance(raw, dict) else None
-    kind = known.split("/")[0].removeprefix("partopt.")
+    kind = _kind(known)
     if not isinstance(found, str):
         raise PartoptError(
             f'{where}: has no "schema": not a partopt {kind}',
@@ -167,12 +182,12 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
     assert own is not None
     if match is None or match["name"] != kind:
         raise PartoptError(
-            f'{where}: schema: "{found}" is not a partopt {kind}',
+            f'schema: "{found}" is not a partopt {kind}',
             f'a file with "schema": "{known}" is expected here',
             code="unknown-schema",
             found=found,
             expected=known,
-        )
+        ).at(where)
     if match["major"] != own["major"]:
         raise PartoptError(
             f"{where}: schema: version {match['major']} of {kind} is not known",
@@ -186,13 +201,16 @@ def _check_schema(raw: object, known: str, where: str) -> bool:
 
 def _malformed(content: bytes, reason: str, schema: str) -> PartoptError:
     """The error of malformed JSON, with its line and column."""
-    kind = schema.split("/")[0].removeprefix("partopt.")
+    kind = _kind(schema)
     expected = f"a partopt {kind} is expected here"
     if "recursion" in reason:
         message = "not JSON that partopt writes: nested too deeply"
         return PartoptError(message, expected, code="malformed-document")
     if not content.strip():
         return PartoptError("the file is empty", expected, code="empty-file")
+    if not content.lstrip().startswith(b"{"):
+        message = f"not a partopt {kind}: not JSON"
+        return PartoptError(message, expected, code="malformed-document")
     offset = re.search(r"byte (\d+)", reason)
     if offset is None:
         return PartoptError(

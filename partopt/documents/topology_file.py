@@ -17,7 +17,7 @@ from partopt.documents.topology import (
     Size,
     Topology,
 )
-from partopt.documents.yaml_text import malformed, read_yaml
+from partopt.documents.yaml_text import read_mapping
 from partopt.errors import PartoptError
 
 # as written; a bare number is refused by partopt.units, which says why
@@ -59,11 +59,7 @@ class TopologyFile(documents.Part, frozen=True):
 
 def read(content: bytes, where: str) -> TopologyFile:
     """The YAML text, its types checked. Raises PartoptError with every fault found."""
-    raw = read_yaml(content, where)
-    if not isinstance(raw, dict):
-        raise malformed("not a topology").at(where)
-    documents.refuse(documents.find_faults(raw, TopologyFile, ""), where)
-    return msgspec.convert(raw, TopologyFile)
+    return read_mapping(content, "topology", TopologyFile, where)
 
 
 def convert(file: TopologyFile, faults: list[PartoptError]) -> tuple[Device, list[Level]]:

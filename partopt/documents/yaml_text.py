@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import yaml
 
-from partopt.documents.faults import escape_controls, leaf_faults
-from partopt.documents.structs import refuse
+from partopt.documents.faults import find_faults, leaf_faults
+from partopt.documents.structs import Struct, refuse
 from partopt.errors import PartoptError
+from partopt.printable import printable
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,6 +61,19 @@ def read_yaml(content: bytes, where: str) -> object:
     return raw
 
 
+def read_mapping(content: bytes, kind: str, expected: type[Struct], where: str) -> Struct:
+    """The file of the `kind` that a YAML text is, which `where` names in errors.
+
+    Raises PartoptError with every way in which its types differ, or for what is no such file.
+    """
+    raw = read_yaml(content, where)
+    required = {field.name for field in msgspec.structs.fields(expected) if field.required}
+    if not isinstance(raw, dict) or not required & raw.keys():
+        raise malformed(f"not a {kind}").at(where)
+    refuse(find_faults(raw, expected, ""), where)
+    return msgspec.convert(raw, expected)
+
+
 def malformed(message: str) -> PartoptError:
     """The error of a text that partopt cannot read."""
     return PartoptError(message, "see docs/formats.md for an example", code="malformed-document")
@@ -73,7 +88,9 @@ def _text_faults(raw: object) -> list[PartoptError]:
 
 
 def _not_yaml(error: yaml.YAMLError) -> PartoptError:
+    if isinstance(error, yaml.reader.ReaderError):
+        return malformed(f"not YAML: {error.reason} at position {error.position}")
     mark = getattr(error, "problem_mark", None)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    problem = escape_controls(str(getattr(error, "problem", None) or error))
+    problem = printable(str(getattr(error, "problem", None) or error))
     return malformed(f"{place}not YAML: {problem}")

@@ -185,7 +185,7 @@ def _graph(content: str, where: str) -> nx.DiGraph[int]:
     ]
     graph.add_edges_from((source, target) for _, source, target in edges)
     if faults := faults or _graph_faults(graph, where):
-        raise PartoptError.together(faults)
+        raise PartoptError.together(faults, file=where)
     return graph
 
 

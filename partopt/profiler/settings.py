@@ -12,6 +12,7 @@ from torch import nn
 from partopt import documents
 from partopt.documents.profile import Count, Model
 from partopt.errors import PartoptError, did_you_mean
+from partopt.printable import printable
 from partopt.profiler.device import choose_device, choose_dtype
 from partopt.profiler.units import GRANULARITIES
 
@@ -143,7 +144,7 @@ def check_name(name: str | None) -> str | None:
     if not isinstance(name, str) or not name:
         raise invalid_option("name", name, "not a name", "give a short text, or leave it out")
     for fault in Model(name=name).faults():
-        raise invalid_option("name", documents.escape_controls(name), fault.message, fault.hint)
+        raise invalid_option("name", printable(name), fault.message, fault.hint)
     return name
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from partopt.documents.simulation import Finding
-from partopt.report.table import WIDTH
+from partopt.report.width import columns
 
 _INDENT = " " * 9
 _FURTHER = " " * 12  # of what stands below an arrow
@@ -43,20 +43,20 @@ def _finding(
 
 
 def _wrap(text: str, begin: str, rest: str) -> str:
-    """The text after `begin`, in lines of 80 columns.
+    """The text after `begin`, in lines of the page's width.
 
     Options and names are broken only where they are longer than a line.
     """
     return textwrap.fill(
-        text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False
+        text, columns(), initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False
     )
 
 
 def _lines(words: Sequence[str]) -> Iterator[str]:
-    """A command as a shell takes it, in lines of 80 columns where its words are not longer."""
+    """A command as a shell takes it, in lines of the page where its words are not longer."""
     line = _FURTHER
     for word in map(shlex.quote, words):
-        if line.strip() and len(line) + len(word) + 2 > WIDTH:
+        if line.strip() and len(line) + len(word) + 2 > columns():
             yield f"{line}\\"
             line = _FURTHER
         line += f"{word} "

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import bought, has_price
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, paragraph, table
 from partopt.report.topology import cluster_lines, price_lines, speedup_text
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."
@@ -21,7 +23,7 @@ _LEGENDS = {
 
 
 def render(comparison: Comparison) -> str:
-    """The model and the cluster, and the plans as a table of 80 columns."""
+    """The model and the cluster, and the plans as a table."""
     head = [
         (
             "model",
@@ -33,7 +35,7 @@ def render(comparison: Comparison) -> str:
         *basis_lines(comparison.estimated),
     ]
     last = _last_column(comparison)
-    return "\n\n".join([label_lines(head), _table(comparison, last), _LEGENDS[last]])
+    return "\n\n".join([label_lines(head), _table(comparison, last), paragraph(_LEGENDS[last])])
 
 
 def _last_column(comparison: Comparison) -> str:
@@ -57,13 +59,13 @@ def _table(comparison: Comparison, last: str) -> str:
         last,
     ]
     rows = [_cells(row, last) for row in comparison.rows]
-    return table(headings, rows, left=(0, 1, 8), gap=1)
+    return table(headings, rows, left=(0, 1, 8), gap=1, verdicts=(8,), spare=(9, 2, 6))
 
 
 def _cells(row: ComparisonRow, last: str) -> list[str]:
     return [
-        shorten(row.planner, 17),
-        shorten(row.shape, 8),
+        shorten(row.planner, stretch(17, 0.5)),
+        shorten(row.shape, stretch(8, 0.5)),
         str(row.stages),
         format_seconds(row.period_s),
         f"{row.samples_per_s:,.{0 if row.samples_per_s >= 1000 else 2}f}",
@@ -100,7 +102,7 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
     rows = [
         [
             other.planner,
-            shorten(other.shape, 12),
+            shorten(other.shape, stretch(12)),
             format_seconds(other.predicted.period_s),
             speedup_text(other.predicted.speedup_over_one_device, other.topology),
             format_bytes(other.peak_memory_bytes),
@@ -108,7 +110,13 @@ def render_beside(plan: Plan, others: Sequence[Plan]) -> str:
         ]
         for other in others
     ]
-    return table(["BESIDE IT", "SHAPE", "PERIOD", "SPEED", "MEMORY", ""], rows, left=(0, 1, 5))
+    return table(
+        ["BESIDE IT", "SHAPE", "PERIOD", "SPEED", "MEMORY", ""],
+        rows,
+        left=(0, 1, 5),
+        verdicts=(5,),
+        spare=(3,),
+    )
 
 
 def _verdict(plan: Plan, other: Plan) -> str:

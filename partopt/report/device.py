@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from partopt.documents.device import DeviceFile
-from partopt.report.table import WIDTH
+from partopt.report.table import paragraph
+from partopt.report.width import columns
 
 
 def render(device: DeviceFile) -> str:
@@ -17,14 +18,16 @@ def render(device: DeviceFile) -> str:
             *(
                 textwrap.fill(
                     f"{path:30} {_value(number.value):16} {_origin(number.source, number.assumed)}",
-                    WIDTH,
-                    subsequent_indent=" " * 48,
+                    columns(),
+                    subsequent_indent=" " * min(48, columns() // 2),
                 )
                 for path, number in device.numbers()
             ),
             "",
-            "peaks: dense matrix products. efficiency: what is achieved of them; memory, of the",
-            "bandwidth. launch: what each operation takes beside its work.",
+            paragraph(
+                "peaks: dense matrix products. efficiency: what is achieved of them; memory, of "
+                "the bandwidth. launch: what each operation takes beside its work."
+            ),
         ]
     )
 

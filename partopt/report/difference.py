@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from partopt.documents.difference import Difference, LayerDifference, LayerSide, Side
+from partopt.printable import shorten
 from partopt.report.basis import basis_of_several
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, paragraph, table
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
 
 _MARKED = 3  # layers of the largest change
@@ -24,7 +26,7 @@ def render(difference: Difference) -> str:
             *basis_of_several([(which, side.estimated) for which, side in sides.items()]),
         ]
     )
-    parts = [head, _layers(difference), _LEGEND]
+    parts = [head, _layers(difference), paragraph(_LEGEND)]
     alone = [*_alone(difference, "first"), *_alone(difference, "second")]
     if alone:
         parts.append(label_lines(alone))
@@ -44,7 +46,7 @@ def _layers(difference: Difference) -> str:
     rows = [
         [
             str(index),
-            shorten(_name(layer), 18),
+            shorten(_name(layer), stretch(18)),
             *_cells(layer.first, first),
             *_cells(layer.second, second),
             _ratio(layer.ratio),
@@ -54,7 +56,7 @@ def _layers(difference: Difference) -> str:
     ]
     ratio = _ratio(second / first if first else None)
     rows.append(["", "all", format_seconds(first), "", format_seconds(second), "", ratio, ""])
-    return table(_HEADINGS, rows, left=(1,))
+    return table(_HEADINGS, rows, left=(1,), spare=(3, 5))
 
 
 def _cells(side: LayerSide | None, total_s: float) -> list[str]:
@@ -107,7 +109,7 @@ def _byte_rows(difference: Difference) -> list[list[str]]:
             found.append((name, "parameters", own.parameter_bytes, other.parameter_bytes))
             found.append((name, "output", own.output_bytes, other.output_bytes))
     return [
-        [shorten(name, 24), what, format_bytes(first), format_bytes(second)]
+        [shorten(name, stretch(24)), what, format_bytes(first), format_bytes(second)]
         for name, what, first, second in found
         if first != second
     ]

@@ -5,19 +5,20 @@ from __future__ import annotations
 from partopt.documents.flows import Flows, FlowTime
 from partopt.report.basis import basis_lines
 from partopt.report.ranks import ranks_text
-from partopt.report.table import label_lines, table
+from partopt.report.table import label_lines, paragraph, table
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
 
 _HEADINGS = ["FLOW", "RANKS", "BYTES", "TIMES", "LEVEL", "TAKES", "SHARE", "COSTS", "SAVED"]
 _RANKS_WIDTH = 12
 _LEGEND = (
-    "SHARE of the time that it is on its way. COSTS: seconds for each second that it\n"
+    "SHARE of the time that it is on its way. COSTS: seconds for each second that it "
     "is slower; - not critical. SAVED: share of the time, if it had no bytes."
 )
 
 
 def render(flows: Flows) -> str:
-    """The plan, and its flows as a table of 80 columns, first those that cost most."""
+    """The plan, and its flows as a table, first those that cost most."""
     time = f"{format_seconds(flows.period_s)} a microbatch"
     if flows.iteration_s is not None:
         time = f"{format_seconds(flows.iteration_s)} an iteration of {flows.microbatches}"
@@ -32,8 +33,8 @@ def render(flows: Flows) -> str:
     if not flows.flows:
         return label_lines(head)
     rows = [_cells(flow) for flow in sorted(flows.flows, key=_order)]
-    lines = table(_HEADINGS, rows, left=(0, 1, 4), gap=1)
-    return "\n\n".join([label_lines(head), lines, _LEGEND])
+    lines = table(_HEADINGS, rows, left=(0, 1, 4), gap=1, verdicts=(1,), spare=(3, 2))
+    return "\n\n".join([label_lines(head), lines, paragraph(_LEGEND)])
 
 
 def _order(flow: FlowTime) -> tuple[float, float]:
@@ -44,7 +45,7 @@ def _cells(flow: FlowTime) -> list[str]:
     name = flow.kind if flow.stage is None else f"{flow.kind} {flow.stage}"
     return [
         name if flow.source is None else f"{name} {flow.source} to {flow.destination}",
-        ranks_text(flow.ranks, _RANKS_WIDTH),
+        ranks_text(flow.ranks, stretch(_RANKS_WIDTH, least=_RANKS_WIDTH)),
         format_bytes(flow.bytes),
         f"{flow.times:.4g}",
         flow.level,

@@ -6,6 +6,7 @@ A line shows the rank's actions as letters and microbatches, or what each moment
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import click
@@ -57,7 +58,7 @@ class _View(NamedTuple):
 
 
 class _Line(NamedTuple):
-    rank: int
+    name: str
     looks: Looks
     texts: list[str]  # of each column its character
     pairs: bool  # two actions at once are in it
@@ -67,7 +68,7 @@ class _Line(NamedTuple):
 def render(
     timeline: DrawnTimeline, width: int = 80, ascii_only: bool = False, colour: bool = False
 ) -> str:
-    """The timeline in `width` columns, a line a rank.
+    """The timeline in `width` columns, a line a rank, or one for all ranks that do the same.
 
     Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each
     character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
@@ -75,12 +76,12 @@ def render(
     """
     if not timeline.ranks or timeline.end_s <= timeline.begin_s:
         return "nothing happens"
-    rows = [read_row(rank) for rank in timeline.ranks]
-    label = max(4, len(str(timeline.ranks[-1].rank)))
+    folds = _fold_alike(timeline.ranks)
+    rows = [read_row(ranks[0]) for ranks in folds]
+    label = max(4, *(len(_name_ranks(ranks)) for ranks in folds))
     view = _view(timeline, rows, max(_LEAST, width - label - 7))
     lines = [
-        _line(rank, own, view, ascii_only, colour)
-        for rank, own in zip(timeline.ranks, rows, strict=True)
+        _line(ranks, own, view, ascii_only, colour) for ranks, own in zip(folds, rows, strict=True)
     ]
     axis = _axis(view, min(timeline.end_s, view.end))
     return "\n".join(
@@ -94,7 +95,7 @@ def render(
 
 
 def _painted_line(line: _Line, label: int, colour: bool) -> str:
-    return f"{line.rank:>{label}}  {_paint_line(line, colour)} {line.busy:>4.0%}"
+    return f"{line.name:>{label}}  {_paint_line(line, colour)} {line.busy:>4.0%}"
 
 
 def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
@@ -124,8 +125,28 @@ def _typical_s(own: Slots) -> float:
     return min((median for median in medians if median > 0), default=float("inf"))
 
 
-def _line(rank: RankTimeline, row: Slots, view: _View, ascii_only: bool, colour: bool) -> _Line:
+def _fold_alike(ranks: Sequence[RankTimeline]) -> list[list[RankTimeline]]:
+    """The ranks, those together that do the same at the same times."""
+    folds: dict[tuple[Hashable, ...], list[RankTimeline]] = {}
+    for rank in ranks:
+        times = (rank.start_s, rank.end_s, rank.allreduce_start_s, rank.allreduce_end_s)
+        folds.setdefault((rank.actions, *map(tuple, times)), []).append(rank)
+    return list(folds.values())
+
+
+def _name_ranks(ranks: Sequence[RankTimeline]) -> str:
+    """`0-31 x32`, and `0.. x4` where they are not consecutive."""
+    first, last, count = ranks[0].rank, ranks[-1].rank, len(ranks)
+    if count == 1:
+        return str(first)
+    return f"{first}-{last} x{count}" if last - first == count - 1 else f"{first}.. x{count}"
+
+
+def _line(
+    ranks: list[RankTimeline], row: Slots, view: _View, ascii_only: bool, colour: bool
+) -> _Line:
     own = _side_by_side(row)
+    rank = ranks[0]
     starts, ends = np.array(rank.allreduce_start_s), np.array(rank.allreduce_end_s)
     shares = _shares(own, starts, ends, view)
     working = float(shares.sum() - shares[A].sum())
@@ -136,7 +157,7 @@ def _line(rank: RankTimeline, row: Slots, view: _View, ascii_only: bool, colour:
         texts = [_letter(look) for look in looks]
     idle = "." if ascii_only else "·"
     shown = [idle if look == IDLE else text for look, text in zip(looks, texts, strict=True)]
-    return _Line(rank.rank, looks, shown, bool(own.pair.any()), working / view.columns)
+    return _Line(_name_ranks(ranks), looks, shown, bool(own.pair.any()), working / view.columns)
 
 
 def _side_by_side(own: Slots) -> Slots:

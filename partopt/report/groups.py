@@ -41,7 +41,10 @@ def render(comparison: GroupComparison) -> str:
     ]
     rows = [_cells(row, priced) for row in comparison.rows]
     left = [headings.index(name) for name in _LEFT]
-    return "\n\n".join([label_lines(head), table(headings, rows, left=left)])
+    fits, spare = [headings.index("FITS")], [headings.index("GROUP")]
+    return "\n\n".join(
+        [label_lines(head), table(headings, rows, left=left, verdicts=fits, spare=spare)]
+    )
 
 
 def _cells(row: GroupRow, priced: bool) -> list[str]:

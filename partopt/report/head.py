@@ -7,11 +7,13 @@ from typing import NamedTuple
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.topology import Topology
-from partopt.report.table import label_lines, shorten
+from partopt.printable import shorten
+from partopt.report.table import label_lines
 from partopt.report.topology import cluster_lines
+from partopt.report.width import stretch
 from partopt.units import format_bytes
 
-_SHAPE_WIDTH = 40
+_SHAPE_WIDTH = 40  # on a page of 80
 
 
 class Head(NamedTuple):
@@ -43,7 +45,7 @@ class Head(NamedTuple):
                 (
                     "plan",
                     f"{self.planner}: {self.stages} {stages}, "
-                    f"{shorten(self.shape, _SHAPE_WIDTH)}, schedule {self.schedule}",
+                    f"{shorten(self.shape, stretch(_SHAPE_WIDTH))}, schedule {self.schedule}",
                 ),
             ]
         )

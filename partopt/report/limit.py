@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partopt.report.table import DOES_NOT_FIT
 from partopt.units import format_bytes
 
 
@@ -12,5 +13,5 @@ def against_limit(peak_bytes: int, limit_bytes: int | None) -> str:
     limit = format_bytes(limit_bytes)
     if peak_bytes > limit_bytes:
         over = format_bytes(peak_bytes - limit_bytes)
-        return f": DOES NOT FIT {limit}, over by {over}"
+        return f": {DOES_NOT_FIT} {limit}, over by {over}"
     return f", {peak_bytes / limit_bytes:.0%} of {limit}"

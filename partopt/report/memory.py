@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage, stages_text
 from partopt.report.limit import against_limit
+from partopt.report.width import columns
 from partopt.units import format_bytes
 
 _CELLS = 60
-_WIDTH = 71  # columns of a line beside its label
+_LABEL = 9  # columns before every line
 # what a part is called, and its cell in a bar, without block characters the second one
 _PARTS = {
     "parameters": ("parameters", "█P"),
@@ -48,7 +49,7 @@ def _pack(words: Iterable[str]) -> Iterator[str]:
     """Words with commas between them in as few lines as hold them, none broken."""
     line = ""
     for word in words:
-        if line and len(line) + len(word) + 3 > _WIDTH:
+        if line and len(line) + len(word) + 3 > columns() - _LABEL:
             yield line + ","
             line = ""
         line += f"{', ' if line else ''}{word}"
@@ -70,8 +71,9 @@ def device_parts(stages: Sequence[Stage]) -> dict[str, int]:
 
 def _bar(sizes: Sequence[int], marks: Sequence[str]) -> str:
     """Cells in proportion to the sizes, each part's ending where it would, rounded."""
+    room = min(_CELLS, columns() - _LABEL)
     whole, done, cells = sum(sizes), 0, ""
     for size, mark in zip(sizes, marks, strict=True):
         done += size
-        cells += mark * (round(_CELLS * done / whole) - len(cells))
+        cells += mark * (round(room * done / whole) - len(cells))
     return cells

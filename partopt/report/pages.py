@@ -39,10 +39,18 @@ _PAGES: dict[type, Callable[[Any], str]] = {
 }
 
 
-def text_of(document: Any, spell: Callable[[str], str] = str, ascii_only: bool = False) -> str:
-    """The page of `document`, options that it names written as `spell` does."""
+def text_of(
+    document: Any,
+    spell: Callable[[str], str] = str,
+    ascii_only: bool = False,
+    all_layers: bool = False,
+) -> str:
+    """The page of `document`, options that it names written as `spell` does.
+
+    Layers of a profile that repeat are shown once, unless `all_layers` are asked for.
+    """
     if isinstance(document, Profile):
-        return profile.render(document, ascii_only)
+        return profile.render(document, ascii_only, all_layers, spell)
     if isinstance(document, Plan):
         return plan.render(document, ascii_only, spell)
     if isinstance(document, Verification):

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from partopt.cost.flight import noam
 from partopt.documents.plan import Certificate, Plan, Predicted
 from partopt.documents.stage import Load, Stage, stages_text
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import price_lines, speed_lines
 from partopt.report.head import head_of_plan
 from partopt.report.memory import memory_lines
 from partopt.report.ranks import format_ranks, ranks_text
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_rate, format_seconds
 
-_LAYERS_WIDTH = 20
+_LAYERS_WIDTH = 20  # on a page of 80, as the next
 _RANKS_WIDTH = 11
 _BUSY_WIDTH = 4
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
@@ -40,9 +42,11 @@ def render(
     outcome = [(label, spell(text)) for label, text in _outcome(plan, ascii_only)]
     if len(by_size) > 1:
         outcome.append(("tried", "; ".join(map(_speed_of_size, by_size))))
-    return "\n\n".join(
-        [str(head_of_plan(plan)), table(_HEADINGS, rows, left=(1, 2, 7)), label_lines(outcome)]
-    )
+    return "\n\n".join([str(head_of_plan(plan)), _stages(rows), label_lines(outcome)])
+
+
+def _stages(rows: list[list[str]]) -> str:
+    return table(_HEADINGS, rows, left=(1, 2, 7), verdicts=(2,), spare=(7, 5))
 
 
 def _speed_of_size(plan: Plan) -> str:
@@ -58,8 +62,8 @@ def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
     whole = max(busy) if plan.microbatches else plan.predicted.period_s
     return [
         str(s),
-        _layers(stage, _LAYERS_WIDTH),
-        ranks_text(stage.ranks, _RANKS_WIDTH),
+        _layers(stage, stretch(_LAYERS_WIDTH, 0.6)),
+        ranks_text(stage.ranks, stretch(_RANKS_WIDTH, 0.4, least=_RANKS_WIDTH)),
         format_seconds(stage.compute_s / stage.replicas),
         format_seconds(stage.gradients_s / exchanged_by) if stage.gradients_s else "-",
         str(stage.in_flight),

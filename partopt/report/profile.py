@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from partopt.documents.profile import Layer, Measurement, Profile
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.report.folds import Fold, fold
+from partopt.report.table import bar, label_lines, paragraph, table
+from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
 
 Number = TypeVar("Number", int, float)
@@ -22,20 +26,35 @@ _SIZE_HEADINGS = [
     "OPTIMIZER",
     "PEAK",
 ]
-_LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
+_LAYER_HEADINGS = ["#", "LAYER", "", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
+_TIMES = 2  # how often a layer repeats
+_LEFT = (1, 2, 3, 8)
+_MOST_ROWS = 100
+_NUMBER = re.compile("[0-9]+")
 
 
-def render(profile: Profile, ascii_only: bool = False) -> str:
-    """The measured microbatch sizes, then every layer at the largest of them.
+def render(
+    profile: Profile,
+    ascii_only: bool = False,
+    all_layers: bool = False,
+    spell: Callable[[str], str] = str,
+) -> str:
+    """The measured microbatch sizes, then the layers at the largest of them.
 
-    A bar shows each layer's share of the time, a star a layer measured by another one.
+    A bar shows each layer's share of the time, a star a layer measured by another one. Layers and
+    blocks that repeat are shown once, and of very many rows the first and the last; each layer has
+    a row with `all_layers`, an option that is written as `spell` does.
     """
     measurement = profile.measured()[-1]
-    layers = table(_LAYER_HEADINGS, _layer_rows(profile, measurement, ascii_only), left=(1, 2, 7))
-    return (
-        f"{render_sizes(profile)}\n\nmicrobatch {measurement.microbatch_size}:\n{layers}"
-        f"{_legend(profile)}"
-    )
+    folds = [Fold(place, 1, 1) for place in range(len(profile.layers))]
+    if not all_layers:
+        folds = fold(_alike(profile, measurement))
+    rows = [(place, each.times) for each in folds for place in each.block]
+    left_out = 0 if all_layers else max(0, len(rows) - _MOST_ROWS)
+    notes = [f"microbatch {measurement.microbatch_size}:\n"]
+    notes[0] += _layer_table(profile, measurement, rows, left_out, ascii_only)
+    notes += map(paragraph, _legend(profile, len(rows) < len(profile.layers), left_out, spell))
+    return "\n\n".join([render_sizes(profile), *notes])
 
 
 def render_sizes(profile: Profile) -> str:
@@ -54,7 +73,9 @@ def render_sizes(profile: Profile) -> str:
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
-    sizes = table(_SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1)
+    sizes = table(
+        _SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1, spare=(6, 4)
+    )
     return f"{label_lines(head)}\n\n{sizes}"
 
 
@@ -99,34 +120,82 @@ def _or_dash(value: Number | None, form: Callable[[Number], str]) -> str:
     return "-" if value is None else form(value)
 
 
-def _legend(profile: Profile) -> str:
-    """Which layers did not run themselves, if any."""
+def _legend(
+    profile: Profile, folded: bool, left_out: int, spell: Callable[[str], str]
+) -> Iterator[str]:
+    """Which layers did not run themselves, what is shown once, and what is not shown."""
     ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
-    if not ran:
-        return ""
-    which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
-    return f"\n\n* did not run: has the measurements of {which}"
+    if ran:
+        which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
+        yield f"* did not run: has the measurements of {which}"
+    every = spell("`all_layers=True` shows each layer")
+    if folded:
+        yield f"xN: N times, rows with the same mark in turn; {every}"
+    if left_out:
+        yield f"{left_out} rows are left out; {every}"
+
+
+def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
+    """A key for each layer, equal for those that differ in nothing but numbers in their names."""
+    return [
+        (
+            _NUMBER.sub("#", layer.name),
+            layer.type,
+            layer.parameter_bytes,
+            layer.measured_as is None,
+            measured.forward_s,
+            measured.backward_s,
+            measured.output_bytes,
+        )
+        for layer, measured in zip(profile.layers, measurement.layers, strict=True)
+    ]
+
+
+def _layer_table(
+    profile: Profile,
+    measurement: Measurement,
+    rows: list[tuple[int, int]],
+    left_out: int,
+    ascii_only: bool,
+) -> str:
+    """A row for each of `rows`, a layer and how often it repeats, `left_out` in the middle not."""
+    slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
+    head, tail = len(rows) if not left_out else _MOST_ROWS * 3 // 4, _MOST_ROWS // 4
+    shown: list[list[str]] = []
+    for place, times in rows[:head] + (rows[-tail:] if left_out else []):
+        layer, measured = profile.layers[place], measurement.layers[place]
+        seconds = measured.forward_s + measured.backward_s
+        shown.append(
+            [
+                str(place),
+                _layer_name(layer),
+                f"x{times}" if times > 1 else "",
+                shorten(layer.type, stretch(12, 0.2)),
+                format_seconds(measured.forward_s),
+                format_seconds(measured.backward_s),
+                format_bytes(measured.output_bytes),
+                format_bytes(layer.parameter_bytes),
+                bar(seconds / slowest, 6, ascii_only),
+            ]
+        )
+    if left_out:
+        shown.insert(head, ["..", *[""] * (len(_LAYER_HEADINGS) - 1)])
+    folds = any(times > 1 for _, times in rows)
+    columns = [n for n in range(len(_LAYER_HEADINGS)) if folds or n != _TIMES]
+    left = [n for n, column in enumerate(columns) if column in _LEFT]
+    return table(
+        [_LAYER_HEADINGS[n] for n in columns],
+        [[row[n] for n in columns] for row in shown],
+        left=left,
+        verdicts=[columns.index(_TIMES)] if folds else [],
+        spare=[columns.index(n) for n in (8, 3)],
+    )
 
 
 def _layer_name(layer: Layer) -> str:
     name = layer.name + (f" #{layer.call}" if layer.call else "")
-    return shorten(name, 18) if layer.measured_as is None else f"{shorten(name, 17)}*"
-
-
-def _layer_rows(profile: Profile, measurement: Measurement, ascii_only: bool) -> list[list[str]]:
-    slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
-    return [
-        [
-            str(index),
-            _layer_name(layer),
-            shorten(layer.type, 12),
-            format_seconds(measured.forward_s),
-            format_seconds(measured.backward_s),
-            format_bytes(measured.output_bytes),
-            format_bytes(layer.parameter_bytes),
-            bar((measured.forward_s + measured.backward_s) / slowest, 6, ascii_only),
-        ]
-        for index, (layer, measured) in enumerate(
-            zip(profile.layers, measurement.layers, strict=True)
-        )
-    ]
+    return (
+        shorten(name, stretch(18))
+        if layer.measured_as is None
+        else f"{shorten(name, stretch(17))}*"
+    )

@@ -14,7 +14,7 @@ _KINDS = ("forward_s", "backward_s", "transfer_s", "allreduce_s", "idle_s")
 
 
 def render(run: Run) -> str:
-    """The page, at most 80 columns wide.
+    """The page.
 
     Each rank has two lines, what was predicted and what was measured: the mean of a forward and of
     a backward, and for the whole iteration or cycle the seconds of waiting, by what for. Above them
@@ -84,7 +84,7 @@ def _ranks(run: Run) -> str:
         name = [str(rank.rank), ",".join(map(str, rank.stages))]
         rows.append([*name, "predicted", *_cells(rank.predicted)])
         rows.append(["", "", "measured", *_cells(rank.measured)])
-    return table(headings, rows, left=(1, 2), gap=1)
+    return table(headings, rows, left=(1, 2), gap=1, spare=(1,))
 
 
 def _cells(seconds: RankSeconds) -> list[str]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.printable import shorten
 from partopt.report.basis import basis_lines
 from partopt.report.figures import bought, bought_text, format_money, has_price
-from partopt.report.table import label_lines, shorten, table
+from partopt.report.table import label_lines, table
+from partopt.report.width import stretch
 from partopt.units import format_rate
 
 
 def render(scaling: Scaling) -> str:
-    """The table, at most 80 columns wide, and what it rests on where that is an estimate.
+    """The table, and what it rests on where that is an estimate.
 
     BATCH: samples of a microbatch x M, where an iteration has a number of microbatches. PER 1.00:
     samples for one unit of money, where a price is known, in place of the speed-up.
@@ -30,7 +32,14 @@ def render(scaling: Scaling) -> str:
         "FITS",
     ]
     left = (1, *range(len(headings) - 4, len(headings)))
-    rows = table(headings, [_cells(row, priced) for row in scaling.rows], left=left, gap=1)
+    rows = table(
+        headings,
+        [_cells(row, priced) for row in scaling.rows],
+        left=left,
+        gap=1,
+        verdicts=(8,),
+        spare=(4, 1),
+    )
     below = label_lines([*_choices(scaling), *basis_lines(scaling.estimated)])
     return "\n\n".join(filter(None, [rows, below]))
 
@@ -42,8 +51,8 @@ def _cells(row: ScalingRow, priced: bool) -> list[str]:
         f"{row.samples_per_s:,.4g}",
         bought(row.figures) if priced else f"{row.speedup_over_one_device:.2f}",
         f"{row.efficiency:.0%}",
-        shorten(row.planner, 13),
-        shorten(row.shape, 9),
+        shorten(row.planner, stretch(13, 0.4)),
+        shorten(row.shape, stretch(9, 0.6)),
         row.bound_by,
         "yes" if row.fits else "no",
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
-from partopt.report.table import shorten, table
+from partopt.printable import shorten
+from partopt.report.table import table
+from partopt.report.width import stretch
 from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.units import format_bytes, format_seconds
@@ -32,12 +34,19 @@ def render(plans: Sequence[Plan]) -> str:
     GRID: pipelines side by side x devices of each, x stages of a device where it has several, or
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
-    return table(_HEADINGS, [_cells(plan) for plan in plans], left=(0, 1, 2, 3, 8), gap=1)
+    return table(
+        _HEADINGS,
+        [_cells(plan) for plan in plans],
+        left=(0, 1, 2, 3, 8),
+        gap=1,
+        verdicts=(8,),
+        spare=(3, 6),
+    )
 
 
 def _grid(plan: Plan) -> str:
     if len({stage.replicas for stage in plan.stages}) > 1:
-        return shorten(plan.shape, _GRID_WIDTH)
+        return shorten(plan.shape, stretch(_GRID_WIDTH))
     held = plan.stages_by_rank()
     chunks = len(next(iter(held.values())))
     pipelines = plan.stages[0].replicas // (2 if schedule(plan.schedule).shape == MIRRORED else 1)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from partopt.documents.simulation import RankTime, SimulationDocument
 from partopt.report.ranks import ranks_text
-from partopt.report.table import WIDTH, table
+from partopt.report.table import paragraph, table
 from partopt.report.topology import link_text
+from partopt.report.width import columns, stretch
 from partopt.units import format_bytes, format_seconds
 
 _BAR_WIDTH = 14
@@ -65,13 +66,18 @@ def share_table(document: SimulationDocument, ascii_only: bool = False) -> str:
     parts = np.array([time_parts(each) for each in document.ranks]) / document.window_s
     groups = group_devices(document.ranks, parts)
     shown = pick_rows(groups)
-    lines = textwrap.wrap(_meaning(document, parts), WIDTH)
+    lines = textwrap.wrap(_meaning(document, parts), columns())
     if len(shown) < len(groups):
         lines.append(
-            f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among them."
+            paragraph(
+                f"{len(shown)} of {len(groups)} rows are shown, the busiest and the fullest among "
+                "them."
+            )
         )
     rows = [_row(group, ascii_only) for group in shown]
-    return "\n".join([table(_HEADINGS, rows, left=(0, 1, 2), gap=1), *lines])
+    return "\n".join(
+        [table(_HEADINGS, rows, left=(0, 1, 2), gap=1, verdicts=(1,), spare=(2, 8)), *lines]
+    )
 
 
 def time_parts(rank: RankTime) -> tuple[float, ...]:
@@ -135,7 +141,7 @@ def pick_rows(groups: list[DeviceGroup]) -> list[DeviceGroup]:
 def _row(group: DeviceGroup, ascii_only: bool) -> list[str]:
     return [
         ",".join(map(str, group.stages)),
-        ranks_text(group.ranks, _RANKS_WIDTH),
+        ranks_text(group.ranks, stretch(_RANKS_WIDTH, least=_RANKS_WIDTH)),
         _bar(group.parts, ascii_only),
         *(_percent(part) for part in group.parts.tolist()),
         str(group.in_flight),
@@ -176,6 +182,5 @@ def level_table(document: SimulationDocument) -> str:
         for level, use in zip(document.topology.levels, document.levels, strict=True)
     ]
     note = "How long the busiest port of a level is in use; SENT is all messages over it."
-    return (
-        f"{table(['LEVEL', 'LINK', 'TRANSFERS', 'ALL-REDUCES', 'SENT'], rows, left=(0, 1))}\n{note}"
-    )
+    lines = table(["LEVEL", "LINK", "TRANSFERS", "ALL-REDUCES", "SENT"], rows, left=(0, 1))
+    return f"{lines}\n{paragraph(note)}"

@@ -12,8 +12,9 @@ from partopt.report.figures import price_lines, speed_lines
 from partopt.report.head import head_of_simulation
 from partopt.report.limit import against_limit
 from partopt.report.shares import level_table, share_table
-from partopt.report.table import label_lines
+from partopt.report.table import label_lines, paragraph
 from partopt.report.variation import variation_lines
+from partopt.report.width import columns
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the plan
@@ -21,13 +22,12 @@ _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the p
 
 def render(
     document: SimulationDocument,
-    width: int = 80,
     ascii_only: bool = False,
     colour: bool = False,
     spell: Callable[[str], str] = str,
     command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
-    """The timeline in `width` columns, then tables, outcome and advice in 80.
+    """The timeline, then tables, outcome and advice.
 
     The tables show where the time goes and how busy the links are; the outcome is what follows from
     them. Options in the advice are written as `spell` does, and `command` gives the words of the
@@ -35,7 +35,7 @@ def render(
     """
     parts = [
         str(head_of_simulation(document)),
-        _drawing(document, width, ascii_only, colour),
+        _drawing(document, ascii_only, colour),
         share_table(document, ascii_only),
         level_table(document),
         *compare(document),
@@ -45,16 +45,17 @@ def render(
     return "\n\n".join(parts)
 
 
-def _drawing(document: SimulationDocument, width: int, ascii_only: bool, colour: bool) -> str:
+def _drawing(document: SimulationDocument, ascii_only: bool, colour: bool) -> str:
     """The timeline, and how much of the simulation it shows."""
     timeline = document.timeline
     if timeline is None:
         return "The timeline has too many actions to be drawn."
-    text = gantt.render(timeline, width, ascii_only, colour)
+    text = gantt.render(timeline, columns(), ascii_only, colour)
     if timeline.end_s >= document.makespan_s:
         return text
     drawn_s, all_s = format_seconds(timeline.end_s), format_seconds(document.makespan_s)
-    return f"{text}\nThe first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
+    note = f"The first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
+    return f"{text}\n{paragraph(note)}"
 
 
 def _outcome(document: SimulationDocument) -> list[tuple[str, str]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from partopt.documents.topology import Level, Topology
 from partopt.report.figures import format_money
-from partopt.report.table import WIDTH, table
+from partopt.report.table import paragraph, table
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 
@@ -67,11 +66,12 @@ def render(topology: Topology) -> str:
     price = topology.device.price_per_hour
     each += f", {format_money(price)} an hour each" if price else ""
     headings = ["LEVEL", "LINK", "SIZE", "BANDWIDTH", "LINKS", "LATENCY", "KIND"]
-    rows = table(headings, [_row(level) for level in topology.levels], left=(0, 1, 6))
+    levels = [_row(level) for level in topology.levels]
+    rows = table(headings, levels, left=(0, 1, 6), spare=(6,))
     head = f"{topology.name}: {topology.devices} x {topology.device.name}{each}"
-    more = [textwrap.fill(line, WIDTH) for line in _engine_lines(topology)]
+    more = [paragraph(line) for line in _engine_lines(topology)]
     note = "Bandwidth is of one link of one member, in one direction."
-    return "\n".join([f"{textwrap.fill(head, WIDTH)}\n\n{rows}\n", *more, note])
+    return "\n".join([f"{paragraph(head)}\n\n{rows}\n", *more, paragraph(note)])
 
 
 def _engine_lines(topology: Topology) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from partopt.documents.trial import ClosedForm, Refused, TrialDocument, Tried
 from partopt.report import gantt
-from partopt.report.table import WIDTH, label_lines, table
+from partopt.report.table import label_lines, table
+from partopt.report.width import columns
 from partopt.schedules import SCHEDULES, schedule
 from partopt.units import format_seconds
 
@@ -21,19 +22,17 @@ _LEGEND = (
 )
 
 
-def render(
-    document: TrialDocument, width: int = 80, ascii_only: bool = False, colour: bool = False
-) -> str:
-    """One schedule with its timeline in `width` columns, or a table of several in 80."""
+def render(document: TrialDocument, ascii_only: bool = False, colour: bool = False) -> str:
+    """One schedule with its timeline, or a table of several."""
     if len(document.tried) == 1 and not document.refused:
-        return _page(document, document.tried[0], width, ascii_only, colour)
+        return _page(document, document.tried[0], ascii_only, colour)
     return "\n\n".join([label_lines([("pipeline", _pipeline(document))]), *_tables(document)])
 
 
-def _page(document: TrialDocument, tried: Tried, width: int, ascii_only: bool, colour: bool) -> str:
+def _page(document: TrialDocument, tried: Tried, ascii_only: bool, colour: bool) -> str:
     drawing = "The timeline has too many actions to be drawn."
     if document.timeline is not None:
-        drawing = gantt.render(document.timeline, width, ascii_only, colour)
+        drawing = gantt.render(document.timeline, columns(), ascii_only, colour)
     known = tried.schedule in SCHEDULES
     summary = f": {schedule(tried.schedule).summary}" if known else ""
     head = [("schedule", tried.schedule + summary), ("pipeline", _pipeline(document, tried))]
@@ -114,9 +113,9 @@ def _tables(document: TrialDocument) -> list[str]:
     if reasons:
         lines = [f"{verdict}: {', '.join(names)}" for verdict, names in reasons.items()]
         parts.append(
-            "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
+            "\n".join(textwrap.fill(line, columns(), subsequent_indent="  ") for line in lines)
         )
-    return [*parts, *([textwrap.fill(_LEGEND, WIDTH)] if rows else [])]
+    return [*parts, *([textwrap.fill(_LEGEND, columns())] if rows else [])]
 
 
 def _cells(tried: Tried) -> list[str]:
@@ -135,7 +134,7 @@ def _cells(tried: Tried) -> list[str]:
 def _refusal(refused: Refused) -> str:
     return textwrap.fill(
         refused.message,
-        WIDTH,
+        columns(),
         initial_indent=f"{refused.schedule:<14} ",
         subsequent_indent=" " * 15,
     )

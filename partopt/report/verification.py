@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from partopt.documents.verification import Verification
 from partopt.report.basis import basis_lines
-from partopt.report.table import WIDTH, label_lines
+from partopt.report.table import label_lines
+from partopt.report.width import columns
 from partopt.units import format_seconds
 
 _NOTED_S = 1e-3
@@ -34,5 +35,5 @@ def render(verification: Verification, spell: Callable[[str], str] = str) -> str
 def _claim(text: str) -> str:
     begin = "verified: "
     return textwrap.fill(
-        begin + text, WIDTH, subsequent_indent=" " * len(begin), break_on_hyphens=False
+        begin + text, columns(), subsequent_indent=" " * len(begin), break_on_hyphens=False
     )

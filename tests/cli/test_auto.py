@@ -6,7 +6,6 @@ import pytest
 from click import unstyle
 
 from partopt.documents.plan import Plan
-from partopt.report.table import WIDTH
 from partopt.search import schedule as search
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
@@ -57,7 +56,7 @@ def test_the_best_plan_is_printed_and_all_schedules_beside_it(auto):
     rows = table(outcome.out)
     assert f"schedule {next(iter(rows))}" in outcome.out
     assert {"1f1b", "gpipe", "zbv", "interleaved", "naive"} <= rows.keys()
-    assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
+    assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
 
 
 def test_it_is_never_slower_than_a_schedule_that_is_named(planned, auto):
@@ -232,7 +231,7 @@ def test_large_clusters_and_long_names_fit_the_page(
             512,
         )
         assert outcome.code == 0
-        assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
+        assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
 
 
 class TestChunks:

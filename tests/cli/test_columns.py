@@ -184,3 +184,44 @@ def test_topologies(partopt, topology_file, cluster):
 
 def test_the_list_of_topologies(partopt):
     assert len(widest(partopt("topology", "list").out)) <= 80
+
+
+ESTIMATED = "gpt3-6.7b.h100-estimated.bfloat16"
+
+
+@pytest.fixture
+def pages(profile_file, topology_file, tmp_path):
+    """Command lines of every verb that prints a page, of problems with long and short names."""
+    heavy = chain_profile(
+        [0.0123] * 11 + [1.5], parameter_bytes=[10**9] * 12, names=LONG, name="-".join(LONG[:2])
+    )
+    job = [profile_file(heavy), "--topology", topology_file(NAMELESS), "--memory", "30 GB"]
+    synchronous = [*job, "--schedule", "1f1b", "--microbatches", "12"]
+    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
+    return {
+        "plan": ["plan", *job, "--effort", "quick", "-o", plan, "--force"],
+        "synchronous plan": ["plan", *synchronous, "--effort", "quick", "-o", other, "--force"],
+        "auto": ["plan", *job, "--schedule", "auto", "--global-batch", "12", "--effort", "quick"],
+        "scaling": ["plan", *synchronous, "--effort", "quick", "--scaling", "8,12"],
+        "compare": ["compare", *job],
+        "simulate": ["simulate", plan],
+        "changed": ["simulate", other, "--microbatches", "7", "--jitter", "5%", "--draws", "3"],
+        "show": ["show", plan],
+        "verify": ["show", "--verify", other, "--profile", job[0]],
+        "layers": ["show", job[0]],
+        "profile": ["show", ESTIMATED],
+        "profiles": ["show", ESTIMATED, ESTIMATED.replace("h100", "a100")],
+        "device": ["show", "h100"],
+        "topology": ["topology", "show", job[2]],
+        "topologies": ["topology", "list"],
+    }
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_every_page_is_as_wide_as_it_is_told(partopt, monkeypatch, pages, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name, words in pages.items():
+        outcome = partopt(*words)
+        assert outcome.code == 0, (name, outcome.err)
+        assert len(widest(outcome.out)) <= width, (name, widest(outcome.out))
+        assert "does.." not in outcome.out

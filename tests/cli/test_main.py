@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from partopt import __version__, cli
+from partopt.documents.profile import Profile
+from partopt.errors import PartoptError
 from tests.helpers import ROOT, run_process
 
 
@@ -177,3 +179,50 @@ def test_a_schema_is_one_json_document(partopt, name):
     outcome = partopt("schema", name)
     assert (outcome.code, outcome.err) == (0, "")
     assert "$defs" in json.loads(outcome.out)
+
+
+def test_three_errors_of_a_file_are_shown_and_the_others_counted(partopt, tmp_path):
+    layers = [{"name": "a", "surprise" * 40: 1}] * 30
+    head = {"schema": "partopt.profile/1", "device": {"name": "GPU", "type": "cuda"}}
+    (tmp_path / "p.json").write_text(json.dumps(head | {"layers": layers}))
+    outcome = partopt("plan", tmp_path / "p.json", "--topology", "v100-pcie")
+    assert (outcome.code, outcome.out) == (2, "")
+    shown, counted = outcome.errors[:3], outcome.errors[3]
+    assert [error.count(": missing") + error.count("unknown key") for error in shown] == [1, 1, 1]
+    with pytest.raises(PartoptError) as raised:
+        Profile.load(str(tmp_path / "p.json"))
+    assert counted == f"and {len(raised.value.parts) - 3} more" and len(outcome.errors) == 4
+    assert len(outcome.hints) == 3
+
+
+@pytest.mark.parametrize("echoed", ["q" * 5000, "1 " * 5000])
+def test_what_an_error_repeats_of_a_file_is_cut(partopt, tmp_path, echoed):
+    text = f"name: n\ndevice: {{name: g, memory: '{echoed}'}}\n"
+    (tmp_path / "c.yaml").write_text(f"{text}levels: [{{name: a, size: 2, bandwidth: 1 GB/s}}]")
+    [error] = partopt("topology", "show", tmp_path / "c.yaml").errors
+    rest = error.removeprefix(f"{tmp_path / 'c.yaml'}: device.memory: ")
+    assert len(rest) <= 60 + len(" is not a quantity")
+    assert echoed[:20] in rest
+
+
+@pytest.mark.parametrize(
+    ("content", "profile", "topology"),
+    [
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "not a partopt profile", "not YAML"),
+        (b"", "the file is empty", "not a topology"),
+        (b'{"a": 1, "b": 2}', 'has no "schema": not a partopt profile', "not a topology"),
+        (b"hello: world\nfoo: 1\n", "not a partopt profile", "not a topology"),
+    ],
+)
+def test_a_file_of_something_else_is_told_in_one_line(
+    partopt, tmp_path, content, profile, topology
+):
+    (tmp_path / "f").write_bytes(content)
+    for arguments, what in (
+        ([tmp_path / "f", "--topology", "v100-pcie"], profile),
+        (["gpt2-small.cpu.float32", "--topology", tmp_path / "f"], topology),
+    ):
+        outcome = partopt("plan", *arguments)
+        assert outcome.code == 2
+        [error] = outcome.errors
+        assert error.startswith(f"{tmp_path / 'f'}: {what}")

@@ -4,7 +4,6 @@ import jsonschema
 import pytest
 from click import unstyle
 
-from partopt.report.table import WIDTH
 from tests.helpers import flat, two_level, uniform_profile
 
 
@@ -82,7 +81,7 @@ def test_a_table_with_the_batch_of_each_row(scaled):
     heading, *rows = unstyle(outcome.out).splitlines()
     assert (outcome.code, len(rows)) == (0, 3)
     assert heading.split()[:3] == ["DEVICES", "BATCH", "SAMPLES/S"]
-    assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
+    assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
     synchronous = scaled("--scaling", "1,2", *SYNCHRONOUS, "--microbatches", 4).out
     assert unstyle(synchronous).splitlines()[1].split()[1].endswith("x4")
 
@@ -182,4 +181,4 @@ def test_thousands_of_devices(partopt, profile_file, topology_file):
         "data_parallel",
     )
     assert (outcome.code, outcome.out.splitlines()[-1].split()[0]) == (0, "1024")
-    assert all(len(line) <= WIDTH for line in unstyle(outcome.out).splitlines())
+    assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())

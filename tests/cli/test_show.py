@@ -9,7 +9,7 @@ import pytest
 from partopt.documents import shipped
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.topology import Topology
-from tests.helpers import two_level
+from tests.helpers import chain_profile, two_level
 
 
 @pytest.fixture
@@ -136,14 +136,16 @@ def test_standard_input(partopt, plan_file):
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (b"", "not a topology"),
-        (b"hello", "not a topology"),
-        (b"{}", "no schema that partopt knows"),
-        (b'{"schema": "partopt.trace/1", "rows": []}', "no schema that partopt knows"),
+        (b"", "the file is empty"),
+        (b"hello", "not a partopt document"),
+        (b"[1, 2]", "not a partopt document"),
+        (b"colour: blue\n", "not a partopt document"),
+        (b"{}", "not a partopt document: no schema that partopt knows"),
+        (b'{"schema": "partopt.trace/1", "rows": []}', "not a partopt document"),
         (b'{"schema": "partopt.comparison/1", "rows": []}', "model: missing"),
         (b'{"schema": "partopt.plan/2"}', "schema: version 2 of plan is not known"),
         (b'{"schema": "partopt.profile/1", "model"', "not JSON: input data was truncated"),
-        (b"\x80\x81", "not YAML"),
+        (b"\x89PNG\r\n\x1a\n\x00", "not a partopt document"),
         (b"name: x\ncolour: blue\n", "colour: unknown key"),
     ],
 )
@@ -188,3 +190,33 @@ def test_servers_change_what_is_shown(partopt, topology_file):
         "servers-2x2: 6 x GPU"
         in partopt("topology", "show", topology_file(two_level(2, 2)), "--servers", 3).out
     )
+
+
+def rows_of_layers(page: str) -> list[str]:
+    return page.split("microbatch 1:\n")[1].split("\n\n")[0].splitlines()[1:]
+
+
+def test_repeated_blocks_of_a_profile_are_shown_once_unless_all_are_asked_for(
+    partopt, profile_file
+):
+    names = ["wte", *(f"h.{n}.{part}" for n in range(12) for part in ("attn", "mlp")), "head"]
+    profile = chain_profile([0.5, *[0.1, 0.2] * 12, 0.3], names=names)
+    folded = partopt("show", profile_file(profile)).out
+    assert [row.split()[:3] for row in rows_of_layers(folded)] == [
+        ["0", "wte", "Linear"],
+        ["1", "h.0.attn", "x12"],
+        ["2", "h.0.mlp", "x12"],
+        ["25", "head", "Linear"],
+    ]
+    assert "--all shows each layer" in folded
+    every = partopt("show", "--all", profile_file(profile)).out
+    assert [row.split()[1] for row in rows_of_layers(every)] == names
+
+
+def test_of_very_many_layers_the_first_and_the_last_are_shown(partopt, profile_file):
+    profile = chain_profile([1 + n / 7 for n in range(1000)])
+    page = partopt("show", profile_file(profile)).out
+    numbers = [row.split()[0] for row in rows_of_layers(page)]
+    assert numbers == [*map(str, range(75)), "..", *map(str, range(975, 1000))]
+    assert "900 rows are left out; --all shows each layer" in page
+    assert len(rows_of_layers(partopt("show", "--all", profile_file(profile)).out)) == 1000

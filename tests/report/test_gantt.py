@@ -1,6 +1,7 @@
 import time
 
 import click
+import msgspec
 import numpy as np
 import pytest
 
@@ -211,3 +212,17 @@ def test_ticks_are_round_and_inside():
         inside = [time for time, _ in ticks(0.0, end, 6)]
         assert 2 <= len(inside) <= 7
         assert inside[-1] <= end * (1 + 1e-9)
+
+
+def test_ranks_that_do_the_same_share_a_line():
+    timeline = drawn(fast("gpipe", P=2, M=2))
+    one, two = timeline.ranks
+    copies = [msgspec.structs.replace(one, rank=n) for n in range(4)]
+    ranks = [*copies, msgspec.structs.replace(two, rank=4)]
+    lines = render(msgspec.structs.replace(timeline, ranks=ranks), ascii_only=True).splitlines()
+    alone = render(timeline, ascii_only=True).splitlines()
+    assert [line.strip().split("  ")[0] for line in lines[1:3]] == ["0-3 x4", "4"]
+    assert [line.split()[-1] for line in lines[1:3]] == [line.split()[-1] for line in alone[1:3]]
+    scattered = [copies[0], two, copies[3]]
+    lines = render(msgspec.structs.replace(timeline, ranks=scattered)).splitlines()
+    assert lines[1].startswith("0.. x2  ")

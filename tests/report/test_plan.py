@@ -92,7 +92,7 @@ def test_memory_is_a_bar_of_parts_against_the_limit(limit, ascii_only):
     ],
 )
 def test_memory_is_held_against_the_limit(limit, text):
-    page = render(limited(two_one_plan(), limit))
+    page = click.unstyle(render(limited(two_one_plan(), limit)))
     assert text in " ".join(page.split())
 
 

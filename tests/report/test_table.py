@@ -1,6 +1,9 @@
+import click
 import pytest
 
-from partopt.report.table import bar, label_lines, shorten, table
+from partopt.printable import shorten
+from partopt.report.table import bar, label_lines, table
+from partopt.report.width import page_width
 
 
 def test_numbers_stand_right_and_words_left_without_trailing_blanks():
@@ -35,3 +38,20 @@ def test_long_names_lose_their_middle():
 
 def test_labels_stand_in_a_column():
     assert label_lines([("model", "gpt"), ("cluster", "two")]) == "model    gpt\ncluster  two"
+
+
+def test_a_verdict_has_a_colour_and_is_never_shortened():
+    rows = [["p" * 30, "1.00 ms", "does not fit"], ["q" * 30, "2.00 ms", "yes"]]
+    with page_width(40):
+        _, first, second = table(
+            ["PLANNER", "PERIOD", ""], rows, left=(0, 2), verdicts=(2,)
+        ).splitlines()
+    assert first.endswith("\x1b[31mdoes not fit\x1b[0m") and "\x1b[32myes\x1b[0m" in second
+    assert max(map(len, map(click.unstyle, (first, second)))) <= 40
+
+
+def test_a_page_that_is_too_narrow_does_without_the_spare_columns():
+    rows = [["name", "1" * 20, "2" * 20, "3" * 20]]
+    with page_width(60):
+        shown = click.unstyle(table(["A", "B", "C", "D"], rows, spare=(2, 1)))
+    assert shown.splitlines()[0].split() == ["A", "B", "D"]

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from partopt.documents.faults import escape_controls
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.importers.torch_profile.trace import ANNOTATION, RANGES, Event, Trace
 from partopt.importers.torch_profile.work import Work
+from partopt.printable import printable
 
 _MODULE = re.compile(r"nn\.Module: (?P<type>.+)_(?P<instance>[0-9]+)")
 _ACTION = re.compile(r"PP:(?P<stage>[0-9]{1,6})(?P<kind>[FBIW])(?P<microbatch>[0-9]{1,9})")
@@ -123,7 +123,7 @@ def _modules(events: list[Event], onto: Profile, where: str) -> list[Range]:
         name = onto.layers[expected].name
         if instances.setdefault(event.name, name) != name:
             raise _unmatched(
-                f"{where}: {escape_controls(event.name)} is layer {instances[event.name]} and "
+                f"{where}: {printable(event.name)} is layer {instances[event.name]} and "
                 f"layer {name}"
             )
         found.append(Range(event, expected, turn))
@@ -153,15 +153,15 @@ def _refuse_overlaps(events: list[Event], where: str) -> None:
         threads[event.tid].append(event)
     faults = list(itertools.chain.from_iterable(map(_overlaps, threads.values())))
     if faults:
-        raise PartoptError.together([fault.at(where) for fault in faults[:10]])
+        raise PartoptError.together([fault.at(where) for fault in faults], file=where)
 
 
 def _overlaps(events: list[Event]) -> Iterator[PartoptError]:
     for first, second in itertools.pairwise(events):
         if second.start < first.end - _ROUNDING:
             yield PartoptError(
-                f'"{escape_controls(second.name)}" begins at {second.start:.3f} us, before '
-                f'"{escape_controls(first.name)}" of the same thread has ended',
+                f'"{printable(second.name)}" begins at {second.start:.3f} us, before '
+                f'"{printable(first.name)}" of the same thread has ended',
                 "layers and stages run one after the other: name each module once",
                 code="overlapping-ranges",
             )

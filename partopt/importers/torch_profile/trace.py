@@ -17,16 +17,14 @@ import math
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
-from partopt.documents.faults import escape_controls
 from partopt.documents.files import PathLike, read_bytes
 from partopt.errors import PartoptError
+from partopt.printable import printable
 
 LARGEST = 1 << 29  # bytes of JSON: read, they take ten times as many
-_LISTED = 10  # faults of one file
 _GZIP = b"\x1f\x8b"
 _RECORD = "record it again: torch.profiler.profile(...).export_chrome_trace(PATH)"
 OPERATION = "cpu_op"
@@ -111,8 +109,7 @@ def load(path: PathLike) -> Trace:
         if _is_read(event) and (what := _what_is_wrong(event))
     ]
     if faults:
-        more = [_fault(f"{where}: {len(faults) - _LISTED} more such events", "invalid-event")]
-        raise PartoptError.together(faults[:_LISTED] + (more if len(faults) > _LISTED else []))
+        raise PartoptError.together(faults, file=where)
     events = sorted(filter(_is_read, trace.events), key=lambda event: (event.start, -event.length))
     if not any(event.cat == OPERATION for event in events):
         raise PartoptError(
@@ -124,9 +121,10 @@ def load(path: PathLike) -> Trace:
 
 
 def _read(path: PathLike) -> bytes:
-    if path != "-" and Path(path).is_file() and Path(path).stat().st_size > LARGEST:
-        raise _too_large(str(path))
-    return read_bytes(path)
+    try:
+        return read_bytes(path, LARGEST)
+    except PartoptError as error:
+        raise _too_large(str(path)) if error.code == "input-too-large" else error from None
 
 
 def _uncompressed(content: bytes, where: str) -> bytes:
@@ -182,4 +180,4 @@ def _what_is_wrong(event: Event) -> str | None:
 
 
 def _quoted(event: Event) -> str:
-    return f'"{escape_controls(event.name[:60])}"'
+    return f'"{printable(event.name[:60])}"'

@@ -1,0 +1,48 @@
+"""All that the command line prints goes through here: what others named cannot steer a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import click
+
+from partopt.printable import printable
+
+_NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
+# What stays as it is: newlines, and the colours of the pages of `partopt.report`.
+_OWN = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
+
+
+def columns() -> int:
+    """Columns of a page: what COLUMNS says, or the terminal has, within 60 to 200; else 80."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal():
+        found = int(given)
+    elif sys.stdout.isatty():
+        found = os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL
+    else:
+        found = _USUAL
+    return max(_NARROWEST, min(_WIDEST, found))
+
+
+def say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print the text on standard output or, with `err`, on standard error.
+
+    Control and format characters are printed as escapes; colours stay on standard output where that
+    is a terminal.
+    """
+    parts = _OWN.split(text)
+    if err:  # no message has colours of its own
+        parts = [part for line in text.split("\n") for part in (line, "\n")][:-1]
+    parts[::2] = map(printable, parts[::2])
+    click.echo("".join(parts), err=err, nl=nl)
+
+
+def say_file(text: str) -> None:
+    """Print the text of a file: as it is, but on a terminal as `say` does."""
+    if sys.stdout.isatty():
+        say(text, nl=False)
+    else:
+        click.echo(text, nl=False)

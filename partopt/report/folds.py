@@ -1,0 +1,59 @@
+"""Repeated blocks of a long list, so that a page shows each once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LONGEST = 64  # elements of a block
+_SAVED = 2  # elements that folding must save at least
+
+
+class Fold(NamedTuple):
+    """`times` blocks of `length` elements each, alike, from `start` on."""
+
+    start: int
+    length: int
+    times: int
+
+    @property
+    def block(self) -> range:
+        """The elements of the first block."""
+        return range(self.start, self.start + self.length)
+
+    @property
+    def stop(self) -> int:
+        """Where the next fold starts."""
+        return self.start + self.length * self.times
+
+
+def fold(keys: Sequence[Hashable]) -> list[Fold]:
+    """The list as folds, in order: from each place the repetition that covers most.
+
+    Elements are alike where their `keys` are equal; an element that repeats nothing is a fold of
+    its own, and of repetitions that cover as much the one of the shortest block is taken.
+    """
+    numbers: dict[Hashable, int] = {}
+    ids = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    times = np.ones(len(ids), dtype=np.int64)
+    length = np.ones(len(ids), dtype=np.int64)
+    for p in range(1, min(_LONGEST, len(ids) // 2) + 1):
+        repeated = _run_lengths(ids[p:] == ids[:-p]) // p + 1
+        places = np.flatnonzero((repeated - 1) * p >= _SAVED)
+        better = places[repeated[places] * p > (times * length)[places]]
+        times[better], length[better] = repeated[better], p
+    folds, place = [], 0
+    while place < len(ids):
+        folds.append(Fold(place, int(length[place]), int(times[place])))
+        place = folds[-1].stop
+    return folds
+
+
+def _run_lengths(same: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each place, of how many elements from there on all are true."""
+    places = np.arange(len(same))
+    ends = np.where(same, len(same), places)
+    return np.asarray(np.minimum.accumulate(ends[::-1])[::-1] - places, dtype=np.int64)
