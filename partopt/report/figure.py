@@ -10,8 +10,7 @@ from partopt.report.actions import ticks
 from partopt.report.cells import VECTORS, draw_rows
 from partopt.report.legend import add_legend, legend_of
 from partopt.report.page import LEFT, RIGHT, Page, page_of
-from partopt.report.pictures import look
-from partopt.report.pictures.look import COLUMN, SIZE, Heading, Sheet
+from partopt.report.pictures.look import COLUMN, SIZE, Heading, Picture, Sheet
 from partopt.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def render(
     transfers: bool = False,
     estimated: str | None = None,
 ) -> bytes:
-    """The timeline, or the seconds of it in `window`, in one of `look.FORMS`.
+    """The timeline, or the seconds of it in `window`, in one of the FORMS of `look`.
 
     The same timeline gives the same bytes. With `transfers` a line leads from rank to rank for each
     message. `estimated` is the device that the times were estimated for, if they were; the legend
@@ -39,7 +38,7 @@ def render(
     def draw(heading: Heading) -> Sheet:
         return _sheet(timeline, heading, page_of(timeline, window), transfers, estimated)
 
-    return look.render(draw, heading, form)
+    return Picture(heading, draw).render(form)
 
 
 def _sheet(

@@ -17,6 +17,7 @@ from partopt.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_WIDEST = 0.7  # inches of a bar
 _FAR = 8  # times the fullest device: a limit above that is not drawn
 
 
@@ -52,15 +53,16 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     held = held_stages(plan)
     parts = [device_parts([plan.stages[s] for s in stages]) for stages in held]
     bars, bottom = np.arange(len(held)), np.zeros(len(held))
+    width = min(0.8, _WIDEST * len(held) / inches)
     for name, (colour, hatch) in MEMORY.items():
         sizes = np.array([own[name] for own in parts], dtype=float)
         line: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.3, "hatch": hatch}
-        axes.bar(bars, sizes, 0.8, bottom=bottom, color=colour, **line)
+        axes.bar(bars, sizes, width, bottom=bottom, color=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
     if limit is not None:
         over = bottom > limit
-        axes.bar(bars[over], bottom[over], 0.8, fill=False, edgecolor=RED, linewidth=1.2)
+        axes.bar(bars[over], bottom[over], width, fill=False, edgecolor=RED, linewidth=1.2)
     near = limit is not None and limit <= _FAR * max(peak, 1)
     top = max(peak, limit if limit is not None and near else 0, 1)
     axes.set_ylim(0, top * 1.25)
