@@ -70,8 +70,7 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     if limit is not None:
         if near:
             axes.axhline(limit, color="black", linewidth=0.8, linestyle="--")
-        text = f"limit {format_bytes(limit)}" + ("" if near else ", far above")
-        axes.text(len(held) - 0.45, top * 1.03, text, size=SMALL, ha="right", va="bottom")
+        _label_limit(axes, len(held) - 0.45, top, limit, peak)
     bytes_axis(axes, "memory")
     axes.yaxis.set_label_coords(-0.5 / inches, 0.5)
     _, turned, step = _labels(held, inches)
@@ -79,3 +78,10 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     axes.set_xticks(places, labels, rotation=90 if turned else 0)
     axes.set_xlabel("stages of a device", labelpad=2)
     axes.tick_params(axis="x", length=0)
+
+
+def _label_limit(axes: Axes, right: float, top: float, limit: int, peak: float) -> None:
+    """The limit, at the line where that is the highest that is drawn."""
+    how = ", exceeded" if peak > limit else "" if top == limit else ", far above"
+    look: Any = {"ha": "right", "va": "bottom", "color": RED if peak > limit else "black"}
+    axes.text(right, top * 1.03, f"limit {format_bytes(limit)}{how}", size=SMALL, **look)

@@ -90,7 +90,8 @@ def _draw_part(axes: Axes, name: str, predicted: Any, measured: Any) -> None:
     label, colour = _PARTS[name]
     places = np.arange(len(measured))
     axes.bar(places, measured, 0.7, color=colour, edgecolor=GREY, linewidth=0.3)
-    axes.hlines(predicted, places - 0.45, places + 0.45, color="black", linewidth=1.2)
+    for colour, width in (("white", 2.4), ("black", 1.2)):
+        axes.hlines(predicted, places - 0.45, places + 0.45, color=colour, linewidth=width)
     axes.set_ylim(0, 1.12 * max(np.nanmax(predicted, initial=0), np.nanmax(measured, initial=0)))
     (bytes_axis if name == "peak_memory_bytes" else seconds_axis)(axes, label, most=2)
     axes.yaxis.set_label_coords(-0.5 / _WIDTH, 0.5)

@@ -56,5 +56,10 @@ class Drawn:
 
     @property
     def empty(self) -> int:
-        """Panels without data."""
-        return sum(not axes.has_data() for axes in self.figure.axes)
+        """Panels in which nothing is drawn but their axes."""
+        return sum(
+            not axes.patches
+            and not axes.collections
+            and not any(len(line.get_xdata()) for line in axes.lines)
+            for axes in self.figure.axes
+        )
