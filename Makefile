@@ -10,7 +10,7 @@ KERNELS := $(VENV)/kernels.log
 TRAINERS := .venv-exporters
 TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-exporters.txt
 
-.PHONY: demo test test-exporters kernels lint format clean
+.PHONY: demo test test-exporters docs kernels lint format clean
 
 demo: $(INSTALLED)
 	@mkdir -p $(DEMO)
@@ -30,6 +30,10 @@ test: kernels
 # Each trainer's own code reads what partopt exports for it, in an environment of their own.
 test-exporters: $(TRAINERS)/.installed
 	$(TRAINERS)/bin/python -m pytest -n 2 --dist loadfile -rs tests/exporters
+
+# The site is in site/, and loads nothing from a network.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The cache of numba is not made for several writers: what the tests share is compiled before them.
 kernels: $(INSTALLED)
@@ -52,6 +56,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
 	@touch $(INSTALLED)
 
+$(VENV)/.installed-docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 # Of the last four only a few files are run; what they depend on is of another time, or for GPUs.
 $(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-exporters.txt
 	$(PYTHON) -m venv $(TRAINERS)
@@ -61,4 +69,4 @@ $(TRAINERS)/.installed: pyproject.toml constraints.txt constraints-exporters.txt
 	@touch $(TRAINERS)/.installed
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(DEMO) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) $(DEMO) site .hypothesis .mypy_cache .pytest_cache .ruff_cache

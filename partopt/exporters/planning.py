@@ -90,9 +90,11 @@ def solve_within(
             target=target.name,
         )
     if job.planner_name is None:
-        plans += [_improved(plan, target, parts, job) for plan in _starts(plans)]
-    best, *others = sorted(plans, key=order_of)
-    return Result(best, tuple(others), results[0].notes, (best,))
+        starts = _starts(plans)
+        others = [plan for plan in plans if plan not in starts]
+        plans = others + [_improved(plan, target, parts, job) for plan in starts]
+    best, *slower = sorted(plans, key=order_of)
+    return Result(best, tuple(slower), results[0].notes, (best,))
 
 
 def _longer(job: Job, target: Target, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -137,7 +137,9 @@ def test_a_buffer_that_is_replaced_counts_each_microbatch_once(leaves: Leaves) -
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_microbatch_has_one_version_of_the_weights(split: bool, recompute: bool) -> None:
+def test_a_microbatch_has_one_version_of_the_weights(
+    leaves: Leaves, split: bool, recompute: bool
+) -> None:
     """Each of two microbatches runs with memory of its own as weights, forward and backward."""
     case = leaves(thrice)
     stages = case.stages([0, 2, 4], recompute=recompute)

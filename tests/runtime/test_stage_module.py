@@ -74,9 +74,12 @@ def test_three_stages_in_a_row_are_the_model(make: Any, kind: type[Replayed]) ->
 
 
 def test_a_tensor_that_skips_a_stage_goes_through_it() -> None:
-    modules = skipping().modules([0, 2, 4])
-    assert len(modules[1].receives) > 1
-    assert set(modules[1].receives) <= {*modules[1].sends}
+    case = skipping()
+    first, middle = case.modules([0, 2, 4])[:2]
+    made = first(inputs=case.inputs[0])
+    there = middle(*made, inputs=case.inputs[0])
+    assert (len(made), len(there)) == (2, 3)
+    assert there[0].data_ptr() == made[0].data_ptr()
 
 
 def test_the_states_of_all_stages_are_the_model_s() -> None:
@@ -202,7 +205,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
             path.write_text(text)
             files[text] = (
                 path,
-                measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block"),
+                measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="leaf"),
             )
         path, profile = files[text]
         options = {"schedule": "1f1b", "microbatches": 4} | options
@@ -230,7 +233,7 @@ def test_the_stages_of_a_plan_are_the_model_of_its_file(made: Any) -> None:
 
 
 def test_which_stage_is_meant_is_said(made: Any) -> None:
-    options = {"schedule": "interleaved", "planner": "gpipe", "stages": 2, "chunks": 2}
+    options = {"schedule": "interleaved", "planner": "gpipe", "stages": 4, "chunks": 2}
     plan, path = made(MODEL, 2, **options)
     assert stage_module(plan, 1, path, stage=3).stage == 3
     with pytest.raises(PartoptError, match="rank 1 holds stages 1 and 3: which is meant") as raised:
@@ -271,7 +274,7 @@ def test_the_loop_of_the_page_trains_as_one_process_does(made: Any, tmp_path: An
         torch.manual_seed(m)
         ids = source.example_inputs(2)
         loss = nn.functional.cross_entropy(whole(ids).flatten(0, 1), ids.flatten())
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         (loss / 4).backward()
     torch.optim.SGD(whole.parameters(), lr=0.1).step()
     assert [float(each) for each in re.findall(r"loss (\S+)", ran.stdout)] == pytest.approx(
