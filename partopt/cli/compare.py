@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from partopt.cli import import_layout, options, progress
+from partopt.cli import import_layout, options, progress, tables
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt import Job, Plan
+    from partopt.documents.comparison import Comparison
+    from partopt.documents.group_comparison import GroupComparison
 
 
 @click.command(short_help="every planner, or groups of several sizes, side by side")
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 )
 @options.map_option
 @options.job_options
+@options.output_options("the table as its document (.json) or a figure (.svg, .pdf, .png)")
 @options.json_option
 def command(
     profiles: tuple[str, ...],
@@ -57,6 +60,8 @@ def command(
     targets: tuple[str, ...],
     layouts: tuple[str, ...],
     rules: tuple[str, ...],
+    output: str | None,
+    force: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -67,20 +72,26 @@ def command(
 
     \b
     Example:
-      partopt compare gpt.cpu.float32 --topology v100-pcie
+      partopt compare gpt.cpu.float32 --topology v100-pcie -o compared.svg
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
       partopt compare gpt.json --topology dgx-a100 --for megatron --for torchtitan
       partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
+    if output:
+        tables.check(output, force)
     if len(profiles) == 1:
         within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
         own = _Own(files, layouts, rules)
-        _compare_planners(profiles[0], chosen, own, within, as_json, given)
+        found: Comparison | GroupComparison = _compare_planners(
+            profiles[0], chosen, own, within, as_json, given
+        )
     else:
         several = {"--planner": chosen, "--plan": files, "--layout": layouts}
         _refuse_choice(several | {"--for": targets, "--map": rules})
-        _compare_groups(profiles, as_json, given)
+        found = _compare_groups(profiles, as_json, given)
+    if output:
+        tables.write(found, output, force)
 
 
 class _Own(NamedTuple):
@@ -98,7 +109,7 @@ def _compare_planners(
     within: Mapping[str, Callable[[Job, progress.Tell], Plan]],
     as_json: bool,
     given: dict[str, Any],
-) -> None:
+) -> Comparison:
     """Every planner on one profile, a person's own plans, and those `within` what trainers say."""
     import partopt
     from partopt.report import comparison
@@ -114,7 +125,7 @@ def _compare_planners(
     print_notes(note for note in notes if note not in job.notes)
     if as_json:
         options.write_json(result)
-        return
+        return result
     click.echo(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in own.files:
@@ -128,6 +139,7 @@ def _compare_planners(
         chosen_by = f"--for {best.split()[1]}" if best in within else f"--planner {best}"
         following = f"{again} {chosen_by} -o plan.json"
     click.echo(f"\nnext:    partopt {following}", err=True)
+    return result
 
 
 def _plan_for(target: str, rules: Sequence[str], job: Job, tell: progress.Tell) -> Plan:
@@ -173,7 +185,7 @@ def _refuse_choice(given: Mapping[str, Sequence[str]]) -> None:
             )
 
 
-def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> None:
+def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> GroupComparison:
     """The best plan of each of several profiles of one model."""
     import partopt
     from partopt.report import groups
@@ -188,9 +200,10 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
     print_notes(notes)
     if as_json:
         options.write_json(result)
-        return
+        return result
     click.echo(groups.render(result))
     best = shlex.quote(result.rows[0].profile)
     click.echo(
         f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True
     )
+    return result

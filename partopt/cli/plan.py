@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from partopt.cli import options, progress
+from partopt.cli import options, progress, tables
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
@@ -49,13 +49,19 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     help="Keep to what a trainer can say, one of partopt export --help.",
 )
 @options.map_option
-@options.output_options("the plan")
+@click.option(
+    "--picture",
+    metavar="FILE",
+    help="Draw the plan, too: layers and cuts, cluster, memory (.svg, .pdf, .png).",
+)
+@options.output_options("the plan (with --scaling the table: .json, or a figure .svg, .pdf, .png)")
 @options.json_option
 def command(
     profile: str,
     output: str | None,
     force: bool,
     as_json: bool,
+    picture: str | None,
     scaling: str | None,
     weak: bool,
     target: str | None,
@@ -74,17 +80,13 @@ def command(
       partopt plan gpt.json --topology dgx-h100 --servers 4 --schedule 1f1b --microbatches 64
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
-      partopt plan gpt.json --topology v100-pcie --scaling 4,8,16
+      partopt plan gpt.json --topology v100-pcie --scaling 4,8,16 -o scaling.svg
+      partopt plan gpt.json --topology v100-pcie --picture plan.svg
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512 --for megatron
     """
-    from partopt import documents
-
-    if output:
-        documents.check_writable(output, force)
+    _check_outputs(output, picture, force, scaling is not None)
     if scaling is None and weak:
         raise PartoptError("--weak goes with --scaling", "add --scaling 8,16,32", code="usage")
-    if scaling is not None and output:
-        raise PartoptError("-o: --scaling prints a table", "drop -o", code="usage")
     if rules and target is None:
         raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
     if scaling is not None and target is not None:
@@ -94,12 +96,36 @@ def command(
     solve = partial(_solve, job, target, rules)
     given |= {"target": target, "rules": rules}
     if scaling is not None:
-        _print_scaling(job, options.integers(scaling, "--scaling"), weak, as_json)
+        devices = options.integers(scaling, "--scaling")
+        _print_scaling(job, devices, weak, output, force, as_json)
     else:
         again = partial(_command, profile, output, given)
-        _print_plan(solve, job, output, force, as_json, again)
+        _print_plan(solve, job, _Files(output, picture, force), as_json, again)
     if not as_json and output != "-":
         click.echo(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
+
+
+class _Files(NamedTuple):
+    """Where the plan is written, and its picture."""
+
+    output: str | None
+    picture: str | None
+    force: bool
+
+
+def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:
+    """Refuse, before any work is done, files that could not be written."""
+    from partopt import documents
+    from partopt.report.picture import check
+
+    if scaling and picture:
+        raise PartoptError("--picture: --scaling has no plan", "use -o scaling.svg", code="usage")
+    if picture:
+        check(picture, force)
+    if output and scaling:
+        tables.check(output, force)
+    elif output:
+        documents.check_writable(output, force)
 
 
 def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:
@@ -113,10 +139,10 @@ def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Te
 
 def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str | None) -> str:
     """The command that follows: look at the plan, compare it, or write it."""
-    if output and given["target"]:
+    if output and scaling is None and given["target"]:
         rules = options.repeat_options(["rules"])
         return f"export {shlex.quote(output)} --to {given['target']} {rules}".rstrip()
-    if output:
+    if output and scaling is None:
         return f"simulate {shlex.quote(output)}"
     if given["schedule"] == "auto" or scaling:
         return f"plan {shlex.quote(profile)} {options.repeat_options(given)} -o plan.json"
@@ -136,8 +162,7 @@ def _command(
 def _print_plan(
     solve: Callable[[progress.Tell], Result],
     job: Job,
-    output: str | None,
-    force: bool,
+    files: _Files,
     as_json: bool,
     command: Callable[[Mapping[str, Any]], str],
 ) -> None:
@@ -145,10 +170,12 @@ def _print_plan(
 
     `command` gives the command with some options changed.
     """
+    import partopt
+
     with progress.shown() as tell:
         result = solve(tell)
     print_notes(note for note in result.notes if note not in job.notes)
-    plan = result.plan
+    plan, (output, picture, force) = result.plan, files
     if as_json:
         options.write_json(plan)
     elif output != "-":
@@ -158,8 +185,12 @@ def _print_plan(
         raise no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
     if output and not (as_json and output == "-"):
         plan.save(output, force)
-    if output and output != "-":
-        click.echo(f"Wrote {output}", err=True)
+    if picture:
+        others = result.alternatives
+        partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)
+    for written in (output, picture):
+        if written and written != "-":
+            click.echo(f"Wrote {written}", err=True)
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -174,7 +205,9 @@ def _print_page(result: Result, job: Job) -> None:
     click.echo(f"\n{beside}" if beside else "", nl=bool(beside))
 
 
-def _print_scaling(job: Job, devices: list[int], weak: bool, as_json: bool) -> None:
+def _print_scaling(
+    job: Job, devices: list[int], weak: bool, output: str | None, force: bool, as_json: bool
+) -> None:
     """The best plan on each of several numbers of devices."""
     import partopt
     from partopt.report import scaling
@@ -185,3 +218,5 @@ def _print_scaling(job: Job, devices: list[int], weak: bool, as_json: bool) -> N
         options.write_json(found)
     else:
         click.echo(scaling.render(found))
+    if output:
+        tables.write(found, output, force)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--profile",
     metavar="FILE|NAME",
-    help="With --verify: the plan's profile (default: the shipped one of its digest).",
+    help="With --verify or -o: the plan's profile (default: the shipped one of its digest).",
 )
 @click.option(
     "--microbatch-size",
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     metavar="B",
     help="With two profiles: the size to compare at (default: the largest common one).",
 )
+@options.output_options("a picture (.svg, .pdf, .png)")
 @options.json_option
 def command(
     file: str,
@@ -42,6 +43,8 @@ def command(
     verify: bool,
     profile: str | None,
     microbatch_size: int | None,
+    output: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Print FILE, or the shipped profile, topology or device of that name, for people to read.
@@ -54,19 +57,28 @@ def command(
     again from its profile, and its bound is searched again. Exits with 1 where one check fails;
     --json then prints the checks.
 
+    With -o a profile, a plan, a comparison, a scaling or a run is drawn, a plan with the layers of
+    its profile where that is known.
+
     \b
     Example:
       partopt show plan.json
       partopt show gpt.cpu.float32
       partopt show eager.json compiled.json
       partopt show --verify plan.json --profile gpt.json
+      partopt show plan.json --profile gpt.json -o plan.svg
     """
     from partopt import documents
     from partopt.documents.kinds import kind_of
     from partopt.documents.plan import Plan
 
+    if output:
+        _check_output(output, force, other, verify, as_json)
     content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
     kind = kind_of(content, file)
+    if output:
+        _draw(kind, content, file, output, force, profile)
+        return
     if other is not None:
         _refuse_verifying(verify, profile)
         _show_difference(kind, content, file, other, microbatch_size, as_json)
@@ -91,6 +103,47 @@ def command(
     _show(kind, content, file)
     if kind in _NEXT:
         click.echo(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+
+
+def _check_output(output: str, force: bool, other: str | None, verify: bool, as_json: bool) -> None:
+    """Refuse, before anything is read, what no picture is drawn of, or where none can be."""
+    from partopt.report import picture
+
+    given = {"OTHER": other, "--verify": verify, "--json": as_json}
+    for name, value in given.items():
+        if value:
+            raise PartoptError(
+                f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
+            )
+    picture.check(output, force)
+
+
+def _draw(
+    kind: str, content: bytes, file: str, output: str, force: bool, profile: str | None
+) -> None:
+    """Write the picture of the document in `content`."""
+    import partopt
+    from partopt.report.picture import KINDS
+
+    if kind not in KINDS:
+        raise PartoptError(
+            f"{file}: a {kind} has no picture",
+            f"these have one: {', '.join(KINDS)}; partopt simulate PLAN -o draws a timeline",
+            code="no-picture",
+            kind=kind,
+        )
+    if profile is not None and kind != "plan":
+        raise PartoptError(
+            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
+        )
+    document: Any = _load(kind, content, file)
+    own = None
+    if kind == "plan":
+        own = partopt.Profile.load(profile) if profile else verifying.find_shipped(document)
+        if own is None:
+            click.echo("note:    stages are drawn without their layers: add --profile", err=True)
+    partopt.draw(document, output, profile=own, force=force)
+    click.echo(f"Wrote {output}", err=True)
 
 
 def _refuse_verifying(verify: bool, profile: str | None) -> None:
@@ -130,7 +183,7 @@ def _show_difference(
     click.echo(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
-_UNUSED_PROFILE = "--profile", "goes with --verify"
+_UNUSED_PROFILE = "--profile", "goes with --verify or -o"
 _NEXT = {
     "profile": "partopt plan {} --topology dgx-a100",
     "plan": "partopt simulate {}",

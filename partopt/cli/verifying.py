@@ -25,7 +25,13 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     import partopt
     from partopt.report.verification import render
 
-    loaded = _find_shipped(plan, file) if profile is None else partopt.Profile.load(profile)
+    loaded = find_shipped(plan) if profile is None else partopt.Profile.load(profile)
+    if loaded is None:
+        raise PartoptError(
+            f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
+            "say where it is: --profile FILE",
+            code="profile-needed",
+        )
     with progress.shown() as tell:
         found = partopt.verify(plan, loaded, tell)
     if as_json:
@@ -48,14 +54,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
         click.echo(f"next:    partopt simulate {shlex.quote(file)}", err=True)
 
 
-def _find_shipped(plan: Plan, file: str) -> Profile:
-    """The shipped profile that the plan was made from."""
-    for name in shipped.names("profiles"):
-        loaded = Profile.load(name)
-        if loaded.sha256() == plan.profile.sha256:
-            return loaded
-    raise PartoptError(
-        f"{file}: its profile, of {plan.profile.name}, does not come with partopt",
-        "say where it is: --profile FILE",
-        code="profile-needed",
-    )
+def find_shipped(plan: Plan) -> Profile | None:
+    """The shipped profile that the plan was made from; None where it does not come with partopt."""
+    loaded = (Profile.load(name) for name in shipped.names("profiles"))
+    return next((each for each in loaded if each.sha256() == plan.profile.sha256), None)

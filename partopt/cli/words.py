@@ -21,7 +21,7 @@ _OPTIONS = (
     "bandwidth latency links device devices dtype granularity steps autocast compile "
     "resume larger_than_memory name force scaling weak estimate calibrate "
     "group topology jitter slow seed draws backend rate clip check save every ranks "
-    "engine per_server sizes accept_poor map pipeline_size "
+    "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in _OPTIONS.split()} | _OWN_FLAGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from partopt.documents.plan import Plan
-from partopt.documents.stage import stages_text
+from partopt.documents.stage import Stage, stages_text
 from partopt.report.limit import against_limit
 from partopt.units import format_bytes
 
@@ -30,7 +30,11 @@ def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
     peak, fullest = plan.peak_memory_bytes, stages_text(plan.fullest_stages)
     limit = against_limit(peak, plan.memory_limit_bytes)
     yield f"{format_bytes(peak)} on each device of {fullest}{limit}"
-    sizes = {name: size for name, size in _sizes(plan).items() if size > 0}
+    limit_bytes, reserved = plan.memory_limit_bytes, plan.memory_rules.reserve_bytes
+    free = 0 if limit_bytes is None else max(0, limit_bytes - peak)
+    held = device_parts([plan.stages[s] for s in plan.fullest_stages])
+    whole = held | {"free": free, "reserve": reserved}
+    sizes = {name: size for name, size in whole.items() if size > 0}
     marks = [_PARTS[name][1][ascii_only] for name in sizes]
     yield _bar(list(sizes.values()), marks)
     why = _WHY.get(plan.memory_rules.reserve, "")
@@ -51,10 +55,9 @@ def _pack(words: Iterable[str]) -> Iterator[str]:
     yield line
 
 
-def _sizes(plan: Plan) -> dict[str, int]:
-    """Bytes of each part of the fullest device; of several stages one backward runs at a time."""
-    held = [plan.stages[s].memory for s in plan.fullest_stages]
-    limit = plan.memory_limit_bytes
+def device_parts(stages: Sequence[Stage]) -> dict[str, int]:
+    """Bytes of each part on a device that holds `stages`, of which one backward runs at a time."""
+    held = [stage.memory for stage in stages]
     return {
         "parameters": sum(own.parameters_bytes for own in held),
         "gradients": sum(own.gradients_bytes for own in held),
@@ -62,8 +65,6 @@ def _sizes(plan: Plan) -> dict[str, int]:
         "activations": sum(own.activations_bytes for own in held),
         "buffers": sum(own.buffers_bytes for own in held),
         "transient": max(own.transient_bytes for own in held),
-        "free": 0 if limit is None else max(0, limit - plan.peak_memory_bytes),
-        "reserve": plan.memory_rules.reserve_bytes,
     }
 
 

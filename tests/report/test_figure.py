@@ -112,7 +112,7 @@ def test_the_legend_names_what_appears(case, legend):
     )
     beside = {"rank", "time (ms)", "busy", "peak", "B", "memory of", "rank 0", HEADING.title}
     numbers = re.compile(r"[0-9]+(%| B)?|(fill|drain) [0-9]+ ms")
-    memory = {"weights", "gradients", "optimizer", "buffers", "activations"}
+    memory = {"parameters", "gradients", "optimizer", "buffers", "activations"}
     assert {each for each in text if not numbers.fullmatch(each)} - beside == legend | memory
 
 
@@ -261,7 +261,7 @@ def test_the_memory_of_the_fullest_rank_adds_up():
     trace = memory_panel.trace_of(timeline, plan, [0, 1, 2, 3])
     assert (trace.rank, trace.peak) == (0, 410)
     assert [part.name for part in trace.parts] == [
-        *("weights", "gradients", "optimizer", "buffers", "activations"),
+        *("parameters", "gradients", "optimizer", "buffers", "activations"),
     ]
     series = memory_over_time(timeline, plan, 0)
     assert trace.levels[-1].tolist() == series.values.tolist()

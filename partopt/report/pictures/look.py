@@ -1,21 +1,23 @@
 """The look that all pictures share: forms, style, the heading, and a sheet measured in inches.
 
-Only what runs within `render` may make figures: style and metadata are set there, so that the same
-document gives the same bytes, whatever the settings of the person.
+Sheets are made within `style`, which sets aside the settings of the person, so that the same
+document gives the same bytes.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from partopt.errors import PartoptError
 from partopt.report.pictures.compact import compact
-from partopt.report.pictures.lettering import literal, pack
+from partopt.report.pictures.lettering import literal, pack, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +29,7 @@ SIZE, SMALL, TITLE = 7.0, 6.0, 7.5  # points of text
 GREY, FAINT, RED = "#4D4D4D", "#EFEFEF", "#C00000"
 _MARGIN, _LINE = 0.08, 0.14  # inches beside and above the heading, and of a line of it
 _STYLE: Any = {
+    "figure.dpi": 300,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Arial"],  # each text of an SVG names them all
     "font.size": SIZE,
@@ -89,50 +92,99 @@ class Sheet:
         place = left / self.width, top / self.height
         self.figure.text(*place, literal(text), **{"ha": "left", "va": "top"} | settings)
 
+    def legend(self, handles: Mapping[str, Any]) -> None:
+        """What marks mean, in `legend_height` inches at the bottom of the sheet."""
+        self.figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="lower center",
+            ncols=_legend_columns(handles, self.width),
+            frameon=False,
+            fontsize=SIZE,
+            handlelength=1.3,
+            handletextpad=0.4,
+            columnspacing=1.0,
+            labelspacing=0.3,
+            borderpad=0.0,
+            borderaxespad=0.3,
+        )
 
-def form_of(path: str) -> str:
-    """The form that the extension of `path` chooses. Raises PartoptError for others than FORMS."""
-    return _known(Path(path).suffix.removeprefix(".").lower())
+
+def legend_height(labels: Collection[str], width: float) -> float:
+    """Inches of the legend of a sheet of `width` inches."""
+    return 0.1 + _LINE * -(-len(labels) // _legend_columns(labels, width))
 
 
-def _known(form: str) -> str:
+def _legend_columns(labels: Collection[str], width: float) -> int:
+    widest = max(text_width(label, SIZE) for label in labels) + 0.35
+    return max(1, min(len(labels), int((width - 0.2) / widest)))
+
+
+def form_of(path: str, beside: Sequence[str] = ()) -> str:
+    """The form that the extension of `path` chooses.
+
+    Raises PartoptError for others than FORMS; its hint names those `beside` them, too.
+    """
+    return _known(Path(path).suffix.removeprefix(".").lower(), beside)
+
+
+def _known(form: str, beside: Sequence[str] = ()) -> str:
     if form not in FORMS:
         raise PartoptError(
             f"unsupported format '.{form}' of a figure",
-            f"choose {', '.join('.' + each for each in FORMS)}",
+            f"choose {', '.join('.' + each for each in (*beside, *FORMS))}",
             code="unsupported-format",
             form=form,
         )
     return form
 
 
-def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> bytes:
-    """What `draw` draws under `heading`, in one of FORMS; the same bytes for the same.
+class Picture(NamedTuple):
+    """A heading, and what draws a sheet under it, within `style`."""
 
-    Raises PartoptError for other forms, and without matplotlib.
-    """
-    undated, title, description = _UNDATED[_known(form)]
-    try:
-        import matplotlib
-    except ImportError:
+    heading: Heading
+    draw: Callable[[Heading], Sheet]
+
+    def render(self, form: str) -> bytes:
+        """The picture in one of FORMS; the same bytes for the same.
+
+        Raises PartoptError for other forms, and without matplotlib.
+        """
+        undated, title, description = _UNDATED[_known(form)]
+        heading = self.heading
+        about = {title: heading.title, description: literal(heading.description)}
+        content = io.BytesIO()
+        with style():
+            figure = self.draw(heading).figure
+            figure.savefig(content, format=form, metadata=undated | about)
+        if form != "svg":
+            return content.getvalue()
+        return _described(compact(content.getvalue()), heading)
+
+
+def require_matplotlib() -> None:
+    """Refuse to draw without matplotlib, and do not import it."""
+    if importlib.util.find_spec("matplotlib") is None:
         raise PartoptError(
             "a figure needs matplotlib",
             'pip install "partopt[figures]"',
             code="missing-package",
             package="matplotlib",
-        ) from None
-    about = {title: heading.title, description: literal(heading.description)}
-    content = io.BytesIO()
+        )
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """What sheets are made and written under; raises PartoptError without matplotlib."""
+    require_matplotlib()
+    import matplotlib
+
     with matplotlib.rc_context(), warnings.catch_warnings():
         # a name in letters that the font lacks is drawn as boxes; viewers of SVG have others
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        figure = draw(heading).figure
-        figure.savefig(content, format=form, dpi=300, metadata=undated | about)
-    if form != "svg":
-        return content.getvalue()
-    return _described(compact(content.getvalue()), heading)
+        yield
 
 
 def _described(svg: bytes, heading: Heading) -> bytes:

@@ -1,0 +1,35 @@
+"""Tables in files: as their documents or as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from partopt.documents.comparison import Comparison
+    from partopt.documents.group_comparison import GroupComparison
+    from partopt.documents.scaling import Scaling
+
+
+def check(output: str, force: bool) -> None:
+    """Refuse, before any work is done, a file in which a table could not be written."""
+    from partopt import documents
+    from partopt.report import picture
+
+    if Path(output).suffix.lower() == ".json":
+        documents.check_writable(output, force)
+    else:
+        picture.check(output, force, beside=["json"])
+
+
+def write(table: Comparison | GroupComparison | Scaling, output: str, force: bool) -> None:
+    """Write a table as its document (`.json`) or as a picture of it."""
+    import partopt
+
+    if Path(output).suffix.lower() == ".json":
+        table.save(output, force)
+    else:
+        partopt.draw(table, output, force=force)
+    click.echo(f"Wrote {output}", err=True)
