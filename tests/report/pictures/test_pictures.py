@@ -44,6 +44,7 @@ PICTURES = {
     "scaling of one": lambda: picture_of(cases.scaling([8])),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
     "run of 32": lambda: picture_of(cases.run(32)),
+    "run of 512": lambda: picture_of(cases.run(512)),
 }
 
 
