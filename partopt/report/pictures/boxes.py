@@ -12,9 +12,9 @@ from partopt.documents.topology import Topology
 
 FOLDED = 64  # devices from which on equal neighbours are drawn once
 HEAD, BUS, PAD, GAP = 0.13, 0.11, 0.05, 0.04  # above the rows, above each row, within, between
-_SHOWN = 512  # devices that are drawn
+_SHOWN = 256  # devices that are drawn
 _ACROSS = 8  # devices beside each other, unless they are many
-_NARROWEST = 1.4  # of a box with a title
+_NARROWEST = 0.9  # of a box with a title
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 
 from partopt.documents.plan import Plan
 from partopt.report.memory import device_parts
-from partopt.report.pictures.axes import bytes_axis
+from partopt.report.pictures.axes import bytes_axis, draw_bars
 from partopt.report.pictures.colours import MEMORY
 from partopt.report.pictures.lettering import text_width
 from partopt.report.pictures.look import GREY, RED, SMALL
@@ -57,12 +57,13 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     for name, (colour, hatch) in MEMORY.items():
         sizes = np.array([own[name] for own in parts], dtype=float)
         line: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.3, "hatch": hatch}
-        axes.bar(bars, sizes, width, bottom=bottom, color=colour, **line)
+        draw_bars(axes, bars, sizes, width, bottom, facecolor=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
     if limit is not None:
         over = bottom > limit
-        axes.bar(bars[over], bottom[over], width, fill=False, edgecolor=RED, linewidth=1.2)
+        frame: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "linewidth": 1.2}
+        draw_bars(axes, bars[over], bottom[over], width, **frame)
     near = limit is not None and limit <= _FAR * max(peak, 1)
     top = max(peak, limit if limit is not None and near else 0, 1)
     axes.set_ylim(0, top * 1.25)

@@ -11,7 +11,7 @@ from partopt.cost.chain import Chain, chain_of
 from partopt.documents.profile import Profile
 from partopt.report.actions import COLOURS
 from partopt.report.basis import basis_text
-from partopt.report.pictures.axes import Place, bytes_axis, seconds_axis, stack_labels
+from partopt.report.pictures.axes import Place, bytes_axis, draw_bars, seconds_axis, stack_labels
 from partopt.report.pictures.folding import Columns, columns_of
 from partopt.report.pictures.lettering import fit, text_width
 from partopt.report.pictures.look import COLUMN, FULL, GREY, SMALL, Heading, Sheet, legend_height
@@ -121,7 +121,7 @@ def _draw_bars(axes: Axes, values: Floats, columns: Columns, colour: str) -> Non
     mean, least, most = _spread(values, columns)
     places = np.arange(len(mean))
     line = 0.3 if len(places) <= 120 else 0.0
-    axes.bar(places, mean, width=0.8, color=colour, edgecolor=GREY, linewidth=line)
+    draw_bars(axes, places, mean, 0.8, facecolor=colour, edgecolor=GREY, linewidth=line)
     ranged = np.abs(most - least) > 0.02 * np.abs(mean)
     axes.vlines(places[ranged], least[ranged], most[ranged], color=GREY, linewidth=0.5)
 

@@ -12,7 +12,8 @@ from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.report.picture import picture_of, render
 from partopt.report.pictures.colours import MEMORY, stage_colour
-from tests.helpers import flat, limited, uniform_profile
+from tests.helpers import flat, limited, two_level, uniform_profile
+from tests.report import timelines
 from tests.report.pictures import cases
 from tests.report.pictures.drawn import Drawn
 
@@ -30,6 +31,9 @@ PICTURES = {
     "plan of 16, interleaved": lambda: picture_of(*cases.plan_of(16, "interleaved", 2)),
     "plan of 4, eight stages each": lambda: picture_of(*cases.plan_of(4, "interleaved", 8)),
     "plan of 128, folded": lambda: picture_of(cases.replicated(16)),
+    "plan of 96 stages": lambda: picture_of(
+        timelines.plan_of("1f1b", [[rank] for rank in range(96)], 8, topology=two_level(8, 12))
+    ),
     "plan that does not fit": lambda: picture_of(limited(cases.plan_of(4)[0], 10**9)),
     "plan without a limit": lambda: picture_of(limited(cases.plan_of(4)[0], None)),
     "plan with runners-up": lambda: picture_of(
@@ -44,6 +48,7 @@ PICTURES = {
     "scaling of one": lambda: picture_of(cases.scaling([8])),
     "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
     "run of 32": lambda: picture_of(cases.run(32)),
+    "run of 512": lambda: picture_of(cases.run(512)),
 }
 
 
