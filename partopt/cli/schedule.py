@@ -41,7 +41,7 @@ _ALL = "all"
     metavar="TIME",
     help='Of a device with one microbatch: seconds, or "5 ms".',
 )
-@click.option("--backward", metavar="TIME", help="The same (default: twice the forward).")
+@click.option("--backward", metavar="TIME", help="Of its backward (default: twice the forward).")
 @click.option(
     "--weight-gradient",
     metavar="TIME",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options, verifying
+from partopt.cli import drawing, options, verifying
 from partopt.cli.terminal import say
 from partopt.documents import shipped
 from partopt.errors import PartoptError
@@ -76,11 +76,11 @@ def command(
     from partopt.documents.plan import Plan
 
     if output:
-        _check_output(output, force, other, verify, as_json)
+        drawing.check(output, force, {"OTHER": other, "--verify": verify, "--json": as_json})
     content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
     kind = kind_of(content, file)
     if output:
-        _draw(kind, content, file, output, force, profile)
+        drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
         return
     if other is not None:
         _refuse_verifying(verify, profile)
@@ -106,47 +106,6 @@ def command(
     _show(kind, content, file, all_layers)
     if kind in _NEXT:
         say(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
-
-
-def _check_output(output: str, force: bool, other: str | None, verify: bool, as_json: bool) -> None:
-    """Refuse, before anything is read, what no picture is drawn of, or where none can be."""
-    from partopt.report import picture
-
-    given = {"OTHER": other, "--verify": verify, "--json": as_json}
-    for name, value in given.items():
-        if value:
-            raise PartoptError(
-                f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
-            )
-    picture.check(output, force)
-
-
-def _draw(
-    kind: str, content: bytes, file: str, output: str, force: bool, profile: str | None
-) -> None:
-    """Write the picture of the document in `content`."""
-    import partopt
-    from partopt.report.picture import KINDS
-
-    if kind not in KINDS:
-        raise PartoptError(
-            f"{file}: a {kind} has no picture",
-            f"these have one: {', '.join(KINDS)}; partopt simulate PLAN -o draws a timeline",
-            code="no-picture",
-            kind=kind,
-        )
-    if profile is not None and kind != "plan":
-        raise PartoptError(
-            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
-        )
-    document: Any = _load(kind, content, file)
-    own = None
-    if kind == "plan":
-        own = partopt.Profile.load(profile) if profile else verifying.find_shipped(document)
-        if own is None:
-            say("note:    stages are drawn without their layers: add --profile", err=True)
-    partopt.draw(document, output, profile=own, force=force)
-    say(f"Wrote {output}", err=True)
 
 
 def _refuse_verifying(verify: bool, profile: str | None) -> None:

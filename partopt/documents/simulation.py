@@ -216,8 +216,13 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
             yield _fault("levels", "not the levels of the topology", f"name {', '.join(names)}")
         if self.window_end_s <= self.window_start_s:
             yield _fault("window_end_s", "not after window_start_s", "give the window a length")
-        for index, row in enumerate(self.timeline.ranks if self.timeline else []):
-            yield from _row_faults(row, f"timeline.ranks[{index}]")
+        yield from timeline_faults(self.timeline)
+
+
+def timeline_faults(timeline: DrawnTimeline | None) -> Iterator[PartoptError]:
+    """What cannot be drawn of a document's timeline."""
+    for index, row in enumerate(timeline.ranks if timeline else []):
+        yield from _row_faults(row, f"timeline.ranks[{index}]")
 
 
 def _row_faults(row: RankTimeline, where: str) -> Iterator[PartoptError]:

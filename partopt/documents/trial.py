@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
 from partopt import documents
 from partopt.documents.profile import Count, Index, Seconds
-from partopt.documents.simulation import DrawnTimeline
+from partopt.documents.simulation import DrawnTimeline, timeline_faults
+from partopt.errors import PartoptError
+
+InFlight = Annotated[list[Index], msgspec.Meta(min_length=1)]  # of each device
 
 
 class ClosedForm(documents.Part, frozen=True, kw_only=True):
@@ -21,7 +29,7 @@ class ClosedForm(documents.Part, frozen=True, kw_only=True):
     bubble_s: float
     bubble: float
     iteration_s: Seconds
-    in_flight: list[Index]
+    in_flight: InFlight
     agrees: bool
     reason: str
 
@@ -42,8 +50,8 @@ class Tried(documents.Part, frozen=True, kw_only=True):
     comm: str
     iteration_s: Seconds
     bubble: float
-    in_flight: list[Index]
-    activations: list[Seconds]
+    in_flight: InFlight
+    activations: Annotated[list[Seconds], msgspec.Meta(min_length=1)]
     closed_form: ClosedForm
 
 
@@ -73,3 +81,7 @@ class TrialDocument(documents.Document, frozen=True, kw_only=True):
     tried: list[Tried]
     refused: list[Refused]
     timeline: DrawnTimeline | None = None
+
+    def inconsistencies(self) -> Iterator[PartoptError]:
+        """Faults that the types do not express."""
+        yield from timeline_faults(self.timeline)

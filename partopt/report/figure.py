@@ -15,8 +15,7 @@ from partopt.report.margins import ABOVE, draw_ends, draw_phases, write_beside
 from partopt.report.memory_panel import MemoryTrace, draw_memory, label_memory, name_memory
 from partopt.report.page import BREAK, LEFT, RIGHT, Page, pages_of
 from partopt.report.phases import phases_of
-from partopt.report.pictures import look
-from partopt.report.pictures.look import COLUMN, SIZE, SMALL, Heading, Sheet
+from partopt.report.pictures.look import COLUMN, SIZE, SMALL, Heading, Picture, Sheet
 from partopt.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def render(
     window: tuple[float, float] | None = None,
     transfers: bool = False,
 ) -> bytes:
-    """The timeline of a plan, or the seconds of it in `window`, in one of `look.FORMS`.
+    """The timeline of a plan, or the seconds of it in `window`, in one of the FORMS of `look`.
 
     The same timeline gives the same bytes. Beside each row are the share of the time at work and
     the most memory that the rank holds, below the rows is the memory of the fullest rank over time.
@@ -47,7 +46,7 @@ def render(
     def draw(heading: Heading) -> Sheet:
         return _sheet(plan, timeline, heading, pages_of(timeline, window), transfers)
 
-    return look.render(draw, heading, form)
+    return Picture(heading, draw).render(form)
 
 
 def _sheet(

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.documents.plan import Plan
+from partopt.report.memory import device_parts
 from partopt.report.page import Page
 from partopt.report.pictures.look import GREY, RED
-from partopt.simulator.memory import base_parts, memory_over_time, peak_memory_bytes
+from partopt.simulator.memory import memory_over_time, peak_memory_bytes
 from partopt.simulator.timeline import Timeline
 from partopt.units import format_bytes
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HEIGHT = 0.5  # inches
-# purples that get lighter, and the blue that is left of Okabe and Ito's colours
+# what actions do not have: purples that get lighter, and the last of Okabe and Ito's blues
 _COLOURS = {
-    "weights": "#54278F",
+    "parameters": "#54278F",
     "gradients": "#807DBA",
     "optimizer": "#BCBDDC",
     "buffers": "#E3E2EF",
+    "transient": "#F7E6C4",
     "activations": "#0072B2",
 }
 _NEAR = 2.5  # of the peak: a limit above so many is only named
@@ -58,7 +60,9 @@ def trace_of(timeline: Timeline, plan: Plan, ranks: list[int]) -> MemoryTrace | 
     rank = ranks[int(peaks.argmax())]
     if not peaks.max():
         return None
-    series, held = memory_over_time(timeline, plan, rank), base_parts(plan, rank)
+    series = memory_over_time(timeline, plan, rank)
+    held = device_parts([plan.stages[s] for s in plan.stages_by_rank()[rank]])
+    del held["activations"]
     rows = {name: np.full(len(series.times), size) for name, size in held.items()}
     rows["activations"] = series.values - sum(held.values())
     shown = {name: row for name, row in rows.items() if row.any()}

@@ -16,6 +16,7 @@ from partopt.documents.scaling import Scaling
 from partopt.errors import PartoptError
 from partopt.report.pictures import comparison, look, plan, run, scaling
 from partopt.report.pictures import profile as layers
+from partopt.report.pictures.look import Picture
 
 Drawable = Profile | Plan | Comparison | GroupComparison | Scaling | Run
 KINDS = ("profile", "plan", "comparison", "groups", "scaling", "run")
@@ -60,17 +61,24 @@ def render(
     alternatives: Sequence[Plan] = (),
 ) -> bytes:
     """The picture as "svg", "pdf" or "png"; the same document gives the same bytes. As `draw`."""
+    return picture_of(document, profile, alternatives).render(form)
+
+
+def picture_of(
+    document: Drawable, profile: Profile | None = None, alternatives: Sequence[Plan] = ()
+) -> Picture:
+    """The picture of a document. Raises PartoptError where it has none."""
     if isinstance(document, Profile):
-        return look.render(partial(layers.draw, document), layers.heading(document), form)
+        return Picture(layers.heading(document), partial(layers.draw, document))
     if isinstance(document, Plan):
         drawn = partial(plan.draw, document, profile=profile, alternatives=alternatives)
-        return look.render(drawn, plan.heading(document), form)
+        return Picture(plan.heading(document), drawn)
     if isinstance(document, Comparison | GroupComparison):
-        return look.render(partial(comparison.draw, document), comparison.heading(document), form)
+        return Picture(comparison.heading(document), partial(comparison.draw, document))
     if isinstance(document, Scaling):
-        return look.render(partial(scaling.draw, document), scaling.heading(document), form)
+        return Picture(scaling.heading(document), partial(scaling.draw, document))
     if isinstance(document, Run):
-        return look.render(partial(run.draw, document), run.heading(document), form)
+        return Picture(run.heading(document), partial(run.draw, document))
     raise PartoptError(
         f"a {type(document).__name__} has no picture",
         f"these have one: {', '.join(KINDS)}",

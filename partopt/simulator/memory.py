@@ -52,21 +52,6 @@ def memory_over_time(timeline: Timeline, plan: Plan, rank: int) -> Series:
     )
 
 
-def base_parts(plan: Plan, rank: int) -> dict[str, int]:
-    """Bytes that a rank holds throughout, by what they are for: those of `base_memory_bytes`.
-
-    Buffers include the room for the backward that takes most.
-    """
-    held = [stage.memory for stage in plan.stages if rank in stage.ranks]
-    parts = {
-        "weights": sum(own.parameters_bytes for own in held),
-        "gradients": sum(own.gradients_bytes for own in held),
-        "optimizer": sum(own.optimizer_bytes for own in held),
-    }
-    rest = int(base_memory_bytes(plan)[rank]) - sum(parts.values())
-    return parts | {"buffers": rest}
-
-
 def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     """The most bytes that each rank holds at once, shape (ranks,).
 

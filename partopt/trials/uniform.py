@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,7 +127,9 @@ class Uniform:
         entry, S = schedule(name), self.stages * self.parts_under(name)
         fault = refusal(name, self.stages, self.chunks_under(name), self.microbatches)
         if fault is not None:
-            raise fault
+            # here schedules are named alone, not by an option of a job
+            hint = re.sub(r"`schedule=([^`]+)`", r"\1", fault.hint)
+            raise PartoptError(fault.message, hint, code=fault.code, **fault.fields)
         job = Job(
             self._profile(S, self.stage_times(name), self.stage_activations(name)),
             self._topology(),

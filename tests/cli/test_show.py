@@ -104,7 +104,7 @@ def test_only_plans_are_verified(partopt, profile_file, plan_file):
         f"--verify: {profile_file()} is a profile"
     ]
     outcome = partopt("show", plan_file, "--profile", profile_file())
-    assert (outcome.code, outcome.errors) == (2, ["--profile: goes with --verify"])
+    assert (outcome.code, outcome.errors) == (2, ["--profile: goes with --verify or -o"])
 
 
 def test_the_kinds_in_the_help_and_their_schemas(partopt):

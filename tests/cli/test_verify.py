@@ -147,5 +147,5 @@ def test_only_plans_are_verified(partopt, plan_file):
     assert partopt("show", "--verify", "v100-pcie").errors == ["--verify: v100-pcie is a topology"]
     assert partopt("show", "--verify", "mlp.cpu.float32").code == 2
     assert partopt("show", plan_file(), "--profile", "mlp.cpu.float32").errors == [
-        "--profile: goes with --verify"
+        "--profile: goes with --verify or -o"
     ]

@@ -34,8 +34,9 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     names = {"model": model(), "example_inputs": lambda size: torch.randn(size, 64)}
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
-    assert len(BLOCKS) == 8
-    written = {"trace.json", "timeline.svg", "interleaved.svg"}
+    assert len(BLOCKS) == 9
+    figures = {"profile.svg", "plan.svg", "comparison.pdf", "scaling.png", "timeline.svg"}
+    written = figures | {"interleaved.svg", "trace.json"}
     assert {path.name for path in tmp_path.iterdir()} == {"model.py", *written}
     printed = capsys.readouterr().out
     assert "microbatches-needed schedule" in printed

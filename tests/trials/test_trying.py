@@ -4,6 +4,7 @@ import json
 from fractions import Fraction
 
 import pytest
+from msgspec.structs import replace
 
 import partopt
 from partopt.errors import PartoptError
@@ -102,6 +103,18 @@ def test_the_page_of_one_schedule(partopt):
     assert "0  F0F1F2F3······I0W0F4I1W1F5I2W2F6I3W3F7I4W4I5W5I6W6I7W7" in done.out
     assert "bubble    11.1%; closed form (P-1)(F+I-W) = 3.00 s, 11.1%: agrees" in done.out
     assert "in flight 4\n" in done.out
+
+
+def test_another_schedule_is_named_alone(partopt):
+    assert partopt("schedule", "dualpipe", "--stages", 3).hints == ["use 4 devices, or dualpipev"]
+
+
+def test_a_trial_with_a_timeline_that_cannot_be_read_is_refused():
+    document = partopt.try_schedule("1f1b", partopt.Uniform()).document
+    row = replace(document.timeline.ranks[0], actions="0F0 nonsense")
+    timeline = replace(document.timeline, ranks=[row])
+    faults = list(replace(document, timeline=timeline).faults())
+    assert "timeline.ranks[0].actions: not actions" in [fault.message for fault in faults]
 
 
 def test_schedules_that_need_another_count_say_so_in_their_row(partopt):

@@ -12,9 +12,9 @@ from partopt.documents.topology import Topology
 
 FOLDED = 64  # devices from which on equal neighbours are drawn once
 HEAD, BUS, PAD, GAP = 0.13, 0.11, 0.05, 0.04  # above the rows, above each row, within, between
-_SHOWN = 512  # devices that are drawn
-_ACROSS = 8  # devices beside each other
-_NARROWEST = 1.4  # of a box with a title
+_SHOWN = 256  # devices that are drawn
+_ACROSS = 8  # devices beside each other, unless they are many
+_NARROWEST = 0.9  # of a box with a title
 
 
 @dataclass
@@ -101,7 +101,7 @@ def _size(box: Box, width: float, cell: float) -> None:
         _size(member, room, cell)
     each = max(member.width for member in members) + GAP
     across = max(1, min(len(members), int((room + GAP) / each)))
-    across = min(across, _ACROSS) if members[0].k == 0 else across
+    across = min(across, _ACROSS) if len(members) <= 2 * _ACROSS else across
     across = -(-len(members) // -(-len(members) // across))  # in rows of equal length
     box.rows = [members[at : at + across] for at in range(0, len(members), across)]
     rows = [max(member.height for member in row) + BUS + GAP for row in box.rows]

@@ -6,10 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain
 from partopt.documents.plan import Plan
-from partopt.report.pictures.axes import seconds_axis
+from partopt.report.pictures.axes import Floats, draw_bars, seconds_axis
 from partopt.report.pictures.colours import ink, stage_colour
 from partopt.report.pictures.lettering import text_width
 from partopt.report.pictures.look import GREY, RED, SMALL
@@ -28,6 +29,16 @@ class Binding(NamedTuple):
     cut: int
 
 
+class Bars(NamedTuple):
+    """Where bars stand and how wide they are, in layers; seconds of both passes; colours."""
+
+    middles: Floats
+    widths: Floats
+    up: Floats
+    down: Floats
+    colours: NDArray[Any]
+
+
 def binding_of(plan: Plan) -> Binding:
     """What `bound_by` of the plan names."""
     what = plan.predicted.bound_by
@@ -43,23 +54,13 @@ def draw_times(axes: Axes, plan: Plan, chain: Chain | None, inches: float) -> No
 
     They are of each layer of `chain`; without it, of each stage. Cuts are as thick as busy.
     """
-    from matplotlib.collections import PolyCollection
-
     layers = plan.stages[-1].stop
-    for s, stage in enumerate(plan.stages):
-        if chain is None:
-            left, right = np.array([stage.start]), np.array([stage.stop])
-            up, down = np.array([stage.forward_s]), np.array([stage.backward_s])
-        else:
-            left = np.arange(stage.start, stage.stop)
-            right = left + 1
-            up, down = chain.f[stage.start : stage.stop], chain.g[stage.start : stage.stop]
-        corners = [(left, -down), (right, -down), (right, up), (left, up)]
-        boxes: Any = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
-        line = 0.4 if layers <= 150 else 0.0
-        axes.add_collection(
-            PolyCollection(boxes, facecolors=stage_colour(s), edgecolors="white", linewidths=line)
-        )
+    middles, widths, up, down, colours = _stage_bars(plan) if chain is None else _bars(plan, chain)
+    line = 0.4 if layers <= 150 else 0.0
+    for colour in dict.fromkeys(colours.tolist()):
+        own = colours == colour
+        look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": line}
+        draw_bars(axes, middles[own], (up + down)[own], widths[own], -down[own], **look)
     axes.axhline(0, color="black", linewidth=0.5)
     axes.set_xlim(0, layers)
     axes.autoscale(axis="y")
@@ -67,10 +68,40 @@ def draw_times(axes: Axes, plan: Plan, chain: Chain | None, inches: float) -> No
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     seconds_axis(axes, "time")
     axes.yaxis.set_label_coords(-0.5 / inches, 0.5)
-    bound = binding_of(plan).cut
-    for cut, share in cut_use(plan).items():
-        width, colour = _THIN + (_THICK - _THIN) * min(1.0, share), RED if cut == bound else GREY
-        axes.axvline(plan.stages[cut].start, color=colour, linewidth=width, linestyle="--")
+    _draw_cuts(axes, plan)
+
+
+def _stage_bars(plan: Plan) -> Bars:
+    """A bar for each stage, as wide as it has layers."""
+    layers = [float(len(stage.layers)) for stage in plan.stages]
+    return Bars(
+        np.cumsum(layers) - np.array(layers) / 2,
+        np.array(layers),
+        np.array([stage.forward_s for stage in plan.stages]),
+        np.array([stage.backward_s for stage in plan.stages]),
+        _colours(plan),
+    )
+
+
+def _bars(plan: Plan, chain: Chain) -> Bars:
+    """A bar for each layer."""
+    colours = np.repeat(_colours(plan), [len(stage.layers) for stage in plan.stages])
+    N = chain.layers
+    return Bars(np.arange(N) + 0.5, np.ones(N), chain.f, chain.g, colours)
+
+
+def _draw_cuts(axes: Axes, plan: Plan) -> None:
+    """Dashed lines, red where it is a cut that binds."""
+    bound, used = binding_of(plan).cut, cut_use(plan)
+    axes.vlines(
+        [plan.stages[cut].start for cut in used],
+        0,
+        1,
+        transform=axes.get_xaxis_transform(),
+        colors=[RED if cut == bound else GREY for cut in used],
+        linewidths=[_THIN + (_THICK - _THIN) * min(1.0, share) for share in used.values()],
+        linestyles="--",
+    )
 
 
 def draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
@@ -81,11 +112,14 @@ def draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
     axes.set_xlim(0, layers)
     axes.set_ylim(0, 1)
     axes.set_axis_off()
-    for s, stage in enumerate(plan.stages):
-        width = stage.stop - stage.start
-        colour = stage_colour(s)
-        box = Rectangle((stage.start, 0), width, 1, facecolor=colour, edgecolor="white", lw=0.5)
-        axes.add_patch(box)
+    widths = np.array([len(stage.layers) for stage in plan.stages])
+    middles = np.array([stage.start for stage in plan.stages]) + widths / 2
+    colours = _colours(plan)
+    for colour in dict.fromkeys(colours.tolist()):
+        own = colours == colour
+        look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+        draw_bars(axes, middles[own], np.ones(own.sum()), widths[own], **look)
+    for s, (stage, width, colour) in enumerate(zip(plan.stages, widths, colours, strict=True)):
         forms = [_stage_text(s, stage.replicas, stage.recompute), str(s)]
         room = width * inches / layers - 0.03
         text = next((form for form in forms if text_width(form, SMALL) <= room), None)
@@ -97,6 +131,11 @@ def draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
         frame = Rectangle((stage.start, 0), stage.stop - stage.start, 1, fill=False)
         frame.set(edgecolor=RED, linewidth=1.5, clip_on=False, zorder=5)
         axes.add_patch(frame)
+
+
+def _colours(plan: Plan) -> NDArray[Any]:
+    """The colour of each stage."""
+    return np.array([stage_colour(s) for s in range(len(plan.stages))])
 
 
 def _stage_text(s: int, replicas: int, recompute: bool) -> str:

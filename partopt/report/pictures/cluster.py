@@ -38,7 +38,7 @@ def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
     for k, level in enumerate(plan.topology.levels, 1):
         if level.size > 1:
             most = max((share for (own, _), share in used.items() if own == k), default=0.0)
-            lines.append(f"{level.name} {link_text(level)}: busiest port {most:.1%}")
+            lines.append(f"{level.name} {link_text(level)}: busiest port {min(1.0, most):.1%}")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _INCH = 72  # points
+_HINTED = 1.02  # pixels round the widths of letters
 _GAP = ".."
 _LONGEST = 300  # characters: longer texts are shortened before they are measured
 
@@ -21,7 +22,7 @@ def text_width(text: str, size: float) -> float:
 
     font = FontProperties(size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(width) / _INCH
+    return float(width) * _HINTED / _INCH
 
 
 def fit(text: str, inches: float, size: float) -> str:

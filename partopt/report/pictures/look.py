@@ -29,6 +29,7 @@ SIZE, SMALL, TITLE = 7.0, 6.0, 7.5  # points of text
 GREY, FAINT, RED = "#4D4D4D", "#EFEFEF", "#C00000"
 _MARGIN, _LINE = 0.08, 0.14  # inches beside and above the heading, and of a line of it
 _STYLE: Any = {
+    "figure.dpi": 300,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Arial"],  # each text of an SVG names them all
     "font.size": SIZE,
@@ -138,20 +139,27 @@ def _known(form: str, beside: Sequence[str] = ()) -> str:
     return form
 
 
-def render(draw: Callable[[Heading], Sheet], heading: Heading, form: str) -> bytes:
-    """What `draw` draws under `heading`, in one of FORMS; the same bytes for the same.
+class Picture(NamedTuple):
+    """A heading, and what draws a sheet under it, within `style`."""
 
-    Raises PartoptError for other forms, and without matplotlib.
-    """
-    undated, title, description = _UNDATED[_known(form)]
-    about = {title: heading.title, description: literal(heading.description)}
-    content = io.BytesIO()
-    with style():
-        figure = draw(heading).figure
-        figure.savefig(content, format=form, dpi=300, metadata=undated | about)
-    if form != "svg":
-        return content.getvalue()
-    return _described(compact(content.getvalue()), heading)
+    heading: Heading
+    draw: Callable[[Heading], Sheet]
+
+    def render(self, form: str) -> bytes:
+        """The picture in one of FORMS; the same bytes for the same.
+
+        Raises PartoptError for other forms, and without matplotlib.
+        """
+        undated, title, description = _UNDATED[_known(form)]
+        heading = self.heading
+        about = {title: heading.title, description: literal(heading.description)}
+        content = io.BytesIO()
+        with style():
+            figure = self.draw(heading).figure
+            figure.savefig(content, format=form, metadata=undated | about)
+        if form != "svg":
+            return content.getvalue()
+        return _described(compact(content.getvalue()), heading)
 
 
 def require_matplotlib() -> None:

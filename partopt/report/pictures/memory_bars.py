@@ -8,7 +8,7 @@ import numpy as np
 
 from partopt.documents.plan import Plan
 from partopt.report.memory import device_parts
-from partopt.report.pictures.axes import bytes_axis
+from partopt.report.pictures.axes import bytes_axis, draw_bars
 from partopt.report.pictures.colours import MEMORY
 from partopt.report.pictures.lettering import text_width
 from partopt.report.pictures.look import GREY, RED, SMALL
@@ -17,6 +17,7 @@ from partopt.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_WIDEST = 0.7  # inches of a bar
 _FAR = 8  # times the fullest device: a limit above that is not drawn
 
 
@@ -52,15 +53,17 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     held = held_stages(plan)
     parts = [device_parts([plan.stages[s] for s in stages]) for stages in held]
     bars, bottom = np.arange(len(held)), np.zeros(len(held))
+    width = min(0.8, _WIDEST * len(held) / inches)
     for name, (colour, hatch) in MEMORY.items():
         sizes = np.array([own[name] for own in parts], dtype=float)
         line: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.3, "hatch": hatch}
-        axes.bar(bars, sizes, 0.8, bottom=bottom, color=colour, **line)
+        draw_bars(axes, bars, sizes, width, bottom, facecolor=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
     if limit is not None:
         over = bottom > limit
-        axes.bar(bars[over], bottom[over], 0.8, fill=False, edgecolor=RED, linewidth=1.2)
+        frame: dict[str, Any] = {"facecolor": "none", "edgecolor": RED, "linewidth": 1.2}
+        draw_bars(axes, bars[over], bottom[over], width, **frame)
     near = limit is not None and limit <= _FAR * max(peak, 1)
     top = max(peak, limit if limit is not None and near else 0, 1)
     axes.set_ylim(0, top * 1.25)
@@ -68,8 +71,7 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     if limit is not None:
         if near:
             axes.axhline(limit, color="black", linewidth=0.8, linestyle="--")
-        text = f"limit {format_bytes(limit)}" + ("" if near else ", far above")
-        axes.text(len(held) - 0.45, top * 1.03, text, size=SMALL, ha="right", va="bottom")
+        _label_limit(axes, len(held) - 0.45, top, limit, peak)
     bytes_axis(axes, "memory")
     axes.yaxis.set_label_coords(-0.5 / inches, 0.5)
     _, turned, step = _labels(held, inches)
@@ -77,3 +79,10 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     axes.set_xticks(places, labels, rotation=90 if turned else 0)
     axes.set_xlabel("stages of a device", labelpad=2)
     axes.tick_params(axis="x", length=0)
+
+
+def _label_limit(axes: Axes, right: float, top: float, limit: int, peak: float) -> None:
+    """The limit, at the line where that is the highest that is drawn."""
+    how = ", exceeded" if peak > limit else "" if top == limit else ", far above"
+    look: Any = {"ha": "right", "va": "bottom", "color": RED if peak > limit else "black"}
+    axes.text(right, top * 1.03, f"limit {format_bytes(limit)}{how}", size=SMALL, **look)

@@ -39,7 +39,8 @@ _LEFT, _RIGHT = 0.65, 0.1  # inches beside the panels
 _WIDTH = FULL - _LEFT - _RIGHT
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
 _TOLD = 16  # stages that the description names
-_BUSY, _BINDS = "link, as thick as busy", "what binds the period"
+_BUSY, _BINDS = "link, as thick as busy", "what binds"
+_EXCEEDS = "exceeds the limit"
 
 
 def heading(plan: Plan) -> Heading:
@@ -119,8 +120,10 @@ def _handles(plan: Plan) -> dict[str, Any]:
         if name in held
     }
     handles[_BUSY] = Line2D([], [], color="black", linewidth=2.5)
-    if max(binding_of(plan)) >= 0:
-        handles[_BINDS] = Patch(facecolor="white", edgecolor=RED, linewidth=1.2)
+    marks = [_BINDS] if max(binding_of(plan)) >= 0 else []
+    marks += [] if plan.fits else [_EXCEEDS]
+    if marks:
+        handles[" or ".join(marks)] = Patch(facecolor="white", edgecolor=RED, linewidth=1.2)
     return handles
 
 

@@ -7,21 +7,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from partopt.cost.links import port_rate
 from partopt.documents.plan import Plan
 
-# k       level of the topology, from 1; c a component of level k - 1, which has a port of level k
-# A port carries bytes both ways at once: its time is that of their mean.
+# k   level of the topology, from 1; c   a component of level k - 1, which has a port of level k
 
 Port = tuple[int, int]  # k, c
+Message = tuple[int, int, float]  # sender, receiver, and the bytes of a microbatch between them
 _PAIRS = 4096  # of ranks that send to each other, by which a cut is looked at at most
 
 
 def port_use(plan: Plan) -> dict[Port, float]:
     """The share of the time for which each port (k, c) is busy; ports without traffic are left out.
 
-    A message takes the ports of the level at which its ends part. All-reduces count as rings of the
-    ranks in their order, whatever the algorithm; exchanges of tied parameters are not counted.
+    A message takes the ports of the level at which its ends part, and on a bus those of all its
+    members. All-reduces count as rings of the ranks in their order, whatever the algorithm;
+    exchanges of tied parameters are not counted.
     """
     cuts = (_sent(plan, cut) for cut in range(1, len(plan.stages)))
     return _busy(plan, itertools.chain(*cuts, _reduced(plan)))
@@ -35,36 +35,44 @@ def cut_use(plan: Plan) -> dict[int, float]:
     }
 
 
-def _busy(plan: Plan, traffic: Iterable[tuple[int, int, float]]) -> dict[Port, float]:
-    """The share of the time that `traffic` takes of ports: pairs of ranks, bytes a microbatch."""
-    moved: dict[Port, float] = defaultdict(float)
-    for first, second, size in traffic:
-        k = plan.topology.common_level(first, second)
+def _busy(plan: Plan, messages: Iterable[Message]) -> dict[Port, float]:
+    """The share of the time that messages take of ports, in the busier direction of each."""
+    topology = plan.topology
+    out: dict[Port, float] = defaultdict(float)
+    into: dict[Port, float] = defaultdict(float)
+    shared: dict[Port, float] = defaultdict(float)  # of a bus, by the component that it joins
+    for sender, receiver, size in messages:
+        k = topology.common_level(sender, receiver)
         if k and size:
-            component = plan.topology.group_size(k - 1)
-            moved[k, first // component] += size / 2
-            moved[k, second // component] += size / 2
+            members = topology.group_size(k - 1)
+            out[k, sender // members] += size
+            into[k, receiver // members] += size
+            shared[k, sender // topology.group_size(k)] += size
+
+    def seconds(k: int, c: int) -> float:
+        level = topology.levels[k - 1]
+        moved = shared[k, c // level.size] if level.bus else max(out[k, c], into[k, c])
+        return moved / (level.bandwidth_bytes_per_s * level.links)
+
     return {
-        port: size / port_rate(port[0], plan.topology) / plan.predicted.period_s
-        for port, size in moved.items()
+        (k, c): seconds(k, c) / plan.predicted.period_s for k, c in sorted(out.keys() | into.keys())
     }
 
 
-def _sent(plan: Plan, cut: int) -> Iterator[tuple[int, int, float]]:
-    """Pairs of ranks, and the bytes of both directions that a microbatch sends between them."""
-    sender, receiver = plan.stages[cut - 1], plan.stages[cut]
-    size = sender.output_bytes + receiver.gradient_bytes
-    pairs = min(_PAIRS, math.lcm(sender.replicas, receiver.replicas))
+def _sent(plan: Plan, cut: int) -> Iterator[Message]:
+    """Activations over a cut, and the gradients that come back."""
+    first, second = plan.stages[cut - 1], plan.stages[cut]
+    pairs = min(_PAIRS, math.lcm(first.replicas, second.replicas))
     for microbatch in range(pairs):
-        yield sender.rank_of(microbatch), receiver.rank_of(microbatch), size / pairs
+        sender, receiver = first.rank_of(microbatch), second.rank_of(microbatch)
+        yield sender, receiver, first.output_bytes / pairs
+        yield receiver, sender, second.gradient_bytes / pairs
 
 
-def _reduced(plan: Plan) -> Iterator[tuple[int, int, float]]:
-    """Neighbours in a ring, and its bytes for a microbatch between them, all of them one way."""
+def _reduced(plan: Plan) -> Iterator[Message]:
+    """What neighbours in the ring of each stage's replicas send."""
     for stage in plan.stages:
         r = stage.replicas
-        if r == 1:
-            continue
         size = 2 * (r - 1) / r * stage.trained_bytes / (plan.microbatches or r)
-        for first, second in zip(stage.ranks, [*stage.ranks[1:], stage.ranks[0]], strict=True):
-            yield first, second, size
+        for place, sender in enumerate(stage.ranks):
+            yield sender, stage.ranks[(place + 1) % r], size

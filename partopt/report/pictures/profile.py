@@ -11,7 +11,7 @@ from partopt.cost.chain import Chain, chain_of
 from partopt.documents.profile import Profile
 from partopt.report.actions import COLOURS
 from partopt.report.basis import basis_text
-from partopt.report.pictures.axes import Place, bytes_axis, seconds_axis, stack_labels
+from partopt.report.pictures.axes import Place, bytes_axis, draw_bars, seconds_axis, stack_labels
 from partopt.report.pictures.folding import Columns, columns_of
 from partopt.report.pictures.lettering import fit, text_width
 from partopt.report.pictures.look import COLUMN, FULL, GREY, SMALL, Heading, Sheet, legend_height
@@ -42,7 +42,7 @@ def heading(profile: Profile) -> Heading:
     weights = format_bytes(profile.parameter_bytes())
     parts = (
         profile.model.name,
-        f"{chain.layers} layers",
+        f"{chain.layers} layer{'s' if chain.layers > 1 else ''}",
         f"{weights} of {profile.dtype}",
         profile.device.name,
         f"microbatch {chain.microbatch_size}: {format_seconds(chain.compute_s(0, chain.layers))}",
@@ -61,34 +61,34 @@ def draw(profile: Profile, heading: Heading) -> Sheet:
     chain, columns = chain_of(profile), columns_of(profile)
     width = min(FULL - _LEFT - _RIGHT, max(COLUMN, _COLUMN * len(columns.layers)))
     marks, names = _marks(columns, width), _names(profile, columns, width)
-    labels = [*_LABELS, _CUT, *([_RANGE] if columns.folds else [])]
+    labels = [*_LABELS, *([_CUT] if chain.layers > 1 else [])]
+    labels += [_RANGE] if columns.folds else []
     whole = width + _LEFT + _RIGHT
     below = legend_height(labels, whole) + 0.1
     below += max(text_width(name, _LETTERS) for name in names.values())
     above = _MARK * max([row + 1 for row in marks if row is not None], default=0)
-    panels = sum(_HEIGHTS.values()) + _GAP * (len(_HEIGHTS) - 1)
+    shown = list(_HEIGHTS) if chain.layers > 1 else ["time", "held"]
+    panels = sum(_HEIGHTS[name] + _GAP for name in shown) - _GAP
     sheet = Sheet(whole, below + panels + above + 0.05, heading)
-    times, held, sent = _panels(sheet, below, width)
-    _draw_times(times, chain, columns)
-    _draw_held(held, chain, columns)
-    _draw_sent(sent, chain, columns)
-    for own in (times, held, sent):
+    axes = _panels(sheet, shown, below, width)
+    for own, drawn in zip(axes, (_draw_times, _draw_held, _draw_sent), strict=False):
+        drawn(own, chain, columns)
         own.set_xlim(-0.5, len(columns.layers) - 0.5)
         own.tick_params(axis="x", bottom=False, labelbottom=False)
-    sent.tick_params(axis="x", bottom=True, labelbottom=True, pad=1)
-    sent.set_xticks(list(names), list(names.values()), rotation=90, fontsize=_LETTERS)
-    _draw_folds(times, columns, marks)
+    axes[-1].tick_params(axis="x", bottom=True, labelbottom=True, pad=1)
+    axes[-1].set_xticks(list(names), list(names.values()), rotation=90, fontsize=_LETTERS)
+    _draw_folds(axes[0], columns, marks)
     sheet.legend(_handles(labels))
     return sheet
 
 
-def _panels(sheet: Sheet, below: float, width: float) -> list[Axes]:
-    """The axes of times, of what is held and of what is sent, from the top."""
+def _panels(sheet: Sheet, shown: list[str], below: float, width: float) -> list[Axes]:
+    """The axes of the panels that are `shown`, from the top."""
     axes: list[Axes] = []
-    for height in reversed(_HEIGHTS.values()):
-        axes.insert(0, sheet.axes(_LEFT, below, width, height))
+    for name in reversed(shown):
+        axes.insert(0, sheet.axes(_LEFT, below, width, _HEIGHTS[name]))
         axes[0].yaxis.set_label_coords(-0.5 / width, 0.5)
-        below += height + _GAP
+        below += _HEIGHTS[name] + _GAP
     return axes
 
 
@@ -121,7 +121,7 @@ def _draw_bars(axes: Axes, values: Floats, columns: Columns, colour: str) -> Non
     mean, least, most = _spread(values, columns)
     places = np.arange(len(mean))
     line = 0.3 if len(places) <= 120 else 0.0
-    axes.bar(places, mean, width=0.8, color=colour, edgecolor=GREY, linewidth=line)
+    draw_bars(axes, places, mean, 0.8, facecolor=colour, edgecolor=GREY, linewidth=line)
     ranged = np.abs(most - least) > 0.02 * np.abs(mean)
     axes.vlines(places[ranged], least[ranged], most[ranged], color=GREY, linewidth=0.5)
 

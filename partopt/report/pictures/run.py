@@ -9,7 +9,7 @@ import numpy as np
 from partopt.documents.run import Run
 from partopt.report.actions import COLOURS
 from partopt.report.basis import basis_text
-from partopt.report.pictures.axes import bytes_axis, seconds_axis
+from partopt.report.pictures.axes import bytes_axis, draw_bars, draw_levels, seconds_axis
 from partopt.report.pictures.look import FULL, GREY, SMALL, Heading, Sheet, legend_height
 from partopt.report.run import error
 from partopt.units import format_seconds
@@ -89,8 +89,9 @@ def _number(value: float | None) -> float:
 def _draw_part(axes: Axes, name: str, predicted: Any, measured: Any) -> None:
     label, colour = _PARTS[name]
     places = np.arange(len(measured))
-    axes.bar(places, measured, 0.7, color=colour, edgecolor=GREY, linewidth=0.3)
-    axes.hlines(predicted, places - 0.45, places + 0.45, color="black", linewidth=1.2)
+    draw_bars(axes, places, measured, 0.7, facecolor=colour, edgecolor=GREY, linewidth=0.3)
+    for colour, width in (("white", 2.4), ("black", 1.2)):
+        draw_levels(axes, places, predicted, 0.9, color=colour, linewidth=width)
     axes.set_ylim(0, 1.12 * max(np.nanmax(predicted, initial=0), np.nanmax(measured, initial=0)))
     (bytes_axis if name == "peak_memory_bytes" else seconds_axis)(axes, label, most=2)
     axes.yaxis.set_label_coords(-0.5 / _WIDTH, 0.5)

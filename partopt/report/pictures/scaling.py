@@ -30,7 +30,8 @@ def heading(scaling: Scaling) -> Heading:
     fastest = "nothing fits"
     if best is not None:
         fastest = f"{format_rate(best.samples_per_s, 'samples')} on {best.devices}"
-    parts = ("scaling", f"P = {fewest} to {most}", fastest)
+    span = f"P = {fewest} to {most}" if fewest < most else f"P = {most}"
+    parts = ("scaling", span, fastest)
     told = "; ".join(
         f"{row.devices} devices: {format_rate(row.samples_per_s, 'samples')}, {row.shape}, "
         f"efficiency {row.efficiency:.0%}{'' if row.fits else ', does not fit'}"
@@ -45,20 +46,20 @@ def draw(scaling: Scaling, heading: Heading) -> Sheet:
     rows = sorted(scaling.rows, key=lambda row: row.devices)
     handles = _handles(rows)
     whole = _LEFT + _WIDTH + _RIGHT
-    numbers, shapes = _labels(rows)
-    lines = 1 + max((line for line in shapes if line is not None), default=0)
+    numbers, shapes, on = _labels(rows)
+    lines = 1 + max((line for line in on if line is not None), default=0)
     below = legend_height(handles, whole) + 0.45 + _LINE * lines
     sheet = Sheet(whole, below + _HEIGHT + 0.08, heading)
     axes = sheet.axes(_LEFT, below, _WIDTH, _HEIGHT)
     _draw_rows(axes, rows)
     _label_axes(axes, rows)
-    for row, number, line in zip(rows, numbers, shapes, strict=True):
+    for row, number, shape, line in zip(rows, numbers, shapes, on, strict=True):
         middle = _LEFT + _place(rows, row.devices)
-        if number is not None:
-            sheet.text(middle, below - 0.06, str(row.devices), size=SMALL, ha="center")
+        if number:
+            sheet.text(middle, below - 0.06, number, size=SMALL, ha="center")
         if line is not None:
             top = below - 0.18 - _LINE * line
-            sheet.text(middle, top, _shape(row), size=SMALL, ha="center", color=GREY)
+            sheet.text(middle, top, shape, size=SMALL, ha="center", color=GREY)
     name = below - 0.2 - _LINE * lines
     sheet.text(_LEFT + _WIDTH / 2, name, "devices, and replicas of the stages", ha="center")
     sheet.legend(handles)
@@ -78,17 +79,18 @@ def _place(rows: list[ScalingRow], devices: int) -> float:
     return float((np.log2(devices) - low) / (high - low)) * _WIDTH
 
 
-def _shape(row: ScalingRow) -> str:
-    return fit(row.shape, _WIDEST, SMALL)
-
-
-def _labels(rows: list[ScalingRow]) -> tuple[list[int | None], list[int | None]]:
-    """The line of each number of devices, 0 or None, and of each shape."""
+def _labels(rows: list[ScalingRow]) -> tuple[list[str], list[str], list[int | None]]:
+    """The numbers of devices that have room, the shapes, and on which line each of these is."""
     middles = [_place(rows, row.devices) for row in rows]
-    numbers = [Place(at, str(row.devices)) for at, row in zip(middles, rows, strict=True)]
-    shapes = [Place(at, _shape(row)) for at, row in zip(middles, rows, strict=True)]
-    first = [line if line == 0 else None for line in stack_labels(numbers, SMALL)]
-    return first, stack_labels(shapes, SMALL)
+    wanted = [Place(at, str(row.devices)) for at, row in zip(middles, rows, strict=True)]
+    lines = stack_labels(wanted, SMALL)
+    numbers = [place.text if line == 0 else "" for place, line in zip(wanted, lines, strict=True)]
+    shapes = [
+        fit(row.shape if number else f"{row.devices}: {row.shape}", _WIDEST, SMALL)
+        for row, number in zip(rows, numbers, strict=True)
+    ]
+    places = [Place(at, shape) for at, shape in zip(middles, shapes, strict=True)]
+    return numbers, shapes, stack_labels(places, SMALL)
 
 
 def _draw_rows(axes: Axes, rows: list[ScalingRow]) -> None:

@@ -1,0 +1,53 @@
+"""`partopt show -o`: a document as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from partopt.cli import verifying
+from partopt.errors import PartoptError
+
+
+def check(output: str, force: bool, given: Mapping[str, object]) -> None:
+    """Refuse, before anything is read, what does not go with a picture, or where none can be.
+
+    `given` are the values of options by their names.
+    """
+    from partopt.report import picture
+
+    for name, value in given.items():
+        if value:
+            raise PartoptError(
+                f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
+            )
+    picture.check(output, force)
+
+
+def draw(
+    kind: str, document: Any, file: str, output: str, force: bool, profile: str | None
+) -> None:
+    """Write the picture of the document in `file`, of a plan with its layers where known."""
+    import partopt
+    from partopt.report.picture import KINDS
+
+    if kind not in KINDS:
+        raise PartoptError(
+            f"{file}: a {kind} has no picture",
+            f"these have one: {', '.join(KINDS)}; partopt simulate PLAN -o draws a timeline",
+            code="no-picture",
+            kind=kind,
+        )
+    if profile is not None and kind != "plan":
+        raise PartoptError(
+            f"--profile: {file} is a {kind}", "drop --profile", code="not-a-plan", kind=kind
+        )
+    own = None
+    if kind == "plan":
+        own = partopt.Profile.load(profile) if profile else verifying.find_shipped(document)
+        if own is None:
+            click.echo("note:    stages are drawn without their layers: add --profile", err=True)
+    partopt.draw(document, output, profile=own, force=force)
+    click.echo(f"Wrote {output}", err=True)

@@ -1,0 +1,206 @@
+"""Documents to draw at 4 and at 32 ranks: of shipped profiles, and with names that are hostile."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from msgspec.structs import replace
+
+import partopt as po
+from partopt.documents.comparison import Comparison, ComparisonRow
+from partopt.documents.group_comparison import GroupComparison, GroupRow
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.run import MachineLoad, RankSeconds, RanPlan, Run, RunRank, StageSeconds
+from partopt.documents.scaling import Scaling, ScalingRow
+from tests.helpers import chain_profile, two_level, uniform_profile
+
+HOSTILE = ["$x$", "a_b^{2}", "<&>\"'", "\x1b[31mred", "\\frac{1}{2}", "日本語 é ñ", "x" * 5000, " "]
+LLAMA = "llama-7b.h100-estimated.bfloat16"
+
+
+def hostile(count: int) -> list[str]:
+    return [HOSTILE[place % len(HOSTILE)] + str(place) for place in range(count)]
+
+
+@cache
+def plan_of(ranks: int, schedule: str = "1f1b", chunks: int | None = None) -> tuple[Plan, Profile]:
+    """A shipped profile on servers of eight devices, with `chunks` stages each."""
+    profile = Profile.load(LLAMA)
+    cluster = po.Topology.load("dgx-h100", servers=max(1, ranks // 8)).resize(ranks)
+    job = po.Job(
+        profile,
+        cluster,
+        schedule=schedule,
+        microbatches=2 * ranks,
+        microbatch_size=1,
+        planner="gpipe",
+        stages=ranks * (chunks or 1),
+        chunks=chunks,
+    )
+    return po.solve(job).plan, profile
+
+
+def replicated(servers: int) -> Plan:
+    """Two stages, half of the servers each, over links that are busy."""
+    half = 4 * servers
+    job = po.Job(
+        uniform_profile(8), two_level(8, servers, 1e9, 1e8), cuts=[4], replicas=[half, half]
+    )
+    return po.solve(job).plan
+
+
+def many_layers(blocks: int) -> Profile:
+    """Blocks of four layers that differ, between an embedding and a head."""
+    times = [1e-4, *[1e-3, 2e-3, 5e-4, 3e-3] * blocks, 9e-3]
+    sizes = [10**7, *[10**6, 3 * 10**6, 0, 4 * 10**6] * blocks, 10**7]
+    outputs = [10**6, *[10**6, 4 * 10**6, 4 * 10**6, 10**6] * blocks, 0]
+    return chain_profile(times, [2 * each for each in times], outputs, sizes)
+
+
+def hostile_profile(layers: int) -> Profile:
+    times = [1e-3 * (1 + place % 5) for place in range(layers)]
+    return chain_profile(times, None, [10**6] * layers, names=hostile(layers), name="\x1b$x$ <&> _")
+
+
+def comparison(rows: int, **fields: Any) -> Comparison:
+    """Rows of which some share a point, some lie close together, and some do not fit."""
+    usual: dict[str, Any] = {
+        "model": "chain",
+        "layers": 8,
+        "microbatch_size": 2,
+        "schedule": "1f1b",
+        "topology": replicated(2).topology,
+    }
+    return Comparison(
+        **usual | fields,
+        rows=[
+            ComparisonRow(
+                planner=name,
+                shape="1x8",
+                stages=8,
+                period_s=1e-3 * (place + 1),
+                samples_per_s=1000.0 / (1 + place // 3),
+                speedup_over_one_device=2.0,
+                speedup_over_data_parallel=None,
+                peak_memory_bytes=10**9 * (1 + place % 4),
+                fits=place % 5 != 0,
+                stage_variance_s2=0.0,
+            )
+            for place, name in enumerate(hostile(rows))
+        ],
+    )
+
+
+def groups() -> GroupComparison:
+    rows = [
+        GroupRow(
+            profile=name,
+            ranks=2**place,
+            microbatch_size=1,
+            microbatches=8,
+            schedule="1f1b",
+            planner="gpipe",
+            shape="1-1",
+            stages=2,
+            samples_per_s=100.0 + place,
+            peak_memory_bytes=10**9 * (place + 1),
+            bound_by="compute of stage 0",
+            fits=True,
+        )
+        for place, name in enumerate(hostile(3))
+    ]
+    return GroupComparison(model="chain", layers=8, topology=replicated(2).topology, rows=rows)
+
+
+def scaling(devices: list[int]) -> Scaling:
+    return Scaling(
+        rows=[
+            ScalingRow(
+                devices=count,
+                planner="optimal",
+                shape="-".join(["1"] * min(count, 40)),
+                microbatch_size=1,
+                microbatches=8,
+                period_s=1e-3,
+                samples_per_s=100.0 * count**0.8,
+                speedup_over_one_device=count**0.8,
+                efficiency=count**-0.2,
+                bound_by="compute of stage 0",
+                fits=count > 4,
+            )
+            for count in devices
+        ]
+    )
+
+
+def run(ranks: int, model: str = "chain") -> Run:
+    """What ranks took; the memory of some was counted."""
+
+    def seconds(scale: float, memory: int | None) -> RankSeconds:
+        return RankSeconds(
+            forward_s=1e-3 * scale,
+            backward_s=2e-3 * scale,
+            transfer_s=5e-4 * scale,
+            allreduce_s=0.0,
+            idle_s=3e-3,
+            peak_memory_bytes=memory,
+        )
+
+    return Run(
+        plan=RanPlan(
+            model=model,
+            parameter_bytes=10**6,
+            dtype="float32",
+            sha256="",
+            schedule="1f1b",
+            shape=f"1x{ranks}",
+            microbatch_size=1,
+            microbatches=8,
+            topology="flat",
+        ),
+        engine="partopt",
+        backend="gloo",
+        device="cpu",
+        ranks_per_core=1.0,
+        steps=2,
+        steps_s=[0.1, 0.1],
+        losses=[1.0, 0.9],
+        predicted_s=0.09,
+        measured_s=0.1,
+        own_times_s=0.095,
+        samples_per_s=80.0,
+        machine=MachineLoad(before=0.0, after=0.0, cores=2),
+        stages=[
+            StageSeconds(start=s, modules=["a"], recompute=False, forward_s=1e-3, backward_s=2e-3)
+            for s in range(ranks)
+        ],
+        ranks=[
+            RunRank(
+                rank=rank,
+                stages=[rank],
+                predicted=seconds(1.0, 10**8),
+                measured=seconds(1.0 + 0.01 * rank, 11 * 10**7 if rank % 2 else None),
+            )
+            for rank in range(ranks)
+        ],
+    )
+
+
+def hostile_plan() -> tuple[Plan, Profile]:
+    """A plan whose model, layers, cluster, levels and binding load have hostile names."""
+    profile = uniform_profile(8, names=["$x$", "<&>", "a_b", "x" * 999, "é", "語", "^", "\\frac"])
+    plan = po.solve(po.Job(profile, two_level(4, 2), planner="gpipe", schedule="pipedream")).plan
+    levels = [
+        replace(level, name=name, link=name)
+        for level, name in zip(plan.topology.levels, ["$s$", "c" * 300], strict=True)
+    ]
+    flows = [
+        replace(flow, level={"server": "$s$", "cluster": "c" * 300}[flow.level])
+        for flow in plan.communication
+    ]
+    topology = replace(plan.topology, levels=levels, name="<t>")
+    predicted = replace(plan.predicted, bound_by="\x1b$x$" * 100)
+    named = replace(plan, topology=topology, communication=flows, predicted=predicted)
+    return named, profile

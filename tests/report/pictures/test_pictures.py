@@ -1,0 +1,147 @@
+"""Every picture at 4 and at 32 ranks: what can be read, what is said, and what is refused."""
+
+import itertools
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import partopt as po
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.report.picture import picture_of, render
+from partopt.report.pictures.colours import MEMORY, stage_colour
+from tests.helpers import flat, limited, two_level, uniform_profile
+from tests.report import timelines
+from tests.report.pictures import cases
+from tests.report.pictures.drawn import Drawn
+
+pytest.importorskip("matplotlib", reason="figures are an extra")
+
+PICTURES = {
+    "profile of 14 layers": lambda: picture_of(po.Profile.load("bert-base.cpu.float32")),
+    "profile of 1 layer": lambda: picture_of(uniform_profile(1)),
+    "profile of 176 layers": lambda: picture_of(po.Profile.load("resnet50.v100-published.float32")),
+    "profile of repeated blocks": lambda: picture_of(cases.many_layers(50)),
+    "profile of hostile names": lambda: picture_of(cases.hostile_profile(30)),
+    "plan of 4": lambda: picture_of(*cases.plan_of(4)),
+    "plan of 32": lambda: picture_of(*cases.plan_of(32)),
+    "plan of 32 without a profile": lambda: picture_of(cases.plan_of(32)[0]),
+    "plan of 16, interleaved": lambda: picture_of(*cases.plan_of(16, "interleaved", 2)),
+    "plan of 4, eight stages each": lambda: picture_of(*cases.plan_of(4, "interleaved", 8)),
+    "plan of 128, folded": lambda: picture_of(cases.replicated(16)),
+    "plan of 96 stages": lambda: picture_of(
+        timelines.plan_of("1f1b", [[rank] for rank in range(96)], 8, topology=two_level(8, 12))
+    ),
+    "plan that does not fit": lambda: picture_of(limited(cases.plan_of(4)[0], 10**9)),
+    "plan without a limit": lambda: picture_of(limited(cases.plan_of(4)[0], None)),
+    "plan with runners-up": lambda: picture_of(
+        cases.plan_of(4)[0], alternatives=[cases.plan_of(4, "gpipe")[0]] * 9
+    ),
+    "plan of hostile names": lambda: picture_of(*cases.hostile_plan()),
+    "comparison of 1": lambda: picture_of(cases.comparison(1)),
+    "comparison of 24": lambda: picture_of(cases.comparison(24, model="$m$" * 99)),
+    "groups": lambda: picture_of(cases.groups()),
+    "scaling": lambda: picture_of(cases.scaling([4, 8, 16, 32])),
+    "scaling, close": lambda: picture_of(cases.scaling([1, 30, 31, 32, 33, 64])),
+    "scaling of one": lambda: picture_of(cases.scaling([8])),
+    "run of 4": lambda: picture_of(cases.run(4, "\x1b$m$ <&>")),
+    "run of 32": lambda: picture_of(cases.run(32)),
+    "run of 512": lambda: picture_of(cases.run(512)),
+}
+
+
+@pytest.mark.parametrize("case", PICTURES)
+def test_no_label_overlaps_another_or_leaves_the_figure_and_no_panel_is_empty(case, monkeypatch):
+    drawn = Drawn(PICTURES[case](), monkeypatch)
+    assert len(drawn.boxes) > 3
+    assert (drawn.overlaps, drawn.outside, drawn.empty) == ([], [], 0)
+
+
+@pytest.mark.parametrize("case", PICTURES)
+def test_a_picture_is_small_has_a_title_and_a_description_and_its_text_is_text(case):
+    picture = PICTURES[case]()
+    svg = picture.render("svg")
+    root = ElementTree.fromstring(svg)
+    assert len(svg) < 1_000_000
+    assert [child.tag.rpartition("}")[2] for child in root[:2]] == ["title", "desc"]
+    assert root[0].text == picture.heading.title
+    assert len(root[1].text) > len(root[0].text)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}text"))) > 3
+
+
+@pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+def test_the_same_document_gives_the_same_bytes(form, first):
+    plan, profile = cases.plan_of(4)
+    content = render(plan, form, profile=profile, alternatives=[plan])
+    assert content.startswith(first)
+    assert content == render(plan, form, profile=profile, alternatives=[plan])
+
+
+def texts(svg):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg.decode())
+
+
+def test_names_are_drawn_as_they_are_and_controls_as_escapes():
+    drawn = texts(PICTURES["profile of hostile names"]().render("svg"))
+    for name in ("0 $x$0", "1 a_b^{2}1", "2 &lt;&amp;&gt;\"'2", r"3 \x1b[31mred3", "5 日本語 é ñ5"):
+        assert name in drawn
+    [cut] = [text for text in drawn if text.startswith("6 xxx")]
+    assert ".." in cut and len(cut) < 100
+    assert any(text.startswith(r"\x1b$x$ &lt;&amp;&gt; _, 30 layers") for text in drawn)
+
+
+def test_a_plan_says_what_binds_and_marks_it():
+    svg = render(cases.replicated(2), "svg")
+    assert "bound by cut before stage 1" in texts(svg)
+    assert b"#c00000" in svg
+
+
+def test_layers_are_drawn_of_the_own_profile_alone():
+    plan, profile = cases.plan_of(4)
+    with_layers, without = (render(plan, "svg", profile=own) for own in (profile, None))
+    assert len(with_layers) > len(without)
+    with pytest.raises(PartoptError, match="was not made from this profile") as raised:
+        render(plan, "svg", profile=uniform_profile(4))
+    assert raised.value.code == "plan-of-another-profile"
+
+
+def test_idle_devices_are_drawn_and_counted_in_the_title():
+    plan = po.solve(po.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[1, 1])).plan
+    assert "P = 2 of 4" in picture_of(plan).heading.title
+
+
+def grey(colour):
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.3 * red + 0.59 * green + 0.11 * blue
+
+
+def test_neighbours_differ_in_grey():
+    stages = [grey(stage_colour(stage)) for stage in range(17)]
+    parts = [grey(colour) for colour, _ in MEMORY.values()]
+    for shades in (stages, parts):
+        assert min(abs(one - other) for one, other in itertools.pairwise(shades)) > 35
+
+
+def test_what_has_no_picture_is_refused():
+    for document in (flat(4), Topology.load("dgx-h100"), "plan.json"):
+        with pytest.raises(PartoptError, match="has no picture") as raised:
+            render(document, "svg")
+        assert raised.value.code == "no-picture"
+
+
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.svg"
+    po.draw(uniform_profile(3), path)
+    assert path.read_bytes() == render(uniform_profile(3), "svg")
+    with pytest.raises(PartoptError, match="already exists"):
+        po.draw(uniform_profile(4), path)
+    po.draw(uniform_profile(4), path, force=True)
+    assert path.read_bytes() == render(uniform_profile(4), "svg")
+    with pytest.raises(PartoptError, match=r"unsupported format '.gif' of a figure"):
+        po.draw(uniform_profile(4), tmp_path / "a.gif")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PartoptError, match="a figure needs matplotlib"):
+        po.draw(uniform_profile(4), tmp_path / "b.svg")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.svg"]
