@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 )
 @options.map_option
 @options.job_options
-@options.output_options("the table as its document (.json) or a figure (.svg, .pdf, .png)")
+@options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
 @options.json_option
 def command(
     profiles: tuple[str, ...],

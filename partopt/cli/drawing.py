@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
+from partopt.cli.terminal import say
 from partopt.cli import verifying
 from partopt.errors import PartoptError
 
@@ -48,6 +47,6 @@ def draw(
     if kind == "plan":
         own = partopt.Profile.load(profile) if profile else verifying.find_shipped(document)
         if own is None:
-            click.echo("note:    stages are drawn without their layers: add --profile", err=True)
+            say("note:    stages are drawn without their layers: add --profile", err=True)
     partopt.draw(document, output, profile=own, force=force)
-    click.echo(f"Wrote {output}", err=True)
+    say(f"Wrote {output}", err=True)

@@ -29,8 +29,8 @@ def job_options(command: Command) -> Command:
     return command
 
 
-def output_options(what: str) -> Callable[[Command], Command]:
-    """`-o FILE` and `--force`, for a command that writes `what`."""
+def output_options(what: str, printed: bool = True) -> Callable[[Command], Command]:
+    """`-o FILE` and `--force`, for a command that writes `what`; `printed`: with `-`, too."""
 
     def add(command: Command) -> Command:
         command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(
@@ -40,7 +40,7 @@ def output_options(what: str) -> Callable[[Command], Command]:
             "-o",
             "--output",
             metavar="FILE",
-            help=f"Write {what} to FILE; - is standard output.",
+            help=f"Write {what} to FILE{'; - is standard output' if printed else ''}.",
         )(command)
 
     return add

@@ -55,7 +55,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     metavar="FILE",
     help="Draw the plan, too: layers and cuts, cluster, memory (.svg, .pdf, .png).",
 )
-@options.output_options("the plan (with --scaling the table: .json, or a figure .svg, .pdf, .png)")
+@options.output_options("the plan (with --scaling the table, .json or .svg, .pdf, .png)")
 @options.json_option
 def command(
     profile: str,

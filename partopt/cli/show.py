@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     metavar="B",
     help="With two profiles: the size to compare at (default: the largest common one).",
 )
-@options.output_options("a picture (.svg, .pdf, .png)")
+@options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
 @options.json_option
 def command(
