@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from partopt.cli.terminal import say
 from partopt.cli import verifying
+from partopt.cli.terminal import say
 from partopt.errors import PartoptError
 
 
