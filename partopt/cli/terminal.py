@@ -37,7 +37,8 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     if err:  # no message has colours of its own
         parts = [part for line in text.split("\n") for part in (line, "\n")][:-1]
     parts[::2] = map(printable, parts[::2])
-    click.echo("".join(parts), err=err, nl=nl)
+    # the stream as it is now: a progress bar puts its own there, which prints above it
+    click.echo("".join(parts), file=sys.stderr if err else sys.stdout, nl=nl)
 
 
 def say_file(text: str) -> None:
