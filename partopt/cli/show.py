@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, verifying
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     help="With two profiles: the size to compare at (default: the largest common one).",
 )
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
+@options.explain_option
 @options.json_option
 def command(
     file: str,
@@ -130,7 +131,7 @@ def _show_difference(
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
-    say(difference.render(found))
+    say_page(difference.render(found))
     say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
@@ -197,10 +198,10 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
-        say(topology.render(loaded))
+        say_page(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        say(pages[kind](document))
+        say_page(pages[kind](document))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, whatif
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -31,6 +31,7 @@ _ASK_AGAIN_S = 0.2
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
     "execution traces (.et for ASTRA-sim, one of each rank)"
 )
+@options.explain_option
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Execute PLAN on its own cluster, or under other conditions, and say where the time goes.
@@ -127,7 +128,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     colour = terminal if context.color is None else context.color
     command = partial(_command, plan)
     ascii_only = options.ascii_only()
-    say(render(document, ascii_only, colour, as_flags, command))
+    say_page(render(document, ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:
