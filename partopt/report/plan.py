@@ -107,15 +107,15 @@ def _names(stage: Stage) -> list[str]:
 
 def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     predicted = plan.predicted
+    speed = format_rate(predicted.samples_per_s, "samples")
+    speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
+    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
+    yield from speed_lines(predicted.figures)
     yield "period", f"{format_seconds(predicted.period_s)} a microbatch{_formula(predicted)}"
     if predicted.iteration_s is not None:
         iteration = format_seconds(predicted.iteration_s)
         yield "", f"{iteration} an iteration of {plan.microbatches} microbatches"
     yield from _loads(plan)
-    speed = format_rate(predicted.samples_per_s, "samples")
-    speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
-    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
-    yield from speed_lines(predicted.figures)
     yield from price_lines(predicted.figures, plan.topology.cluster.devices)
     if plan.microbatches is None:
         yield "flight", _flight(plan)
