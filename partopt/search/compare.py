@@ -17,7 +17,7 @@ from partopt.search import contest
 from partopt.search.contest import best_of
 from partopt.search.sizes import search_sizes
 from partopt.search.tables import comparison_of
-from partopt.search.warmup import simulate_with_best_warmup
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
 
 def compare(
@@ -30,10 +30,11 @@ def compare(
     """The plans of `planners`, by default all that can plan for `job`, and `plans` beside them.
 
     `plans` are by the names under which they appear; each is priced and simulated again for the
-    job. `restricted` are ways to plan within what a trainer can say, by name: rows say what that
-    costs. All are at one microbatch size, at which the fastest of the planners' is fastest, unless
-    the job says which. The second value holds the notes. Raises PartoptError for a planner that
-    would ignore an option, and for a plan of another model or of more devices.
+    job, at its own warm-up where it was made for the same schedule and microbatches. `restricted`
+    are ways to plan within what a trainer can say, by name: rows say what that costs. All are at
+    one microbatch size, at which the fastest of the planners' is fastest, unless the job says
+    which. The second value holds the notes. Raises PartoptError for a planner that would ignore an
+    option, and for a plan of another model or of more devices.
     """
     for name in planners:
         contest.check_planner(name, job.problem)
@@ -90,7 +91,10 @@ def _price_again(name: str, plan: Plan, problem: Problem) -> Plan:
             code="other-devices",
         )
     partition = partition_of(plan, problem.recompute_per_stage)
-    return simulate_with_best_warmup(price(partition, problem, plan.planner))
+    priced = price(partition, problem, plan.planner)
+    if (plan.schedule, plan.microbatches) != (problem.schedule, problem.microbatches):
+        return simulate_with_best_warmup(priced)
+    return simulate_at_warmup(priced, [stage.warmup for stage in plan.stages])
 
 
 def _notes_of(name: str, plan: Plan, problem: Problem) -> list[Note]:
