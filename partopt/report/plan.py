@@ -123,6 +123,8 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield "memory", whole
     for line in parts:
         yield "", line
+    if len(plan.stages) == 1 and plan.fits:
+        yield "pipeline", _no_pipeline(plan)
     recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
     if 0 < len(recomputed) < len(plan.stages):
         yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
@@ -136,6 +138,15 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
             yield "objective", _objective(plan.certificate)
         yield "proof", _proof(plan)
     yield from basis_lines(plan.profile.estimated)
+
+
+def _no_pipeline(plan: Plan) -> str:
+    """Why one stage is enough, and below which memory it would not be."""
+    peak = format_bytes(plan.peak_memory_bytes)
+    return (
+        f"none is needed: each device holds the whole model, {peak}; with less "
+        "than that a device, this plan would not fit"
+    )
 
 
 def _formula(predicted: Predicted) -> str:

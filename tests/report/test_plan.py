@@ -13,6 +13,7 @@ from partopt.report.memory import memory_lines
 from partopt.report.plan import _layers, render
 from partopt.report.ranks import format_ranks
 from partopt.simulator import simulate_plan
+from partopt.units import format_bytes
 from tests.helpers import measurement, profile_of, with_memory_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
@@ -267,3 +268,14 @@ def test_ranks_are_folded(ranks, text):
 def test_variance_is_that_of_the_stages_seconds_per_microbatch():
     """9 / 2 and 3 seconds: mean 3.75, variance 0.75^2."""
     assert stage_variance(two_one_plan()) == pytest.approx(0.75**2)
+
+
+def test_one_stage_says_why_there_is_no_pipeline():
+    profile = profile_of([measurement([1.0] * 3)], parameter_bytes=[4000] * 3)
+    whole = planners.plan("data_parallel", problem_of(profile, topology((2, 1e6))))
+    peak = whole.peak_memory_bytes
+    text = f"each device holds the whole model, {format_bytes(peak)}"
+    for limit in (None, peak, peak + 1):
+        assert text in " ".join(click.unstyle(render(limited(whole, limit))).split())
+    assert "pipeline" not in click.unstyle(render(limited(whole, peak - 1)))  # it does not fit
+    assert "pipeline " not in click.unstyle(render(two_one_plan()))
