@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from partopt.cli import import_layout, options, progress, tables
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.cli.words import print_notes
 from partopt.errors import PartoptError
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 @options.map_option
 @options.job_options
 @options.output_options("the table (.json) or a picture of it (.svg, .pdf, .png)", printed=False)
+@options.explain_option
 @options.json_option
 def command(
     profiles: tuple[str, ...],
@@ -127,7 +128,7 @@ def _compare_planners(
     if as_json:
         options.write_json(result)
         return result
-    say(comparison.render(result))
+    say_page(comparison.render(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in own.files:
         following = f"show {shlex.quote(best)}"
@@ -202,7 +203,7 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
     if as_json:
         options.write_json(result)
         return result
-    say(groups.render(result))
+    say_page(groups.render(result))
     best = shlex.quote(result.rows[0].profile)
     say(f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True)
     return result

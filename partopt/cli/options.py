@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from partopt.cli.terminal import EXPLAIN
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -53,6 +54,21 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
+def explain_option(command: Command) -> Command:
+    """`--explain`: `terminal.say_page` prints what the terms of a page mean below it."""
+
+    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[EXPLAIN] = value
+
+    return click.option(
+        "--explain",
+        is_flag=True,
+        expose_value=False,
+        callback=note,
+        help="Say below the page what its terms mean.",
+    )(command)
+
+
 map_option = click.option(
     "--map",
     "rules",
@@ -64,14 +80,6 @@ memory_option = click.option(
     "--memory",
     metavar="SIZE",
     help='Limit of a device, such as "40 GB", instead of the topology\'s.',
-)
-
-map_option = click.option(
-    "--map",
-    "rules",
-    multiple=True,
-    metavar="GLOB=KIND",
-    help="What layers are, where names do not say: embedding, block, norm or head (repeat).",
 )
 
 _JOB_OPTIONS = [

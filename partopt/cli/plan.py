@@ -11,7 +11,7 @@ import click
 
 from partopt.cli import options, progress, tables
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -56,6 +56,7 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     help="Draw the plan, too: layers and cuts, cluster, memory (.svg, .pdf, .png).",
 )
 @options.output_options("the plan (with --scaling the table, .json or .svg, .pdf, .png)")
+@options.explain_option
 @options.json_option
 def command(
     profile: str,
@@ -202,8 +203,8 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    say(plan.render(result.plan, options.ascii_only(), as_flags, result.by_size))
-    say(f"\n{beside}" if beside else "", nl=bool(beside))
+    page = plan.render(result.plan, options.ascii_only(), as_flags, result.by_size)
+    say_page(f"{page}\n\n{beside}" if beside else page)
 
 
 def _print_scaling(
@@ -218,6 +219,6 @@ def _print_scaling(
     if as_json:
         options.write_json(found)
     else:
-        say(scaling.render(found))
+        say_page(scaling.render(found))
     if output:
         tables.write(found, output, force)

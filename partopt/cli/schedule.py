@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, timeline
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -125,4 +125,4 @@ def show_trial(document: TrialDocument) -> None:
     """Print schedules on equal stages, a timeline as wide as the terminal."""
     from partopt.report import trial
 
-    say(trial.render(document, *timeline.page_style()))
+    say_page(trial.render(document, *timeline.page_style()))

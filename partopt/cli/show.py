@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partopt.cli import drawing, options, verifying
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 )
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
+@options.explain_option
 @options.json_option
 def command(
     file: str,
@@ -141,7 +142,7 @@ def _show_difference(
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
-    say(difference.render(found))
+    say_page(difference.render(found))
     say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
@@ -186,7 +187,7 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
-        say(topology.render(loaded))
+        say_page(topology.render(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     elif kind == "trial":
@@ -194,4 +195,4 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        say(text_of(document, as_flags, options.ascii_only(), all_layers))
+        say_page(text_of(document, as_flags, options.ascii_only(), all_layers))

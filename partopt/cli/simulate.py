@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from partopt.cli import options, progress, timeline, whatif
-from partopt.cli.terminal import say
+from partopt.cli.terminal import say, say_page
 from partopt.cli.words import as_flags, flags_of
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
@@ -30,6 +30,7 @@ _ASK_AGAIN_S = 0.2
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
     "execution traces (.et for ASTRA-sim, one of each rank)"
 )
+@options.explain_option
 @options.json_option
 def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
     """Execute PLAN on its own cluster, or under other conditions, and say where the time goes.
@@ -104,7 +105,7 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
 
     ascii_only, colour = timeline.page_style()
     command = partial(_command, plan)
-    say(render(document, ascii_only, colour, as_flags, command))
+    say_page(render(document, ascii_only, colour, as_flags, command))
 
 
 def _command(plan: str | None, finding: Finding) -> list[str]:

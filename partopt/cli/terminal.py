@@ -11,6 +11,7 @@ import click
 from partopt.printable import printable
 
 _NARROWEST, _USUAL, _WIDEST = 60, 80, 200  # columns
+EXPLAIN = "partopt.explain"  # whether this command line asks for the meanings of terms
 # What stays as it is: newlines, and the colours of the pages of `partopt.report`.
 _OWN = re.compile("(\n|\x1b\\[(?:0|1|2|3[12]|[34]8;5;[0-9]{1,3})m)")
 
@@ -37,7 +38,17 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     if err:  # no message has colours of its own
         parts = [part for line in text.split("\n") for part in (line, "\n")][:-1]
     parts[::2] = map(printable, parts[::2])
-    click.echo("".join(parts), err=err, nl=nl)
+    # the stream as it is now: a progress bar puts its own there, which prints above it
+    click.echo("".join(parts), file=sys.stderr if err else sys.stdout, nl=nl)
+
+
+def say_page(page: str) -> None:
+    """Print a page on standard output and, with --explain, what its terms mean."""
+    say(page)
+    if click.get_current_context().meta.get(EXPLAIN):
+        from partopt.report.glossary import explain
+
+        say(f"\n{explain(page)}")
 
 
 def say_file(text: str) -> None:

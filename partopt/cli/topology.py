@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from partopt import documents
-from partopt.cli import measure_links
+from partopt.cli import measure_links, options
 from partopt.cli.terminal import say, say_file
 from partopt.documents import shipped
+from partopt.errors import PartoptError
 
 
 @click.group(short_help="list, show and measure topologies", no_args_is_help=False)
@@ -26,8 +27,11 @@ command.add_command(measure_links.command)
 
 
 @command.command("list")
-def list_() -> None:
+@options.json_option
+def list_(as_json: bool) -> None:
     """List the shipped topologies.
+
+    With --json all of them are printed, as plans hold them, in one document.
 
     \b
     Example:
@@ -37,7 +41,11 @@ def list_() -> None:
     from partopt.report.table import table
     from partopt.report.topology import summary
 
-    rows = [summary(name, Topology.load(name)) for name in shipped.names("topologies")]
+    loaded = {name: Topology.load(name) for name in shipped.names("topologies")}
+    if as_json:
+        options.write_json(loaded)
+        return
+    rows = [summary(name, topology) for name, topology in loaded.items()]
     say(
         table(
             ["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)
@@ -50,8 +58,11 @@ def list_() -> None:
 @click.argument("topology")
 @click.option("--servers", type=click.IntRange(min=1), help="Size of the outermost level.")
 @click.option("--yaml", "as_yaml", is_flag=True, help="Print it as a file to edit.")
-def show(topology: str, servers: int | None, as_yaml: bool) -> None:
+@options.json_option
+def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> None:
     """Show TOPOLOGY: a file, - or a shipped name.
+
+    With --json it is printed as plans hold it, in SI units.
 
     \b
     Example:
@@ -62,7 +73,11 @@ def show(topology: str, servers: int | None, as_yaml: bool) -> None:
     from partopt.report.topology import render
 
     loaded = Topology.load(topology, servers)
-    if as_yaml:  # as it was written, with its comments, unless it is changed
+    if as_yaml and as_json:
+        raise PartoptError("--yaml: goes without --json", "choose one of them", code="usage")
+    if as_json:
+        options.write_json(loaded)
+    elif as_yaml:  # as it was written, with its comments, unless it is changed
         given = shipped.find(topology, "topologies")
         exact = loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode()
         say_file(exact)

@@ -107,15 +107,15 @@ def _names(stage: Stage) -> list[str]:
 
 def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     predicted = plan.predicted
+    speed = format_rate(predicted.samples_per_s, "samples")
+    speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
+    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
+    yield from speed_lines(predicted.figures)
     yield "period", f"{format_seconds(predicted.period_s)} a microbatch{_formula(predicted)}"
     if predicted.iteration_s is not None:
         iteration = format_seconds(predicted.iteration_s)
         yield "", f"{iteration} an iteration of {plan.microbatches} microbatches"
     yield from _loads(plan)
-    speed = format_rate(predicted.samples_per_s, "samples")
-    speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
-    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
-    yield from speed_lines(predicted.figures)
     yield from price_lines(predicted.figures, plan.topology.cluster.devices)
     if plan.microbatches is None:
         yield "flight", _flight(plan)
@@ -123,6 +123,8 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield "memory", whole
     for line in parts:
         yield "", line
+    if len(plan.stages) == 1 and plan.fits:
+        yield "pipeline", _no_pipeline(plan)
     recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
     if 0 < len(recomputed) < len(plan.stages):
         yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
@@ -136,6 +138,15 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
             yield "objective", _objective(plan.certificate)
         yield "proof", _proof(plan)
     yield from basis_lines(plan.profile.estimated)
+
+
+def _no_pipeline(plan: Plan) -> str:
+    """Why one stage is enough, and below which memory it would not be."""
+    peak = format_bytes(plan.peak_memory_bytes)
+    return (
+        f"none is needed: each device holds the whole model, {peak}; with less "
+        "than that a device, this plan would not fit"
+    )
 
 
 def _formula(predicted: Predicted) -> str:

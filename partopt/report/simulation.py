@@ -67,10 +67,10 @@ def _outcome(document: SimulationDocument) -> list[tuple[str, str]]:
     devices = "device" if count == 1 else f"{count} devices"
     speed = format_rate(document.samples_per_s, "samples")
     return [
-        ("ran", ran),
-        ("period", period + _prediction(document)),
         ("speed", f"{speed}; {devices} idle {document.bubble:.1%} of the time"),
         *speed_lines(document.figures),
+        ("ran", ran),
+        ("period", period + _prediction(document)),
         *price_lines(document.figures, document.topology.cluster.devices),
         ("memory", _memory(document)),
         *variation_lines(document),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+
 import pytest
 
 from partopt.cli.progress import SizeWatch
+from tests.helpers import ROOT
 
 
 class Told:
@@ -42,3 +50,37 @@ def test_it_never_says_that_no_time_is_left(seconds: float) -> None:
     told.after(0, 4, 0, 0)
     told.after(0, 4, 0, 2)
     assert told.after(seconds, 4, 1, 2).endswith("about 1 s left")
+
+
+SCRIPT = """
+import time
+from partopt.cli import progress
+from partopt.cli.terminal import say
+progress._PATIENCE_S = 0.0
+with progress.shown() as tell:
+    tell("solving [red]a\\x1b]0;title", 1, 10)
+    time.sleep(0.3)
+    say("warning: one", err=True)
+    tell("solving", 2, 10)
+    time.sleep(0.3)
+say("warning: two", err=True)
+"""
+_BEGINS = re.compile(
+    rb"(?:\r?\n|\r\x1b\[2K|\x1b\[2K)(?:\x1b\[[0-9;?]*[a-zA-Z])*warning: (one|two)\r\n"
+)
+
+
+def test_a_warning_has_a_line_of_its_own_beside_the_bar() -> None:
+    """In a pseudoterminal: what stands before a warning ends the bar's line or wipes it."""
+    shown, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=child, env=environment) as process:
+        os.close(child)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux says that the other end is closed
+            while part := os.read(shown, 4096):
+                seen += part
+        os.close(shown)
+    assert process.returncode == 0
+    assert b"solving [red]a\\x1b]0;title" in seen
+    assert _BEGINS.findall(seen) == [b"one", b"two"]

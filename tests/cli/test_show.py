@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from partopt.documents import shipped
@@ -220,3 +221,15 @@ def test_of_very_many_layers_the_first_and_the_last_are_shown(partopt, profile_f
     assert numbers == [*map(str, range(75)), "..", *map(str, range(975, 1000))]
     assert "900 rows are left out; --all shows each layer" in page
     assert len(rows_of_layers(partopt("show", "--all", profile_file(profile)).out)) == 1000
+
+
+def test_topologies_as_json_are_those_that_are_shown(partopt):
+    listed = partopt("topology", "list", "--json").document
+    assert sorted(listed) == shipped.names("topologies")
+    shown = partopt("topology", "show", "dgx-h100", "--json").document
+    assert shown == listed["dgx-h100"]
+    assert msgspec.convert(shown, Topology) == Topology.load("dgx-h100")
+    wider = partopt("topology", "show", "dgx-h100", "--servers", "4", "--json").document
+    assert wider["levels"][-1]["size"] == 4
+    refused = partopt("topology", "show", "dgx-h100", "--json", "--yaml")
+    assert (refused.code, refused.out) == (2, "")

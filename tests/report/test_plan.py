@@ -1,3 +1,5 @@
+import re
+
 import click
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from partopt.report.memory import memory_lines
 from partopt.report.plan import _layers, render
 from partopt.report.ranks import format_ranks
 from partopt.simulator import simulate_plan
+from partopt.units import format_bytes
 from tests.helpers import measurement, profile_of, with_memory_of
 from tests.planners.problems import topology
 from tests.simulator.plans import limited
@@ -43,11 +46,11 @@ def test_a_plan_is_read_at_a_glance():
         "0  0-1 body.0..1  0-1 (x2)   4.50 s  4.00 ms       2   88 kB  ████",
         "1  2 head         2          3.00 s        -       1   48 kB  ██▋",
         "",
+        "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "period   4.50 s a microbatch",
         "binds    compute of stage 0",
         "slack    cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0",
         "         100%, all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
-        "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
@@ -98,12 +101,8 @@ def test_memory_is_held_against_the_limit(limit, text):
 
 def loads(plan, limit=None):
     """The lines on what binds and what is slack, as one each."""
-    lines = (
-        click.unstyle(render(limited(plan, limit)))
-        .split("\nspeed")[0]
-        .split("\nbinds    ")[1]
-        .replace("\n         ", " ")
-    )
+    page = click.unstyle(render(limited(plan, limit))).split("\nbinds    ")[1]
+    lines = re.split(r"\n(?:flight|memory) ", page)[0].replace("\n         ", " ")
     return lines.split("\nslack    ")
 
 
@@ -269,3 +268,14 @@ def test_ranks_are_folded(ranks, text):
 def test_variance_is_that_of_the_stages_seconds_per_microbatch():
     """9 / 2 and 3 seconds: mean 3.75, variance 0.75^2."""
     assert stage_variance(two_one_plan()) == pytest.approx(0.75**2)
+
+
+def test_one_stage_says_why_there_is_no_pipeline():
+    profile = profile_of([measurement([1.0] * 3)], parameter_bytes=[4000] * 3)
+    whole = planners.plan("data_parallel", problem_of(profile, topology((2, 1e6))))
+    peak = whole.peak_memory_bytes
+    text = f"each device holds the whole model, {format_bytes(peak)}"
+    for limit in (None, peak, peak + 1):
+        assert text in " ".join(click.unstyle(render(limited(whole, limit))).split())
+    assert "pipeline" not in click.unstyle(render(limited(whole, peak - 1)))  # it does not fit
+    assert "pipeline " not in click.unstyle(render(two_one_plan()))
