@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
-TOPOLOGY ?= v100-pcie
+GNMT := gnmt.v100-published.float32 --topology v100-pcie --schedule 1f1b --global-batch 2048
 SMALL := gpt2-small.cpu.float32 --topology v100-pcie
 KERNELS := $(VENV)/kernels.log
 TRAINERS := .venv-exporters
@@ -12,17 +12,15 @@ TRAINERS_PIP := $(TRAINERS)/bin/python -m pip install --quiet --disable-pip-vers
 
 .PHONY: demo test test-exporters docs kernels lint format clean
 
-demo: $(INSTALLED)
+demo: kernels
 	@mkdir -p $(DEMO)
 	@echo '--- 1. measure the layers of a GPT on this machine'
-	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2,4 -o $(DEMO)/gpt.json --force
-	@echo; echo '--- 2. plan it on a cluster of 16 GPUs, with PipeDream'"'"'s recurrence'
-	$(BIN)/partopt plan $(DEMO)/gpt.json --topology $(TOPOLOGY) --planner pipedream -o $(DEMO)/plan.json --force
-	@echo; echo '--- 3. execute the plan in the simulator'
-	$(BIN)/partopt simulate $(DEMO)/plan.json
-	@echo; echo '--- 4. compare the planners'
-	$(BIN)/partopt compare $(DEMO)/gpt.json --topology $(TOPOLOGY)
-	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show $(TOPOLOGY) --yaml).'
+	$(BIN)/partopt profile examples/gpt.py --microbatch 1,2 -o $(DEMO)/gpt.json --force
+	@echo; echo '--- 2. plan a model that was measured on V100s for 16 of them'
+	$(BIN)/partopt plan $(GNMT) -o $(DEMO)/plan.json --force
+	@echo; echo '--- 3. all of it on one page: open $(DEMO)/report.html'
+	$(BIN)/partopt report $(DEMO)/plan.json -o $(DEMO)/report.html --force
+	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show v100-pcie --yaml).'
 
 test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal

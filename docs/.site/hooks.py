@@ -12,7 +12,7 @@ import partopt
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(
-    r"(?<!!)\[(?P<text>[^\]]*)\]\((?:\.\./)?(?:docs/)?(?P<target>[\w./-]+)(?P<anchor>#[\w-]+)?\)"
+    r"\[(?P<text>[^\]]*)\]\((?:\.\./)?(?:docs/)?(?P<target>[\w./-]+)(?P<anchor>#[\w-]+)?\)"
 )
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 

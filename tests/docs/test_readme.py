@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,60 @@ def test_a_plan_is_shown():
 @pytest.mark.parametrize(("command", "output"), SHOWN)
 def test_what_it_shows_is_what_the_command_prints(partopt, command, output):
     assert partopt(*shlex.split(command)).out == output
+
+
+def test_the_picture_is_what_the_command_draws(partopt, tmp_path):
+    """The command shown, and that of the picture."""
+    [(command, _)] = SHOWN
+    plan, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
+    assert partopt(*shlex.split(command), "-o", plan).code == 0
+    assert partopt("show", plan, "-o", drawn).code == 0
+    [picture] = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
+    assert (ROOT / picture).read_bytes() == drawn.read_bytes()
+
+
+def test_what_it_says_of_the_plan_is_so(partopt):
+    [(command, _)] = SHOWN
+    rate = re.search(
+        r"\*\*([\d,]+) samples/s, (\d+) % more than data parallelism\*\* \(([\d,]+)\)", README
+    )
+    even = re.search(r"(\d+) % more than the best .*?\(([\d,]+): `([^`]+)`\)", README, re.DOTALL)
+    words = shlex.split(command)
+    found = {
+        "best": words,
+        "data": [*words, "--planner", "data_parallel"],
+        "even": [*words, *even[3].split()],
+    }
+    for replicas in (4, 2):  # the other even splits, of 37 layers: none is faster
+        stages = 16 // replicas
+        starts = [round(37 * s / stages) for s in range(1, stages)]
+        cuts = [
+            "--cuts",
+            ",".join(map(str, starts)),
+            "--replicas",
+            ",".join([str(replicas)] * stages),
+        ]
+        found[f"even {stages}"] = [*words, *cuts]
+    speeds = {
+        name: partopt(*given, "--json").document["predicted"]["samples_per_s"]
+        for name, given in found.items()
+    }
+    printed = [int(each.replace(",", "")) for each in (rate[1], rate[3], even[2])]
+    assert printed == [round(speeds[name]) for name in ("best", "data", "even")]
+    assert int(rate[2]) == round(100 * (speeds["best"] / speeds["data"] - 1))
+    assert int(even[1]) == round(100 * (speeds["best"] / speeds["even"] - 1))
+    assert speeds["even"] >= max(speeds["even 4"], speeds["even 8"])
+
+
+def test_the_model_that_it_prints_is_profiled_planned_and_reported(partopt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [model] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    Path("my_model.py").write_text(model)
+    [commands] = re.findall(r"```\n(partopt profile my_model.*?)```", README, re.DOTALL)
+    for line in commands.splitlines():
+        outcome = partopt(*shlex.split(line, comments=True)[1:])
+        assert outcome.code == 0, outcome.err
+    assert {path.name for path in tmp_path.iterdir()} >= {"mine.json", "plan.json", "report.html"}
 
 
 def test_its_links_lead_somewhere():
