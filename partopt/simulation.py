@@ -68,13 +68,20 @@ class Simulation:
         limit = self.plan.memory_limit_bytes
         return limit is None or int(self.execution.peak_memory_bytes.max()) <= limit
 
-    def save(self, path: str, force: bool = False) -> list[str]:
+    def save(
+        self,
+        path: str,
+        force: bool = False,
+        window: tuple[float, float] | None = None,
+        transfers: bool = False,
+    ) -> list[str]:
         """Write the simulation; the extension of `path` chooses the form. The names of the files.
 
-        `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure, `.csv` the order as
-        torch executes it, and `.et` Chakra's execution traces: `trace.0.et` of rank 0 and so on,
-        and `trace.comm_groups.json` with the ranks of its groups. An existing file is replaced only
-        with `force`. Raises PartoptError for another extension, or where that form cannot hold it.
+        `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure as of `draw`, `.csv` the
+        order as torch executes it, and `.et` Chakra's execution traces: `trace.0.et` of rank 0 and
+        so on, and `trace.comm_groups.json` with the ranks of its groups. An existing file is
+        replaced only with `force`. Raises PartoptError for another extension, or where that form
+        cannot hold it.
         """
         form = self.form_of(path)
         if form == ".et":
@@ -86,17 +93,25 @@ class Simulation:
             text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
             documents.write_bytes(path, text.encode(), force)
         else:
-            documents.write_bytes(path, self.draw(form.removeprefix(".")), force)
+            drawn = self.draw(form.removeprefix("."), window, transfers)
+            documents.write_bytes(path, drawn, force)
         return [path]
 
-    def draw(self, form: str) -> bytes:
-        """The timeline as a figure: "svg", "pdf" or "png"."""
+    def draw(
+        self, form: str, window: tuple[float, float] | None = None, transfers: bool = False
+    ) -> bytes:
+        """The timeline as a figure: "svg", "pdf" or "png".
+
+        It shows the seconds from and to which `window` goes, by default all of an iteration or the
+        filling of an asynchronous pipeline; with `transfers` a line for each message.
+        """
         return figure.render(
             self.plan,
             self.execution.timeline,
             heading_of_timeline(self.execution),
             form,
-            drawn_window(self.execution),
+            window or drawn_window(self.execution),
+            transfers,
         )
 
     def _save_graph(self, path: str, force: bool) -> list[str]:

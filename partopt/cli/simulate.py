@@ -30,9 +30,25 @@ _ASK_AGAIN_S = 0.2
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
     "execution traces (.et for ASTRA-sim, one of each rank)"
 )
+@click.option(
+    "--window",
+    metavar="FROM,TO",
+    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
+)
+@click.option(
+    "--transfers", is_flag=True, help="With -o of a figure: a line for each message, too."
+)
 @options.explain_option
 @options.json_option
-def command(plan: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
+def command(
+    plan: str,
+    output: str | None,
+    force: bool,
+    window: str | None,
+    transfers: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Execute PLAN on its own cluster, or under other conditions, and say where the time goes.
 
     Draws the timeline, splits the time of every device into work and kinds of waiting, and points
@@ -46,11 +62,13 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
       partopt simulate plan.json --schedule zb-h1 --microbatches 64 -o trace.json
       partopt simulate plan.json --bandwidth cluster="100 Gb/s" --latency cluster="5 us"
       partopt simulate plan.json --schedule mine.csv
+      partopt simulate plan.json -o begin.svg --window "0 s,50 ms" --transfers
     """
     import partopt
     from partopt.report.basis import basis_text
 
     timeline.check_output(output, force, as_json)
+    drawn = timeline.drawn_part(output, window, transfers)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
@@ -68,7 +86,7 @@ def command(plan: str, output: str | None, force: bool, as_json: bool, **given: 
     elif output != "-":
         show_simulation(simulation.document, plan)
     if output:
-        written = simulation.save(output, force)
+        written = simulation.save(output, force, *drawn)
         if output != "-":
             say(f"Wrote {timeline.name_files(written)}", err=True)
     if not as_json and output != "-":

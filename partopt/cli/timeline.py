@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import click
@@ -38,6 +39,32 @@ def check_output(output: str | None, force: bool, as_json: bool) -> None:
     if output:
         partopt.Simulation.form_of(output)
         documents.check_writable(output, force)
+
+
+def drawn_part(
+    output: str | None, window: str | None, transfers: bool
+) -> tuple[tuple[float, float] | None, bool]:
+    """The seconds of `--window`, and whether messages are drawn; both go with a figure alone."""
+    from partopt.report.pictures.look import FORMS
+    from partopt.units import parse_seconds
+
+    figure = output is not None and Path(output).suffix.lower().removeprefix(".") in FORMS
+    for flag, value in (("--window", window), ("--transfers", transfers)):
+        if value and not figure:
+            raise PartoptError(
+                f"{flag}: goes with a figure", "add -o timeline.svg", code="unused-option"
+            )
+    if window is None:
+        return None, transfers
+    begin, comma, end = window.partition(",")
+    hint = 'write it as --window "0.2 s,0.4 s"'
+    try:
+        found = parse_seconds(begin), parse_seconds(end)
+    except PartoptError as error:
+        raise PartoptError(f"--window: {error.message}", hint, code="invalid-option") from None
+    if not comma or not 0 <= found[0] < found[1]:
+        raise PartoptError(f"--window: {window} is no stretch of time", hint, code="invalid-option")
+    return found, transfers
 
 
 def name_files(files: Sequence[str]) -> str:
