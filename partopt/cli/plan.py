@@ -179,14 +179,14 @@ def _print_plan(
     print_notes(note for note in result.notes if note not in job.notes)
     plan, (output, picture, force) = result.plan, files
     if as_json:
-        options.write_json(plan)
+        options.write_json(result.document)
     elif output != "-":
         _print_page(result, job)
     if not result.fits:
         auto = job.schedule == "auto"
         raise no_schedule_fits(plan, job) if auto else does_not_fit(plan, job, command)
     if output and not (as_json and output == "-"):
-        plan.save(output, force)
+        result.document.save(output, force)
     if picture:
         others = result.alternatives
         partopt.draw(plan, picture, profile=job.profile, alternatives=others, force=force)

@@ -123,12 +123,39 @@ class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=
     peak_flops: Positive | None = None
 
 
+class RunnerUp(documents.Part, frozen=True, kw_only=True):
+    """A plan that was found beside the plan, in short; numbers as in a plan."""
+
+    planner: str
+    schedule: str
+    microbatch_size: Count
+    shape: str
+    period_s: Annotated[float, msgspec.Meta(gt=0)]
+    samples_per_s: Seconds
+    peak_memory_bytes: Bytes
+    fits: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> RunnerUp:
+        """`plan` in short."""
+        return cls(
+            planner=plan.planner,
+            schedule=plan.schedule,
+            microbatch_size=plan.microbatch_size,
+            shape=plan.shape,
+            period_s=plan.predicted.period_s,
+            samples_per_s=plan.predicted.samples_per_s,
+            peak_memory_bytes=plan.peak_memory_bytes,
+            fits=plan.fits,
+        )
+
+
 class Plan(documents.Document, frozen=True, kw_only=True):
     """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
 
     `comm` tells whether transfers overlap with compute or the devices wait, `allreduce` whether
     gradients are exchanged while devices compute, of a synchronous schedule in buckets of
-    `bucket_bytes`, or the devices wait.
+    `bucket_bytes`, or the devices wait. `runners_up` are plans that were found beside it.
     """
 
     schema: str = "partopt.plan/1"
@@ -150,6 +177,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     certificate: Certificate | None
     profile: ProfileReference
     topology: Topology
+    runners_up: list[RunnerUp] | msgspec.UnsetType = msgspec.UNSET
 
     def inconsistencies(self) -> Iterator[PartoptError]:
         """Faults that the types do not express."""

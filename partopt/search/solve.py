@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents import Note
-from partopt.documents.plan import Certificate, Plan
+from partopt.documents.plan import Certificate, Plan, RunnerUp
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
@@ -32,6 +34,13 @@ class Result:
     alternatives: tuple[Plan, ...]
     notes: tuple[Note, ...]
     by_size: tuple[Plan, ...]
+
+    @property
+    def document(self) -> Plan:
+        """The plan with the alternatives to it in short, as it is written."""
+        return msgspec.structs.replace(
+            self.plan, runners_up=[RunnerUp.of(each) for each in self.alternatives]
+        )
 
     @property
     def certificate(self) -> Certificate | None:

@@ -17,7 +17,13 @@ from partopt.report.basis import basis_lines
 from partopt.report.figures import price_lines, speed_lines
 from partopt.report.limit import against_limit
 from partopt.report.topology import cluster_lines
-from partopt.report.web.tables import level_table, memory_table, share_table, stage_table
+from partopt.report.web.tables import (
+    beside_table,
+    level_table,
+    memory_table,
+    share_table,
+    stage_table,
+)
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_rate, format_seconds
 
@@ -92,6 +98,7 @@ def render(
         levels=level_table(simulation),
         stages=stage_table(plan),
         memory=memory_table(plan),
+        runners_up=beside_table(plan),
         advice=[_advice(finding, spell, command) for finding in simulation.advice],
         beside=beside,
         proof=_proof(plan),
@@ -123,6 +130,8 @@ def _sections(contents: Contents) -> list[str]:
     names = ["outcome", "plan", "timeline", "time", "stages", "advice", "proof", "check"]
     if not contents.simulation.advice:
         names.remove("advice")
+    if contents.plan.runners_up:
+        names.insert(names.index("stages") + 1, "beside")
     place = names.index("proof")
     return [*names[:place], *(each.name for each in contents.beside), *names[place:]]
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.stage import Memory
 from partopt.report.ranks import format_ranks
 from partopt.report.shares import MEANING, group_devices, time_parts
 from partopt.report.topology import link_text
-from partopt.units import format_bytes, format_seconds
+from partopt.units import format_bytes, format_rate, format_seconds
 
 # of computing and of the five ways to wait, apart in grey too
 _PARTS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
@@ -94,6 +94,27 @@ def stage_table(plan: Plan) -> WebTable:
     headings = ["#", "layers", "ranks", "forward", "backward", "all-reduce", "sends"]
     note = "Seconds and bytes of one microbatch on one replica."
     return WebTable([*headings, "in flight", "activations"], rows, (0, 1, 2, 8), note)
+
+
+def beside_table(plan: Plan) -> WebTable | None:
+    """The plans that were found beside the plan, where it says them."""
+    if not plan.runners_up:
+        return None
+    rows = [
+        [
+            each.planner,
+            each.schedule,
+            str(each.microbatch_size),
+            each.shape,
+            format_seconds(each.period_s),
+            format_rate(each.samples_per_s, "samples"),
+            format_bytes(each.peak_memory_bytes),
+            "yes" if each.fits else "no",
+        ]
+        for each in [RunnerUp.of(plan), *plan.runners_up]
+    ]
+    headings = ["planner", "schedule", "microbatch", "shape", "period", "speed", "memory", "fits"]
+    return WebTable(headings, rows, (0, 1, 3, 7))
 
 
 def memory_table(plan: Plan) -> WebTable:
