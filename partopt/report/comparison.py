@@ -21,6 +21,8 @@ _LEGENDS = {
     "PRICE": f"{_TIMES} PRICE: period longer than the best.",
 }
 
+_PLANNER = 13  # columns of a planner's name, `data_parallel` the longest
+
 
 def render(comparison: Comparison) -> str:
     """The model and the cluster, and the plans as a table."""
@@ -59,12 +61,12 @@ def _table(comparison: Comparison, last: str) -> str:
         last,
     ]
     rows = [_cells(row, last) for row in comparison.rows]
-    return table(headings, rows, left=(0, 1, 8), gap=1, verdicts=(8,), spare=(9, 2, 6))
+    return table(headings, rows, left=(0, 1, 8), gap=1, verdicts=(0, 8), spare=(9, 2, 6))
 
 
 def _cells(row: ComparisonRow, last: str) -> list[str]:
     return [
-        shorten(row.planner, stretch(17, 0.5)),
+        shorten(row.planner, stretch(17, 0.5, _PLANNER)),
         shorten(row.shape, stretch(8, 0.5)),
         str(row.stages),
         format_seconds(row.period_s),
