@@ -6,7 +6,7 @@ it waits for the gradient.
 
 from __future__ import annotations
 
-from partopt.schedules.bubble import FLUSH
+from partopt.schedules import bubble
 from partopt.schedules.entry import OWN, Kernel, Schedule, StageCounts, all_own, only_one
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
@@ -29,7 +29,7 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN)),
     weight_versions=1,
-    bubble=FLUSH,
+    bubble=bubble.FLUSH,
     comm="overlap",
     comm_source="torch 2.13 `ScheduleGPipe` posts sends and waits for them at the end",
     tried_by_auto=True,

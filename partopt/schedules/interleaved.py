@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.bubble import LOOPED_FLUSH
+from partopt.schedules import bubble
 from partopt.schedules.entry import DeviceCounts, Schedule
 from partopt.schedules.layout import LOOPED, Place
 from partopt.schedules.order import F, Row, microbatch_numbers, spell
@@ -68,7 +68,7 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=DeviceCounts(_in_flight),
     weight_versions=1,
-    bubble=LOOPED_FLUSH,
+    bubble=bubble.LOOPED_FLUSH,
     comm="overlap",
     comm_source=(
         "Megatron-LM `overlap_p2p_comm` (its default), and torch 2.13 `_PipelineScheduleRuntime` "

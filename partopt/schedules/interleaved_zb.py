@@ -7,7 +7,7 @@ come back twice as fast; every device holds v P chunks, until their W.
 
 from __future__ import annotations
 
-from partopt.schedules.bubble import FILLED_DRAIN
+from partopt.schedules import bubble
 from partopt.schedules.entry import DeviceCounts, Schedule
 from partopt.schedules.interleaved import group_size, spread_over_chunks
 from partopt.schedules.layout import LOOPED, Place
@@ -38,7 +38,7 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=DeviceCounts(_in_flight),
     weight_versions=1,
-    bubble=FILLED_DRAIN,
+    bubble=bubble.FILLED_DRAIN,
     comm="overlap",
     comm_source=(
         "torch 2.13 `_PipelineScheduleRuntime` posts sends and receives and waits where"

@@ -5,7 +5,7 @@ A short warm-up comes first, then one forward and one backward in turn.
 
 from __future__ import annotations
 
-from partopt.schedules.bubble import FLUSH
+from partopt.schedules import bubble
 from partopt.schedules.entry import Schedule, downstream
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
@@ -29,7 +29,7 @@ SCHEDULE = Schedule(
     one_at_a_time=False,
     counts=downstream(1),
     weight_versions=1,
-    bubble=FLUSH,
+    bubble=bubble.FLUSH,
     comm="serial",
     comm_source=(
         "Megatron-LM `send_forward_recv_backward`, DeepSpeed `p2p.send` and `p2p.recv`,"

@@ -7,7 +7,7 @@ much as 1F1B's first: P microbatches.
 
 from __future__ import annotations
 
-from partopt.schedules.bubble import FILLED_DRAIN
+from partopt.schedules import bubble
 from partopt.schedules.entry import DEPTH, Kernel, Schedule, StageCounts, all_own, downstream
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
@@ -52,7 +52,7 @@ SCHEDULE = Schedule(
         kernel=Kernel(DEPTH),
     ),
     weight_versions=1,
-    bubble=FILLED_DRAIN,
+    bubble=bubble.FILLED_DRAIN,
     comm="overlap",
     comm_source=(
         "zero-bubble (ICLR 2024) on Megatron-LM, and torch 2.13 "

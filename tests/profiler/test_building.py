@@ -295,7 +295,7 @@ def test_the_command_chooses_too_and_show_marks_what_did_not_run(
     for flag, marked in (("--no-larger-than-memory", 0), ("--larger-than-memory", 4)):
         result = run(command.command, [*options, output, flag])
         assert result.exit_code == 0
-        shown = render(Profile.load(output))
+        shown = render(Profile.load(output), all_layers=True)
         assert sum("*" in line for line in shown.splitlines()) == marked + bool(marked)
         assert ("layers did not run" in result.stderr) is bool(marked)
     assert shown.endswith("\n\n* did not run: has the measurements of layer 2")
