@@ -20,7 +20,7 @@ from partopt.report.width import stretch
 from partopt.units import format_bytes, format_rate, format_seconds
 
 _LAYERS_WIDTH = 20  # on a page of 80, as the next
-_RANKS_WIDTH = 11
+_RANKS_WIDTH = 14
 _BUSY_WIDTH = 4
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
 _ALL = 0.995  # of the time: what is busy for so much of it is always busy
