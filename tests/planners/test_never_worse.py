@@ -71,7 +71,9 @@ def check_the_best(partopt, *arguments: object) -> None:
     """
     best = partopt("plan", *arguments, "--json").document
     assert best["planner"] == "optimal"
-    assert partopt("plan", *arguments, "--planner", "optimal", "--json").document == best
+    alone = partopt("plan", *arguments, "--planner", "optimal", "--json").document
+    del best["runners_up"], alone["runners_up"]  # beside a named planner stand fewer
+    assert alone == best
     for name in PLANNERS.keys() - {"manual", "optimal"}:
         named = partopt("plan", *arguments, "--planner", name, "--json")
         if named.code == 0:
