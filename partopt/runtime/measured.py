@@ -41,8 +41,7 @@ def measured_execution(
     laid one over the other where the barrier before the step ended.
     """
     orders = order(plan.schedule, layout_of(plan, microbatches))
-    own = {record.rank: record for record in records}
-    ranks = [own[rank] for rank in range(orders.ranks)]
+    ranks = sorted(records, key=lambda record: record.rank)  # the others have no actions
     origin_ns = _origins(ranks, step)
     timeline = Timeline(
         orders,

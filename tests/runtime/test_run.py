@@ -108,7 +108,7 @@ def made(tmp_path_factory) -> Any:
             str(model), microbatch_sizes=[2], steps=1, granularity="block", units=units
         )
         profile.save(folder / f"{name}.profile.json", force=True)
-        devices = sum(given.get("replicas", [1, 1]))
+        devices = given.pop("devices", sum(given.get("replicas", [1, 1])))
         plan = solve(Job(profile, flat(devices), **given)).plan
         path = folder / f"{name}.json"
         plan.save(str(path), force=True)
@@ -144,6 +144,16 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
     assert document.replay_refused is None
     (tmp_path / "run.json").write_text(ran.stdout)
     closes_the_loop(document, tmp_path / "run.json", Path(plan).with_suffix(".profile.json"))
+
+
+def test_ranks_that_a_plan_leaves_idle_are_not_started(made):
+    plan, model = made("idle", UNTIED, cuts=[2], replicas=[1, 1], devices=4)
+    assert Plan.load(plan).idle_ranks == [2, 3]
+    ran = partopt("run", plan, model, "--check", "--steps", 1, "--json")
+    assert ran.returncode == 0, ran.stderr
+    document = Run.parse(ran.stdout.encode())
+    assert document.check is not None and document.check.equal
+    assert [row.rank for row in document.ranks] == [0, 1]
 
 
 def closes_the_loop(document: Run, run: Path, onto: Path) -> None:
