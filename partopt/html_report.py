@@ -16,6 +16,7 @@ from partopt.documents.simulation import DrawnTimeline, Finding
 from partopt.report import picture, web
 from partopt.report.pages import text_of
 from partopt.report.picture import Drawable
+from partopt.report.pictures.look import require_matplotlib
 from partopt.simulation import Simulation, simulate
 from partopt.simulator.drawing import drawn_timeline
 
@@ -32,19 +33,21 @@ def write_report(
     beside: Sequence[Drawable] = (),
     force: bool = False,
     spell: Callable[[str], str] = str,
-    command: Callable[[Finding], str] | None = None,
+    command: Callable[[Finding], Sequence[str]] | None = None,
     commands: Sequence[str] = (),
 ) -> None:
     """Simulate `plan` and write what there is to know of it to `path`, as one page of HTML.
 
     The page has all that it shows in itself: with the layers of its `profile`, and documents
     `beside` the plan with a picture and a table each. An existing file is replaced only with
-    `force`. Options that its texts name are written as `spell` does, `command` gives that which
-    makes a change, and `commands` are those to check the page with. Raises PartoptError where the
-    plan cannot be simulated, a document has no picture, or `path` cannot be written.
+    `force`. Options that its texts name are written as `spell` does, `command` gives the words of
+    that which makes a change, and `commands` are those to check the page with. Raises PartoptError
+    where the plan cannot be simulated, a document has no picture, or `path` cannot be written, and
+    without matplotlib.
     """
     path = os.fspath(path)
     documents.check_writable(path, force)
+    require_matplotlib()
     simulation = simulate(plan)
     found = [*([] if profile is None else [profile]), *beside]
     contents = web.Contents(

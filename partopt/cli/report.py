@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from partopt.cli import options
+from partopt.cli import drawing, options
 from partopt.cli.terminal import say
-from partopt.cli.words import as_flags, flags_of
-from partopt.errors import PartoptError
+from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
-    from partopt.documents.simulation import Finding
     from partopt.report.picture import Drawable
 
 _PAGE = "report.html"
@@ -45,23 +44,19 @@ def command(
       partopt report plan.json comparison.json -o gpt.html
     """
     import partopt
-    from partopt.cli.verifying import find_shipped
     from partopt.documents import check_writable
 
     path = output or _PAGE
     check_writable(path, force)
     loaded = partopt.Plan.load(plan)
-    own = find_shipped(loaded) if profile is None else partopt.Profile.load(profile)
-    if own is None:
-        say("note:    stages are drawn without their layers: add --profile", err=True)
     partopt.write_report(
         loaded,
         path,
-        profile=own,
+        profile=drawing.find_profile(loaded, profile),
         beside=[_load(file) for file in documents],
         force=force,
         spell=as_flags,
-        command=lambda finding: _change(plan, finding),
+        command=partial(change_command, plan),
         commands=list(_checks(plan, profile)),
     )
     if path != "-":
@@ -72,23 +67,12 @@ def _load(file: str) -> Drawable:
     """A document that has a picture."""
     from partopt.documents import read_bytes
     from partopt.documents.kinds import DOCUMENTS, kind_of
-    from partopt.report.picture import KINDS
 
     content = read_bytes(file)
     kind = kind_of(content, file)
-    if kind not in KINDS:
-        raise PartoptError(
-            f"{file}: a {kind} has no picture",
-            f"these have one: {', '.join(KINDS)}",
-            code="no-picture",
-            kind=kind,
-        )
+    drawing.check_drawable(kind, file)
     document: Any = DOCUMENTS[kind]
     return document.parse(content, file)  # type: ignore[no-any-return]
-
-
-def _change(plan: str, finding: Finding) -> str:
-    return shlex.join(["partopt", "simulate", plan, *flags_of(finding.options)])
 
 
 def _checks(plan: str, profile: str | None) -> Iterator[str]:

@@ -13,12 +13,12 @@ import click
 
 from partopt.cli import options, progress, timeline, whatif
 from partopt.cli.terminal import say, say_page
-from partopt.cli.words import as_flags, flags_of
+from partopt.cli.words import as_flags, change_command
 from partopt.errors import ANSWER_IS_NO, PartoptError
 
 if TYPE_CHECKING:
     from partopt import Simulation
-    from partopt.documents.simulation import Finding, SimulationDocument
+    from partopt.documents.simulation import SimulationDocument
 
 _ASK_AGAIN_S = 0.2
 
@@ -122,14 +122,8 @@ def show_simulation(document: SimulationDocument, plan: str | None = None) -> No
     from partopt.report.simulation import render
 
     ascii_only, colour = timeline.page_style()
-    command = partial(_command, plan)
+    command = partial(change_command, plan)
     say_page(render(document, ascii_only, colour, as_flags, command))
-
-
-def _command(plan: str | None, finding: Finding) -> list[str]:
-    """The words of the command that makes a change; its flags alone where the plan is no file."""
-    flags = flags_of(finding.options)
-    return flags if plan in (None, "-") else ["partopt", "simulate", str(plan), *flags]
 
 
 def _next(plan: str, output: str | None) -> str:
@@ -147,7 +141,7 @@ def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:
     [fault] = [found for found in document.advice if found.code == "memory"]
     hint = f"`solve` keeps within `memory={limit} B` where any plan does"
     if fault.verb:
-        hint = f"{fault.change}: {shlex.join(_command(plan, fault))}"
+        hint = f"{fault.change}: {shlex.join(change_command(plan, fault))}"
     return PartoptError(
         f"the plan does not fit: rank {fullest.rank} needs {format_bytes(peak)}, "
         f"which exceeds the limit by {format_bytes(peak - limit)}",

@@ -11,6 +11,7 @@ from partopt.cli.terminal import say
 
 if TYPE_CHECKING:
     from partopt.documents import Note
+    from partopt.documents.simulation import Finding
 
 # Where the flag is not `--` and the option's name with hyphens.
 _OWN_FLAGS = {
@@ -63,6 +64,12 @@ def flags_of(options: Mapping[str, Any]) -> list[str]:
         else:
             words += [FLAGS[name], str(value)]
     return words
+
+
+def change_command(plan: str | None, finding: Finding) -> list[str]:
+    """The words of the command that makes a change; its flags alone where the plan is no file."""
+    flags = flags_of(finding.options)
+    return flags if plan in (None, "-") else ["partopt", "simulate", str(plan), *flags]
 
 
 def print_notes(notes: Iterable[Note]) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST = 64  # elements of a block
-_SAVED = 2  # elements that folding must save at least
 
 
 class Fold(NamedTuple):
@@ -30,11 +29,12 @@ class Fold(NamedTuple):
         return self.start + self.length * self.times
 
 
-def fold(keys: Sequence[Hashable]) -> list[Fold]:
-    """The list as folds, in order: from each place the repetition that covers most.
+def fold(keys: Sequence[Hashable], least_saved: int = 1) -> list[Fold]:
+    """The list as folds, in order: from each place the repetition that leaves out most elements.
 
-    Elements are alike where their `keys` are equal; an element that repeats nothing is a fold of
-    its own, and of repetitions that cover as much the one of the shortest block is taken.
+    Elements are alike where their `keys` are equal; an element that repeats nothing, or whose
+    repetition leaves out fewer than `least_saved`, is a fold of its own. Of repetitions that leave
+    out as many the one of the shortest block is taken.
     """
     numbers: dict[Hashable, int] = {}
     ids = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
@@ -42,8 +42,8 @@ def fold(keys: Sequence[Hashable]) -> list[Fold]:
     length = np.ones(len(ids), dtype=np.int64)
     for p in range(1, min(_LONGEST, len(ids) // 2) + 1):
         repeated = _run_lengths(ids[p:] == ids[:-p]) // p + 1
-        places = np.flatnonzero((repeated - 1) * p >= _SAVED)
-        better = places[repeated[places] * p > (times * length)[places]]
+        places = np.flatnonzero((repeated - 1) * p >= least_saved)
+        better = places[(repeated[places] - 1) * p > ((times - 1) * length)[places]]
         times[better], length[better] = repeated[better], p
     folds, place = [], 0
     while place < len(ids):

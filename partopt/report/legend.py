@@ -10,6 +10,7 @@ from partopt.report.basis import basis_lines
 from partopt.report.cells import FAINT, HATCHES, IDLE, cells, shade
 from partopt.report.memory_panel import Part
 from partopt.report.page import LEFT, RIGHT, Page
+from partopt.report.pictures.look import LEGEND
 from partopt.schedules.order import KINDS, A, U
 from partopt.simulator.slots import exchanges
 from partopt.simulator.timeline import Timeline
@@ -97,14 +98,8 @@ def add_legend(figure: Figure, page: Page, legend: Legend) -> None:
         title="\n".join(legend.title) or None,
         title_fontsize=6.5,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
-        loc="lower center",
         ncols=legend.columns,
-        frameon=False,
         fontsize=6.5,
-        handlelength=1.3,
-        handletextpad=0.4,
-        columnspacing=1.0,
-        labelspacing=0.3,
-        borderpad=0.0,
         borderaxespad=0.2,
+        **LEGEND,
     )

@@ -30,6 +30,7 @@ _LAYER_HEADINGS = ["#", "LAYER", "", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "W
 _TIMES = 2  # how often a layer repeats
 _LEFT = (1, 2, 3, 8)
 _MOST_ROWS = 100
+_LEAST_SAVED = 2  # rows, by a fold
 _NUMBER = re.compile("[0-9]+")
 
 
@@ -48,7 +49,7 @@ def render(
     measurement = profile.measured()[-1]
     folds = [Fold(place, 1, 1) for place in range(len(profile.layers))]
     if not all_layers:
-        folds = fold(_alike(profile, measurement))
+        folds = fold(_alike(profile, measurement), _LEAST_SAVED)
     rows = [(place, each.times) for each in folds for place in each.block]
     left_out = 0 if all_layers else max(0, len(rows) - _MOST_ROWS)
     notes = [f"microbatch {measurement.microbatch_size}:\n"]

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from partopt.documents.profile import Profile
+from partopt.report.folds import fold
 
 _UNFOLDED = 40  # layers that have room for a column each
-_LONGEST = 64  # layers of a block
 
 
 class Fold(NamedTuple):
@@ -39,37 +39,16 @@ def columns_of(profile: Profile) -> Columns:
         (layer.type, layer.parameter_bytes, measured.output_bytes)
         for layer, measured in zip(profile.layers, outputs, strict=True)
     ]
-    return fold(alike)
+    return columns_from(alike)
 
 
-def fold(alike: Sequence[Hashable]) -> Columns:
-    """The columns of layers of which equal ones in `alike` are alike.
-
-    From the first layer on, the block is taken that leaves out most layers, of equal ones the
-    shortest.
-    """
+def columns_from(alike: Sequence[Hashable]) -> Columns:
+    """The columns of layers of which equal ones in `alike` are alike."""
     columns = Columns([], [])
-    repeats = [_repeats(alike, size) for size in range(1, min(_LONGEST, len(alike) // 2) + 1)]
-    layer = 0
-    while layer < len(alike):
-        size, times = max(
-            ((size, own[layer]) for size, own in enumerate(repeats, 1)),
-            key=lambda block: (block[0] * (block[1] - 1), -block[0]),
-            default=(1, 1),
-        )
-        if times > 1:
-            columns.folds.append(Fold(len(columns.layers), size, times))
+    for own in fold(alike):
+        if own.times > 1:
+            columns.folds.append(Fold(len(columns.layers), own.length, own.times))
         columns.layers.extend(
-            [layer + place + size * time for time in range(times)] for place in range(size)
+            [layer + own.length * time for time in range(own.times)] for layer in own.block
         )
-        layer += size * times
     return columns
-
-
-def _repeats(alike: Sequence[Hashable], size: int) -> list[int]:
-    """How many blocks of `size` layers that are alike follow each other from each layer on."""
-    same, times = 0, [1] * len(alike)
-    for layer in reversed(range(len(alike) - size)):
-        same = same + 1 if alike[layer] == alike[layer + size] else 0
-        times[layer] = same // size + 1
-    return times

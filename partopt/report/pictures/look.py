@@ -49,6 +49,16 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
+# how legends are laid out, below what they are of
+LEGEND: Any = {
+    "loc": "lower center",
+    "frameon": False,
+    "handlelength": 1.3,
+    "handletextpad": 0.4,
+    "columnspacing": 1.0,
+    "labelspacing": 0.3,
+    "borderpad": 0.0,
+}
 # with the keys of a title and of a description
 _UNDATED: dict[str, tuple[dict[str, str | None], str, str]] = {
     "svg": ({"Date": None, "Creator": "partopt"}, "Title", "Description"),
@@ -97,16 +107,10 @@ class Sheet:
         self.figure.legend(
             list(handles.values()),
             list(handles),
-            loc="lower center",
             ncols=_legend_columns(handles, self.width),
-            frameon=False,
             fontsize=SIZE,
-            handlelength=1.3,
-            handletextpad=0.4,
-            columnspacing=1.0,
-            labelspacing=0.3,
-            borderpad=0.0,
             borderaxespad=0.3,
+            **LEGEND,
         )
 
 

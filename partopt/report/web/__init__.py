@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,9 +63,12 @@ class Contents(NamedTuple):
 def render(
     contents: Contents,
     spell: Callable[[str], str] = str,
-    command: Callable[[Finding], str] | None = None,
+    command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
-    """The page; options in its texts are as `spell` writes them, `command` makes a change."""
+    """The page; options in its texts are as `spell` writes them.
+
+    `command` gives the words of the command that makes a change.
+    """
     plan, simulation = contents.plan, contents.simulation
     loader = jinja2.FileSystemLoader(_HERE)
     environment = jinja2.Environment(
@@ -179,13 +183,15 @@ def _remarks(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _advice(
-    finding: Finding, spell: Callable[[str], str], command: Callable[[Finding], str] | None
+    finding: Finding,
+    spell: Callable[[str], str],
+    command: Callable[[Finding], Sequence[str]] | None,
 ) -> dict[str, str]:
     return {
         "severity": finding.severity,
         "text": f"{spell(finding.text)}.",
         "change": spell(finding.change),
-        "command": command(finding) if command is not None and finding.verb else "",
+        "command": shlex.join(command(finding)) if command is not None and finding.verb else "",
     }
 
 

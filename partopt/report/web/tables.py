@@ -10,6 +10,7 @@ import numpy as np
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.stage import Memory
+from partopt.report.pictures.colours import MEMORY
 from partopt.report.ranks import format_ranks
 from partopt.report.shares import MEANING, group_devices, time_parts
 from partopt.report.topology import link_text
@@ -17,14 +18,6 @@ from partopt.units import format_bytes, format_rate, format_seconds
 
 # of computing and of the five ways to wait, apart in grey too
 _PARTS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
-_MEMORY = {
-    "parameters": "#0072B2",
-    "gradients": "#56B4E9",
-    "optimizer": "#004166",
-    "activations": "#E69F00",
-    "buffers": "#CC79A7",
-    "transient": "#8C8C8C",
-}
 
 
 class WebTable(NamedTuple):
@@ -124,7 +117,7 @@ def memory_table(plan: Plan) -> WebTable:
     rows = [
         [
             str(s),
-            _bar((name, size / most, _MEMORY[name]) for name, size in _parts(stage.memory)),
+            _bar((name, size / most, MEMORY[name][0]) for name, size in _parts(stage.memory)),
             *(format_bytes(size) if size else "-" for _, size in _parts(stage.memory)),
             format_bytes(stage.memory.total_bytes),
         ]
@@ -133,12 +126,14 @@ def memory_table(plan: Plan) -> WebTable:
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
     if plan.memory_rules.reserve_bytes:
         note += f" {format_bytes(plan.memory_rules.reserve_bytes)} more are reserved."
-    headings = ["stage", "of the limit", *_MEMORY, "all"]
-    return WebTable(headings, rows, (0, 1), note, dict(enumerate(_MEMORY.values(), 2)))
+    headings = ["stage", "of the limit", *MEMORY, "all"]
+    return WebTable(
+        headings, rows, (0, 1), note, dict(enumerate((colour for colour, _ in MEMORY.values()), 2))
+    )
 
 
 def _parts(memory: Memory) -> list[tuple[str, int]]:
-    return [(name, getattr(memory, f"{name}_bytes")) for name in _MEMORY]
+    return [(name, getattr(memory, f"{name}_bytes")) for name in MEMORY]
 
 
 def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:

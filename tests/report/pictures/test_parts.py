@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import partopt as po
 from partopt.report.pictures.boxes import boxes_of
 from partopt.report.pictures.comparison import Point, pareto
-from partopt.report.pictures.folding import Fold, columns_of, fold
+from partopt.report.pictures.folding import Fold, columns_from, columns_of
 from partopt.report.pictures.lettering import fit, pack, text_width
 from partopt.report.pictures.port_use import cut_use, port_use
 from partopt.simulator.execution import execute
@@ -28,12 +28,12 @@ from tests.report.pictures import cases
     ],
 )
 def test_repeated_blocks_are_columns_once(layers, folds):
-    assert fold(layers).folds == folds
+    assert columns_from(layers).folds == folds
 
 
 @given(st.text("AB", max_size=14))
 def test_columns_hold_every_layer_once_with_its_like(layers):
-    columns = fold(layers)
+    columns = columns_from(layers)
     assert sorted(itertools.chain(*columns.layers)) == list(range(len(layers)))
     assert all(len({layers[layer] for layer in own}) == 1 for own in columns.layers)
     for own in columns.folds:
