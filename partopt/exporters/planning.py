@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,25 +64,28 @@ def solve_within(
 ) -> Result:
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
     results, refusals = [], []
-    asked = list(restrictions(job, target, parts))
-    for changes in asked:
+    waiting = deque(restrictions(job, target, parts))
+    while waiting:
+        changes = waiting.popleft()
         try:
-            results.append(solve(job.with_(**changes), progress))
+            found = solve(job.with_(**changes), progress)
         except PartoptError as error:
             refusals.append(error)
-        if results and len(results[-1].plan.stages) < target.least_stages and job.stages is None:
-            asked += _longer(job, target, changes)  # the best is no pipeline there
+            continue
+        results.append(found)
+        if len(found.plan.stages) < target.least_stages:  # the best is no pipeline there
+            waiting.extend(_longer(job, target, changes))
     if not results:
         raise PartoptError.together({error.message: error for error in refusals}.values())
-    found = [
+    all_found = [
         plan
         for result in results
         for plan in (result.plan, *result.alternatives)
         if job.planner_name in (None, plan.planner)
     ]
-    plans = [said for plan in found if (said := _as_said(plan, target, parts, job)) is not None]
+    plans = [said for plan in all_found if (said := _as_said(plan, target, parts, job)) is not None]
     if not plans:
-        faults = dict.fromkeys(f for plan in found for f in find_faults(plan, target, parts))
+        faults = dict.fromkeys(f for plan in all_found for f in find_faults(plan, target, parts))
         raise PartoptError(
             f"no plan was found that {target.name} can say: {'; '.join(faults)}",
             "give other devices or another number of microbatches, or choose the schedule",
@@ -99,8 +103,9 @@ def solve_within(
 
 def _longer(job: Job, target: Target, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The changes, with as many stages as the devices are a multiple of, the fewest first."""
-    own = {**changes, "schedule": changes.get("schedule", job.schedule)}
-    if own["schedule"] == AUTO or "stages" in changes or job.planner_name is not None:
+    own = {"schedule": job.schedule, **changes}
+    stated = job.stages is not None or "stages" in changes
+    if own["schedule"] == AUTO or stated or job.planner_name is not None:
         return
     devices = job.topology.devices
     counts = [S for S in range(target.least_stages, devices + 1) if devices % S == 0]
