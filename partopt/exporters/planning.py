@@ -20,6 +20,7 @@ from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
     Partition,
+    Problem,
     Progress,
     ignore_progress,
     partition_of,
@@ -96,7 +97,7 @@ def solve_within(
     if job.planner_name is None:
         starts = _starts(plans)
         others = [plan for plan in plans if plan not in starts]
-        plans = others + [_improved(plan, target, parts, job) for plan in starts]
+        plans = others + [_improve(plan, target, parts, job) for plan in starts]
     best, *slower = sorted(plans, key=order_of)
     return Result(best, tuple(slower), results[0].notes, (best,))
 
@@ -121,15 +122,13 @@ def _starts(plans: Sequence[Plan]) -> list[Plan]:
     return list(found.values())[:_STARTS]
 
 
-def _improved(plan: Plan, target: Target, parts: Sequence[Part], job: Job) -> Plan:
+def _improve(plan: Plan, target: Target, parts: Sequence[Part], job: Job) -> Plan:
     """The plan with its cuts moved in the simulator, where it helps and the trainer can say it."""
     problem = problem_from_plan(plan, job.profile)
     moved = move_cuts(plan, problem)
     if any(find_faults(moved, target, parts)) or order_of(moved) >= order_of(plan):
         return plan
-    if plan.certificate is None:
-        return moved
-    return certify_simulated(moved, plan.certificate.lower_bound_s, problem)
+    return _with_bound_of(plan, moved, problem)
 
 
 def restrictions(job: Job, target: Target, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
@@ -236,6 +235,11 @@ def _as_mesh(plan: Plan, job: Job) -> Plan:
         for stage, p in zip(partition.stages, places, strict=True)
     ]
     laid = simulate_plan(price(Partition(family, stages), problem, plan.planner))
+    return _with_bound_of(plan, laid, problem)
+
+
+def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:
+    """`changed` with what is proved of plans like `plan`, where anything is."""
     if plan.certificate is None:
-        return laid
-    return certify_simulated(laid, plan.certificate.lower_bound_s, problem)
+        return changed
+    return certify_simulated(changed, plan.certificate.lower_bound_s, problem)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partopt.printable import printable
+
 _INCH = 72  # points
 _HINTED = 1.02  # pixels round the widths of letters
 _GAP = ".."
 _LONGEST = 300  # characters: longer texts are shortened before they are measured
-
-
-def literal(text: str) -> str:
-    """The text in one line, its characters that cannot be seen written as escapes."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def text_width(text: str, size: float) -> float:
@@ -30,22 +27,22 @@ def fit(text: str, inches: float, size: float) -> str:
 
     Empty where not even three characters and the gap have room.
     """
-    text = literal(text)
-    text = text if len(text) <= _LONGEST else _shortened(text, _LONGEST)
+    text = printable(text)
+    text = text if len(text) <= _LONGEST else _leave_out_middle(text, _LONGEST)
     if text_width(text, size) <= inches:
         return text
     low, high = 3, len(text)  # characters that are kept: fewer than `low` tell nothing
     while low < high:
         kept = (low + high) // 2
         low, high = (kept + 1, high) if _fits(text, kept, inches, size) else (low, kept)
-    return _shortened(text, low - 1) if low > 3 else ""
+    return _leave_out_middle(text, low - 1) if low > 3 else ""
 
 
 def _fits(text: str, kept: int, inches: float, size: float) -> bool:
-    return text_width(_shortened(text, kept), size) <= inches
+    return text_width(_leave_out_middle(text, kept), size) <= inches
 
 
-def _shortened(text: str, kept: int) -> str:
+def _leave_out_middle(text: str, kept: int) -> str:
     head = kept - kept // 2
     return f"{text[:head]}{_GAP}{text[len(text) - kept // 2 :]}"
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from partopt.errors import PartoptError
+from partopt.printable import printable
 from partopt.report.pictures.compact import compact
-from partopt.report.pictures.lettering import literal, pack, text_width
+from partopt.report.pictures.lettering import pack, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +77,7 @@ class Heading(NamedTuple):
     @property
     def title(self) -> str:
         """The parts in one line."""
-        return literal(", ".join(self.parts))
+        return printable(", ".join(self.parts))
 
 
 class Sheet:
@@ -100,7 +101,7 @@ class Sheet:
     def text(self, left: float, top: float, text: str, **settings: Any) -> None:
         """A line of text whose upper left corner is at a place of the sheet, in inches."""
         place = left / self.width, top / self.height
-        self.figure.text(*place, literal(text), **{"ha": "left", "va": "top"} | settings)
+        self.figure.text(*place, printable(text), **{"ha": "left", "va": "top"} | settings)
 
     def legend(self, handles: Mapping[str, Any]) -> None:
         """What marks mean, in `legend_height` inches at the bottom of the sheet."""
@@ -156,14 +157,14 @@ class Picture(NamedTuple):
         """
         undated, title, description = _UNDATED[_known(form)]
         heading = self.heading
-        about = {title: heading.title, description: literal(heading.description)}
+        about = {title: heading.title, description: printable(heading.description)}
         content = io.BytesIO()
         with style():
             figure = self.draw(heading).figure
             figure.savefig(content, format=form, metadata=undated | about)
         if form != "svg":
             return content.getvalue()
-        return _described(compact(content.getvalue()), heading)
+        return _describe(compact(content.getvalue()), heading)
 
 
 def require_matplotlib() -> None:
@@ -191,8 +192,8 @@ def style() -> Iterator[None]:
         yield
 
 
-def _described(svg: bytes, heading: Heading) -> bytes:
+def _describe(svg: bytes, heading: Heading) -> bytes:
     """The SVG as an image to screen readers: with a role, and a description after its title."""
-    description = f"</title>\n <desc>{escape(literal(heading.description))}</desc>"
+    description = f"</title>\n <desc>{escape(printable(heading.description))}</desc>"
     marked = svg.replace(b"<svg ", b'<svg role="img" ', 1)
     return marked.replace(b"</title>", description.encode(), 1)
