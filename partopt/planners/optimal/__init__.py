@@ -40,6 +40,7 @@ FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
 PROOF = "a search for plans below the bound found none"
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
+_ROUGH = 0.005  # relative: the precision of a search whose bound is not met for another reason
 
 
 def plan(problem: Problem) -> Decision:
@@ -66,7 +67,9 @@ def least(
     """
     probes = [probe for probe in families(problem) if probe.family in among]
     incumbent, value = coarse_incumbent(problem, _LONG, _GRAIN)
-    best, value, lower = _search(probes, value)
+    if incumbent:  # of a long chain: where the nested search gives up, the other need not be exact
+        probes = probes[::-1]
+    best, value, lower = _search(probes, value, rough=incumbent is not None)
     best = best or incumbent
     return (best and break_ties(best, probes)), value, lower
 
@@ -153,8 +156,14 @@ def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
     return best, lower
 
 
-def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | None, float, float]:
-    """The best plan of all families below `value`, its objective, and a lower bound."""
+def _search(
+    probes: Sequence[FamilyProbe], value: float, rough: bool = False
+) -> tuple[Partition | None, float, float]:
+    """The best plan of all families below `value`, its objective, and a lower bound.
+
+    A `rough` value is far from the best. Once a family has given up, whose bound is rough, too, the
+    next are searched to `_ROUGH`.
+    """
     problem, best, lower = probes[0].problem, None, math.inf
     every = replica_counts(problem)
     for done, counts in enumerate(every):
@@ -162,9 +171,13 @@ def _search(probes: Sequence[FamilyProbe], value: float) -> tuple[Partition | No
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
             continue
         for probe in probes:
-            found, value, bound = _least(probe, counts, value)
-            proved = probe.complete and not probe.gave_up
-            best, lower = found or best, min(lower, bound if proved else _floor_s(probe, counts))
+            gave_up = any(other.gave_up for other in probes)
+            found, value, bound = _least(probe, counts, value, rough, _ROUGH if gave_up else SUM)
+            if not probe.complete or probe.gave_up:
+                probe.refute_between(_floor_s(probe, counts), value, counts)
+                bound = _floor_s(probe, counts)
+            best, lower = found or best, min(lower, bound)
+            rough = rough and found is None
     return best, value, lower
 
 
@@ -181,15 +194,23 @@ def _floor_s(probe: FamilyProbe, counts: Counts) -> float:
 
 
 def _least(
-    probe: FamilyProbe, counts: Counts, value: float
+    probe: FamilyProbe,
+    counts: Counts,
+    value: float,
+    rough: bool = False,
+    precision: float = SUM,
 ) -> tuple[Partition | None, float, float]:
-    """The plan with the least period or iteration below `value`, that, and a lower bound."""
+    """The plan with the least period or iteration below `value`, that, and a lower bound.
+
+    Relative to these it is the least to `precision`. A `rough` value is approached from below.
+    """
     problem, lower = probe.problem, _floor_s(probe, counts)
-    slack = SUM * (value if value < math.inf else lower)
+    slack = precision * (value if value < math.inf else lower)
     return bisect_minimum(
         lambda T: probe.find(T, counts, problem.stages),
         lambda found: objective_s(found, problem),
         min(lower, value),
         value,
         slack,
+        rough,
     )

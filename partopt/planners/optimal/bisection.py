@@ -27,15 +27,19 @@ def bisect_minimum(
     lower: float,
     upper: float,
     slack: float,
+    rough: bool = False,
 ) -> tuple[Partition | None, float, float]:
     """The plan with the least measure below `upper`, that measure, and the largest bound refuted.
 
     A bound is refuted where it has no plan; the measure is `upper` where there is no plan at all.
     `find` returns a plan for a bound, which need not be the best, or `None`; no plan is below
-    `lower`; `upper` is infinite where no plan is known. Measure and bound meet within `slack`.
+    `lower`; `upper` is infinite where no plan is known, and `rough` where it is far from the best:
+    then what is just below it is not asked first. Measure and bound meet within `slack`.
     """
-    best, value = None, upper
-    bound, growth = (lower + 2 * slack if upper == math.inf else upper - slack), 1.001
+    best, value, growth = None, upper, 1.001
+    bound = lower + 2 * slack if upper == math.inf else upper - slack
+    if rough and upper < math.inf:
+        bound = (lower + upper) / 2
     if upper <= lower + 2 * slack:
         return None, upper, upper
     for step in range(_STEPS):

@@ -6,6 +6,7 @@ it, the family's own probe is asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from partopt.cost.problem import Partition, Problem
@@ -13,6 +14,8 @@ from partopt.planners.optimal.contiguous.probe import ContiguousProbe
 from partopt.planners.optimal.nested.probe import NestedProbe, differs
 from partopt.planners.optimal.probes import Counts, Probe
 from partopt.planners.optimal.relaxed import RelaxedProbe
+
+_NEAR = 1e-3  # relative: the interval that holds a refuted bound is halved until it is as narrow
 
 
 class FamilyProbe:
@@ -37,6 +40,13 @@ class FamilyProbe:
         self.complete = self.complete and answer.complete
         self.gave_up = self.gave_up or answer.gave_up
         return answer.plan
+
+    def refute_between(self, low: float, high: float, counts: Counts) -> None:
+        """Find the largest bound between two finite ones that is refuted for all families."""
+        while self.relaxed is not None and low < high * (1 - _NEAR) < math.inf:
+            middle = (low + high) / 2
+            refuted = self.relaxed.refutes(middle, counts)
+            low, high = (middle, high) if refuted else (low, middle)
 
     def refuted_s(self, counts: Counts) -> float:
         """The largest bound refuted for all families; 0 where there is none."""
