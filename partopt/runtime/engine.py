@@ -171,6 +171,7 @@ class _Run:
         self._compute(action, received)
         record.begin[step, place], record.end[step, place] = begin_ns, time.perf_counter_ns()
         record.waited[step, place] += begin_ns - came_ns
+        self.delivery.post_next_receive(action)
         if self.plan.comm == "serial" and action.sends and not action.sends.is_local:
             self._wait_for_sends(place)
 
