@@ -33,7 +33,7 @@ def main() -> None:
     quick = "--quick" in sys.argv
     print(describe())
     before = os.getloadavg()[0]
-    topologies = {ranks: measure_links(ranks) for ranks in (2, 3, 4)}
+    topologies = {ranks: measure_links(ranks) for ranks in ((2,) if quick else (2, 3, 4))}
     print_sleeping(topologies, quick)
     if (os.cpu_count() or 1) >= computing.RANKS:
         print_computing(topologies[computing.RANKS], quick)
@@ -85,7 +85,7 @@ def print_means(group: str, errors: Sequence[tuple[float, float]]) -> None:
 
 def print_computing(topology: Topology, quick: bool) -> None:
     """The plans that compute, one a line, with why they miss; and their memory, rank by rank."""
-    ran: list[Run] = []
+    ran: list[computing.Found] = []
     print()
     for model in computing.MODELS[:1] if quick else computing.MODELS:
         measured = computing.profile(model)
@@ -100,19 +100,20 @@ def print_computing(topology: Topology, quick: bool) -> None:
         f"\n{'':6}{'schedule':16}{'shape':7}{'engine':9}{'predicted':>11}{'measured':>11}", end=""
     )
     print(f"{'error':>8}{'own times':>11}{'actions':>9}")
-    for run in ran:
+    for found in ran:
+        run = found.run
         print(
             f"{_name(run)}{run.predicted_s * 1e3:8.1f} ms{run.measured_s * 1e3:8.1f} ms"
             f"{run.predicted_s / run.measured_s - 1:+8.1%}"
             f"{run.own_times_s / run.measured_s - 1:+11.1%}{computing.compute_error(run):+9.1%}"
         )
-        for why in computing.misses(run):
+        for why in computing.misses(found):
             print(f"{'':6}  {why}")
-    print_memory(ran)
+    print_memory([found.run for found in ran])
     print(f"\n{'mean of the errors':22}{'predicted':>12}{'worst':>9}{'own times':>12}{'worst':>9}")
     times = [
         (abs(run.predicted_s / run.measured_s - 1), abs(run.own_times_s / run.measured_s - 1))
-        for run in ran
+        for run, _ in ran
     ]
     print_means("stages that compute", times)
 

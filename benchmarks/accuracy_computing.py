@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from machine import watch_others
 
 from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
@@ -26,6 +27,7 @@ RANKS = 2
 STEPS = 12  # one warms up, one counts memory
 MICROBATCHES = 8
 WITHIN, OWN, MEMORY = 0.08, 0.03, 0.05  # the goals
+OTHERS = 0.05  # of the cores: what other programs take from there on is told
 
 
 class Model(NamedTuple):
@@ -63,6 +65,13 @@ CASES: list[tuple[str, dict[str, object], str]] = [
 ]
 
 
+class Found(NamedTuple):
+    """A run, and the share of the cores that other programs took meanwhile."""
+
+    run: Run
+    others: float | None
+
+
 class Profiles(NamedTuple):
     """A model measured by one process alone, and by all ranks at once."""
 
@@ -95,8 +104,8 @@ def step_s(profile: Profile) -> float:
     return sum(each.forward_s + each.backward_s for each in profile.measurements[0].layers)
 
 
-def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Run]:
-    """A run of every plan."""
+def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]:
+    """A run of every plan; torch has receive buffers for all microbatches."""
     torch.set_num_threads(1)  # processes are forked
     model = measured.model
     for schedule, options, engine in CASES[:2] if quick else CASES:
@@ -104,11 +113,13 @@ def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Run]:
         if asynchronous and model.name == "gpt":
             continue  # its ties: several stages update one parameter
         microbatches = {} if asynchronous else {"microbatches": MICROBATCHES}
-        job = Job(measured.together, topology, schedule=schedule, **options, **microbatches)
-        plan: Plan = solve(job).plan
+        buffers = {"buffers": "all"} if engine == "torch" else {}
+        given = options | microbatches | buffers
+        plan: Plan = solve(Job(measured.together, topology, schedule=schedule, **given)).plan
+        others = watch_others()
         run = run_source(plan, model.source, arguments=model.arguments, steps=STEPS, engine=engine)
         assert run is not None
-        yield run.document
+        yield Found(run.document, others())
 
 
 def compute_error(run: Run) -> float:
@@ -133,8 +144,9 @@ def memory_errors(run: Run) -> list[float]:
     ]
 
 
-def misses(run: Run) -> Iterator[str]:
+def misses(found: Found) -> Iterator[str]:
     """Why a run misses the goals, in words."""
+    run, others = found
     error = run.predicted_s / run.measured_s - 1
     own = run.own_times_s / run.measured_s - 1
     compute = compute_error(run)
@@ -142,8 +154,19 @@ def misses(run: Run) -> Iterator[str]:
         longer = "longer" if compute < 0 else "shorter"
         share = abs(1 / (1 + compute) - 1)
         yield f"{error:+.1%}: its actions took {share:.1%} {longer} than they were profiled"
+        if others is not None and others > OTHERS:
+            yield f"other programs took {others:.0%} of the cores"
     if abs(own) > OWN:
         yield f"{own:+.1%} with own times: messages, exchanges or the engine"
     memory = max(memory_errors(run), key=abs, default=0.0)
     if abs(memory) > MEMORY:
-        yield f"memory {memory:+.1%}"
+        yield f"memory {memory:+.1%}: {_memory_reason(run)}"
+
+
+def _memory_reason(run: Run) -> str:
+    """What the run holds that no plan knows."""
+    if run.plan.shape == str(RANKS):
+        return "gradients are copied to be exchanged, and AdamW takes memory while it steps"
+    if run.engine == "partopt":
+        return "receives are posted ahead of their use, and AdamW takes memory while it steps"
+    return "AdamW takes memory while it steps"
