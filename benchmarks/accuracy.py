@@ -97,7 +97,7 @@ def print_computing(topology: Topology, quick: bool) -> None:
         )
         ran += computing.runs(measured, topology, quick)
     print(
-        f"\n{'':6}{'schedule':16}{'shape':7}{'engine':9}{'predicted':>11}{'measured':>11}", end=""
+        f"\n{'':6}{'schedule':16}{'shape':9}{'engine':9}{'predicted':>11}{'measured':>11}", end=""
     )
     print(f"{'error':>8}{'own times':>11}{'actions':>9}")
     for found in ran:
@@ -120,7 +120,7 @@ def print_computing(topology: Topology, quick: bool) -> None:
 
 def print_memory(ran: Sequence[Run]) -> None:
     """Predicted and counted peak memory of every rank."""
-    print(f"\n{'':6}{'schedule':16}{'shape':7}{'engine':9}{'rank':>5}", end="")
+    print(f"\n{'':6}{'schedule':16}{'shape':9}{'engine':9}{'rank':>5}", end="")
     print(f"{'predicted':>11}{'counted':>11}{'error':>8}")
     for run in ran:
         for rank in run.ranks:
@@ -130,11 +130,13 @@ def print_memory(ran: Sequence[Run]) -> None:
                     f"{_name(run)}{rank.rank:5}{format_bytes(predicted):>11}"
                     f"{format_bytes(counted):>11}{predicted / counted - 1:+8.1%}"
                 )
+    errors = [abs(error) for run in ran for error in computing.memory_errors(run)]
+    print(f"mean of the errors {statistics.mean(errors):.1%}, worst {max(errors):.1%}")
 
 
 def _name(run: Run) -> str:
     plan = run.plan
-    return f"{plan.model:6}{plan.schedule:16}{plan.shape:7}{run.engine:9}"
+    return f"{plan.model:6}{plan.schedule:16}{plan.shape:9}{run.engine:9}"
 
 
 if __name__ == "__main__":

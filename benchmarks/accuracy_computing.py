@@ -21,6 +21,7 @@ from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
 from partopt.documents.run import RankSeconds, Run
 from partopt.documents.topology import Topology
+from partopt.schedules import SCHEDULES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RANKS = 2
@@ -165,8 +166,8 @@ def misses(found: Found) -> Iterator[str]:
 
 def _memory_reason(run: Run) -> str:
     """What the run holds that no plan knows."""
+    if SCHEDULES[run.plan.schedule].split:
+        return "what a backward in two parts keeps between them is in no plan"
     if run.plan.shape == str(RANKS):
-        return "gradients are copied to be exchanged, and AdamW takes memory while it steps"
-    if run.engine == "partopt":
-        return "receives are posted ahead of their use, and AdamW takes memory while it steps"
-    return "AdamW takes memory while it steps"
+        return "a bucket is a copy of its gradients, and AdamW takes memory while it steps"
+    return "receives that are posted ahead, and what AdamW takes while it steps, are in no plan"

@@ -16,7 +16,7 @@ from partopt.runtime.context import lost_connections
 from partopt.runtime.routes import Route
 from partopt.schedules.order import F
 
-AHEAD = 6  # receives that are posted before they are used
+AHEAD = 3  # receives that are posted before they are used
 
 # a message has a tag of its own within a step; under NCCL, which has no tags and keeps the order of
 # each group, there is a group for each direction of each pair of ranks over a cut
