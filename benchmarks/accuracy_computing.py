@@ -161,13 +161,17 @@ def misses(found: Found) -> Iterator[str]:
         yield f"{own:+.1%} with own times: messages, exchanges or the engine"
     memory = max(memory_errors(run), key=abs, default=0.0)
     if abs(memory) > MEMORY:
-        yield f"memory {memory:+.1%}: {_memory_reason(run)}"
+        yield f"memory {memory:+.1%}: {_memory_reason(run, memory)}"
 
 
-def _memory_reason(run: Run) -> str:
-    """What the run holds that no plan knows."""
+def _memory_reason(run: Run, error: float) -> str:
+    """What plan and run count differently, as far as that is known."""
+    if error > 0:
+        return "the plan counts all gradients while activations are at their most"
+    if SCHEDULES[run.plan.schedule].asynchronous:
+        return "not explained"
     if SCHEDULES[run.plan.schedule].split:
         return "what a backward in two parts keeps between them is in no plan"
     if run.plan.shape == str(RANKS):
         return "a bucket is a copy of its gradients, and AdamW takes memory while it steps"
-    return "receives that are posted ahead, and what AdamW takes while it steps, are in no plan"
+    return "what the engine keeps of messages, and AdamW takes while it steps, is in no plan"
