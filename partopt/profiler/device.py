@@ -100,12 +100,17 @@ def hold_still(device: torch.device) -> Iterator[None]:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    _set_allocator(mapped_blocks=0, trim_bytes=-1)
+    keep_freed_memory()
     try:
         yield
     finally:
         _set_allocator(mapped_blocks=65536, trim_bytes=128 * 1024)  # glibc's defaults
         torch.set_num_threads(threads)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for what is allocated next."""
+    _set_allocator(mapped_blocks=0, trim_bytes=-1)
 
 
 def return_freed_memory() -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from partopt.errors import PartoptError
+from partopt.profiler.device import keep_freed_memory
 from partopt.runtime.context import Context, lost_connections
 from partopt.runtime.progress import FINISHED, Progress
 from partopt.runtime.signals import leave_to_parent
@@ -79,8 +80,10 @@ def _run(start: Start, port: int, memory: Any) -> Any:
     if start.backend == "nccl":
         device = torch.device("cuda", start.rank)
         torch.cuda.set_device(device)
-    elif sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    else:
+        keep_freed_memory()
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with lost_connections():
         store = join_store(port)
         dist.init_process_group(

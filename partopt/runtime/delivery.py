@@ -11,7 +11,7 @@ from torch import Tensor
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.packing import Packing
-from partopt.runtime.posting import Channel, Receives, Sends
+from partopt.runtime.posting import Buffer, Channel, Receives, Sends
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, Route
 from partopt.runtime.stage import Crossing, Stage, check_made
@@ -45,7 +45,7 @@ class Delivery:
         routes = [a.receives for a in actions if a.receives and not a.receives.is_local]
         repeated = itertools.chain.from_iterable(itertools.repeat(routes, record.steps))
         self.sends = Sends(channel)
-        self.receives = Receives(device, repeated, self._bytes_of, channel, ahead)
+        self.receives = Receives(repeated, self._buffer_for, channel, ahead)
 
     def receive(self, step: int, action: Action) -> list[Tensor]:
         """Wait for what an action needs from another stage."""
@@ -57,7 +57,12 @@ class Delivery:
         taken = self.receives.take(route)
         self.record.receive_posted[step, action.place] = taken.posted_ns
         self.record.received[step, action.place] = taken.done_ns
-        return self.incoming[route.kind, action.stage].unpack(taken.message)
+        return taken.tensors
+
+    def post_next_receive(self, action: Action) -> None:
+        """Post a receive for that of an action, which is over: no action waits for the posting."""
+        if action.receives is not None and not action.receives.is_local:
+            self.receives.post_next()
 
     def send(self, step: int, action: Action, tensors: Sequence[Tensor]) -> None:
         """Begin to send what an action made to the stage that needs it, if there is one."""
@@ -76,8 +81,11 @@ class Delivery:
         message = packing.pack(tensors, self.device)
         record.send_posted[step, place] = self.sends.post(message, route, note_sent)
 
-    def _bytes_of(self, route: Route) -> int:
-        return self.incoming[route.kind, route.receiver].size
+    def _buffer_for(self, route: Route) -> Buffer:
+        """New memory for a message, parted before it comes: no action waits for that."""
+        packing = self.incoming[route.kind, route.receiver]
+        message = torch.empty(packing.size, dtype=torch.uint8, device=self.device)
+        return Buffer(message, packing.unpack(message))
 
 
 def check_cuts(stages: Mapping[int, Stage], context: Context) -> None:

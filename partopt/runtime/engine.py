@@ -171,6 +171,7 @@ class _Run:
         self._compute(action, received)
         record.begin[step, place], record.end[step, place] = begin_ns, time.perf_counter_ns()
         record.waited[step, place] += begin_ns - came_ns
+        self.delivery.post_next_receive(action)
         if self.plan.comm == "serial" and action.sends and not action.sends.is_local:
             self._wait_for_sends(place)
 
@@ -187,6 +188,8 @@ class _Run:
         kind, s = action.kind, action.stage
         stage, versions = self.stages[s], self.updates.versions.get(s)
         number = self.step * self.microbatches + action.microbatch
+        if kind in (B, W) and self._is_exchanged_after(action):
+            self.updates.begin_last_backward(s)
         if kind == F:
             if versions:
                 versions.use_for_forward(number)
@@ -209,12 +212,15 @@ class _Run:
             self.updates.step(s)
 
     def _send(self, action: Action, tensors: list[Tensor]) -> None:
-        after = action.place + 1
-        followed = after < len(self.actions) and self.actions[after].kind == A
-        if self.blocking and action.kind == B and followed:
+        if self.blocking and action.kind == B and self._is_exchanged_after(action):
             self.held_back = action, tensors
         else:
             self.delivery.send(self.step, action, tensors)
+
+    def _is_exchanged_after(self, action: Action) -> bool:
+        """Whether the exchange of its stage's gradients comes next."""
+        after = self.actions[action.place + 1 : action.place + 2]
+        return any(each.kind == A and each.stage == action.stage for each in after)
 
     def _exchange(self, action: Action) -> None:
         step, place, exchanged = self.step, action.place, self.delivery.record.exchanged

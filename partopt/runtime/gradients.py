@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from partopt.documents.plan import Plan
+from partopt.runtime.buckets import Sum
 from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.parameters import gradient_of
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -54,8 +54,9 @@ def tied_parameters(
 class Gradients:
     """The gradients on one rank, whose stages have `parameters` and lie on `ranks`, by stage.
 
-    Those of a stage are exchanged in one piece when its last backward has ended, while the rank
-    goes on, and not in buckets beside that backward. `clips` says that `clip` is called.
+    Those of a stage are exchanged in buckets of `bucket_bytes` while the rank goes on: each when
+    the backward that `watch` was called before has made it, or else when that has ended. `clips`
+    says that `clip` is called.
     """
 
     def __init__(
@@ -65,8 +66,11 @@ class Gradients:
         ranks: Sequence[Sequence[int]],
         tied: Sequence[Tied],
         clips: bool,
+        bucket_bytes: float,
     ) -> None:
         self.context, self.ranks, self.tied = context, ranks, tied
+        self.bucket_bytes = bucket_bytes
+        self.watched: dict[int, Sum] = {}
         apart = {id(own) for each in tied for own in each.parameters}
         self.own = {
             s: [parameter for parameter in held if id(parameter) not in apart]
@@ -78,17 +82,28 @@ class Gradients:
         self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
         self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
 
+    def watch(self, stage: int) -> None:
+        """Exchange gradients of a stage as the backward that comes now makes them, its last one."""
+        group = self.replicas[stage]
+        if group is not None:
+            self.watched[stage] = Sum(self.own[stage], group, self.bucket_bytes)
+            self.watched[stage].watch()
+
     def begin_sum(
         self, stage: int, done: Callable[[int], None], aside: Sequence[nn.Parameter] = ()
     ) -> Sum | None:
-        """Begin to add up the gradients of a stage over its replicas; tied ones are left out.
+        """Begin to add up what is left of a stage's gradients over replicas, without tied ones.
 
         They are taken from the parameters until `Sum.finish` puts them back, those of `aside` as
         they are; `done` is called with the time at which the exchange ends. None where the stage
         has one replica.
         """
         group = self.replicas[stage]
-        return Sum(self.own[stage], group, done, aside) if group is not None else None
+        if group is None:
+            return None
+        own = self.watched.pop(stage, None) or Sum(self.own[stage], group, self.bucket_bytes)
+        own.begin_rest(done, aside)
+        return own
 
     def tied_of(self, parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Any]]:
         """Those of the parameters of a stage that are tied, each with the group of its holders."""
@@ -140,58 +155,3 @@ class Gradients:
         for parameter in {id(each): each for each in every}.values():
             gradient_of(parameter).mul_(factor)
         return norm
-
-
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, zeros where no backward has reached it."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-class Sum:
-    """Gradients of `parameters` on their way to be added up over a group, and others `aside`."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        group: Any,
-        done: Callable[[int], None],
-        aside: Sequence[nn.Parameter] = (),
-    ) -> None:
-        self.parts = []
-        self.aside = [(parameter, gradient_of(parameter)) for parameter in aside]
-        for alike in _by_format(parameters):
-            whole = torch.cat([gradient_of(parameter).reshape(-1) for parameter in alike])
-            with lost_connections():
-                work: Any = dist.all_reduce(whole, group=group, async_op=True)
-            self.parts.append((alike, whole, work))
-        for parameter in (*parameters, *aside):
-            parameter.grad = None
-        self.left = len(self.parts)
-        self.done = done
-        for _, _, work in self.parts:
-            work.get_future().add_done_callback(self._note)
-
-    def _note(self, future: object) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.done(time.perf_counter_ns())
-
-    def finish(self) -> None:
-        """Wait for the sums, and give them to the parameters as their gradients."""
-        for alike, whole, work in self.parts:
-            with lost_connections():
-                work.wait()
-            sizes = [parameter.numel() for parameter in alike]
-            for parameter, summed in zip(alike, torch.split(whole, sizes), strict=True):
-                parameter.grad = summed.view_as(parameter)
-        for parameter, gradient in self.aside:
-            parameter.grad = gradient
-        if self.left:  # the last note is on its way in another thread
-            self.done(time.perf_counter_ns())
-
-
-def _by_format(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    by_name = sorted(parameters, key=lambda parameter: str(parameter.dtype))
-    return [list(alike) for _, alike in groupby(by_name, lambda parameter: parameter.dtype)]

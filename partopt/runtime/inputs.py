@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -18,7 +19,8 @@ class Microbatches:
     """The inputs of the microbatches of one replica of a stage, by their numbers over all steps.
 
     A model file's `data(rank, replicas)` gives those of a replica in their order. Without it the
-    example inputs are drawn with a seed of the microbatch, so that every rank draws the same.
+    example inputs are drawn with a seed of the microbatch, so that every rank draws the same. They
+    are kept for as many `uses`, or for good.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Microbatches:
         seed: int,
         device: torch.device,
         dtype: torch.dtype,
+        uses: float = math.inf,
     ) -> None:
         self.source, self.size, self.seed = source, size, seed
         self.device, self.dtype = device, dtype
@@ -37,20 +40,22 @@ class Microbatches:
         if source.data is not None:
             self.data = iter(source.replica_data(self.rank, self.replicas))
         self.taken = 0
-        self.made: dict[int, Inputs] = {}
+        self.uses = uses
+        self.made: dict[int, tuple[Inputs, float]] = {}  # with the uses that are left
 
     def __call__(self, number: int) -> Inputs:
         """The inputs of microbatch `number`, which is this replica's."""
         if number not in self.made:
-            if self.data is None:
-                self.made[number] = self.drawn(number)
-            else:
-                self.made[number] = place(self._next(number), self.device, self.dtype)
-        return self.made[number]
+            self.made[number] = self._make(number), self.uses
+        inputs, left = self.made.pop(number)
+        if left > 1:
+            self.made[number] = inputs, left - 1
+        return inputs
 
-    def forget(self) -> None:
-        """Drop the inputs of the steps so far."""
-        self.made.clear()
+    def _make(self, number: int) -> Inputs:
+        if self.data is None:
+            return self.drawn(number)
+        return place(self._next(number), self.device, self.dtype)
 
     def skip(self, microbatches: int) -> None:
         """Pass over what earlier runs have trained on: so many microbatches of all replicas."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from partopt.documents.plan import Plan
+from partopt.profiler.device import keep_freed_memory
 from partopt.runtime.child import Start, run_child
 from partopt.runtime.context import Context
 from partopt.runtime.heartbeat import Heartbeat, watching
@@ -77,6 +78,8 @@ def run_here(
     if backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     dist.init_process_group(backend)
     progress = Progress(ranks)
     writer = progress.writer(rank)

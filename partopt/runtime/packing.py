@@ -35,7 +35,7 @@ class Packing:
         return message
 
     def unpack(self, message: Tensor) -> list[Tensor]:
-        """The tensors in a message, which share its memory.
+        """The tensors in a message, which share its memory; it may come later.
 
         Each counts its own changes (`.data`), so that a stage may change one in place.
         """

@@ -82,3 +82,10 @@ def _parameter(
         return nn.Parameter(empty, requires_grad=False)
     given = value.detach().to(device or value.device, like.dtype)
     return nn.Parameter(given, requires_grad=like.requires_grad)
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, zeros where no backward has reached it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

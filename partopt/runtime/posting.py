@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,54 +16,62 @@ from partopt.runtime.context import lost_connections
 from partopt.runtime.routes import Route
 from partopt.schedules.order import F
 
-AHEAD = 6  # receives that are posted before they are used
+AHEAD = 3  # receives that are posted before they are used
 
 # a message has a tag of its own within a step; under NCCL, which has no tags and keeps the order of
 # each group, there is a group for each direction of each pair of ranks over a cut
 
 
-class Received(NamedTuple):
-    """A message, when its receive was posted, and when it was there (at the latest)."""
+class Buffer(NamedTuple):
+    """Where a message is received, and the tensors that it then holds."""
 
     message: Tensor
+    tensors: list[Tensor]
+
+
+class Received(NamedTuple):
+    """What came, when its receive was posted, and when it was there (at the latest)."""
+
+    tensors: list[Tensor]
     posted_ns: int
     done_ns: int
 
 
 class Receives:
-    """Receives in the order of `routes`, `ahead` of which are posted before they are used."""
+    """Receives in the order of `routes`, `ahead` of which are posted before they are used.
+
+    Who takes a message posts the next receive when there is time for it (`post_next`).
+    """
 
     def __init__(
         self,
-        device: torch.device,
         routes: Iterator[Route],
-        size_of: Callable[[Route], int],
+        buffer_for: Callable[[Route], Buffer],
         channel: Channel,
         ahead: int = AHEAD,
     ) -> None:
-        self.device, self.routes, self.size_of, self.channel = device, routes, size_of, channel
-        self.posted: deque[tuple[Route, Tensor, Any, int]] = deque()
+        self.routes, self.buffer_for, self.channel = routes, buffer_for, channel
+        self.posted: deque[tuple[Route, Buffer, Any, int]] = deque()
         for _ in range(ahead):
-            self._post()
+            self.post_next()
 
     def take(self, route: Route) -> Received:
-        """Wait for the next message, which must be `route`, and post one more receive."""
-        expected, message, work, posted_ns = self.posted.popleft()
+        """Wait for the next message, which must be `route`."""
+        expected, buffer, work, posted_ns = self.posted.popleft()
         assert expected == route, f"{route} received in the place of {expected}"
         with lost_connections():
             work.wait()
-        done_ns = time.perf_counter_ns()
-        self._post()
-        return Received(message, posted_ns, done_ns)
+        return Received(buffer.tensors, posted_ns, time.perf_counter_ns())
 
-    def _post(self) -> None:
+    def post_next(self) -> None:
+        """Post one more receive, if one is left."""
         route = next(self.routes, None)
         if route is None:
             return
-        message = torch.empty(self.size_of(route), dtype=torch.uint8, device=self.device)
+        buffer = self.buffer_for(route)
         with lost_connections():
-            work = self.channel.receive(message, route)
-        self.posted.append((route, message, work, time.perf_counter_ns()))
+            work = self.channel.receive(buffer.message, route)
+        self.posted.append((route, buffer, work, time.perf_counter_ns()))
 
 
 class Channel:

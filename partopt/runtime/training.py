@@ -113,7 +113,8 @@ class RankTraining:
     def _microbatches(self, s: int) -> Microbatches:
         stage = self.training.plan.stages[s]
         replica = list(stage.ranks).index(self.context.rank), stage.replicas
-        return Microbatches(self.training.source, replica, *self._drawn)
+        uses = 2 if stage.recompute else 1  # a recomputation reads them again
+        return Microbatches(self.training.source, replica, *self._drawn, uses)
 
     def _stage(self, s: int) -> ReplayStage:
         training, inputs = self.training, self.inputs[s]
@@ -145,7 +146,7 @@ class RankTraining:
             training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
         )
         run = execute_on_torch if training.engine == "torch" else execute
-        record = run(
+        return run(
             training.plan,
             self.stages.__getitem__,
             context=self.context,
@@ -154,9 +155,6 @@ class RankTraining:
             clip=training.clip if learn else None,
             tied=self.tied,
         )
-        for inputs in self.inputs.values():
-            inputs.forget()
-        return record
 
     def end_step(self) -> dict[int, float]:
         """Go on to the next step; the losses of this one's microbatches that this rank has."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
+from partopt.runtime.buckets import Sum
 from partopt.runtime.context import Context
-from partopt.runtime.gradients import Gradients, Sum, Tied
+from partopt.runtime.gradients import Gradients, Tied
 from partopt.runtime.versions import Versions, versions_of
 from partopt.schedules import schedule
 from partopt.schedules.order import A, Order
@@ -35,7 +37,10 @@ class Updates:
             s: optimizer_of(s, own) for s, own in parameters.items() if optimizer_of and own
         }
         ranks = [stage.ranks for stage in plan.stages]
-        self.gradients = Gradients(context, parameters, ranks, tied, clip is not None)
+        # buckets begin beside the last backward of an iteration
+        self.early = plan.microbatches is not None and plan.allreduce == "overlap"
+        bucket_bytes = plan.bucket_bytes if self.early else math.inf
+        self.gradients = Gradients(context, parameters, ranks, tied, clip is not None, bucket_bytes)
         # of an asynchronous plan, by stage
         self.versions: dict[int, Versions] = {}
         if schedule(plan.schedule).asynchronous:
@@ -57,6 +62,11 @@ class Updates:
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None
+
+    def begin_last_backward(self, s: int) -> None:
+        """Begin the backward that the exchange of a stage's gradients follows."""
+        if self.early:
+            self.gradients.watch(s)
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
         """End the backward of a microbatch, known as `number` over all steps."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
-from partopt.runtime.gradients import gradient_of
+from partopt.runtime.parameters import gradient_of
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.in_flight import in_flight

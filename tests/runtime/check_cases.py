@@ -23,9 +23,9 @@ from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.runtime import training
+from partopt.runtime.buckets import Sum
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
-from partopt.runtime.gradients import Sum
 from partopt.runtime.launcher import run_local
 from partopt.runtime.training import Training
 from partopt.runtime.versions import DoubleBuffered, Versions
@@ -148,7 +148,7 @@ def forgets_last(right: Any, own: Versions, number: int) -> None:
 def off(right: Any, own: Sum) -> None:
     """What the replicas add up is a hundredth more in one parameter."""
     right(own)
-    own.parts[0][0][0].grad.mul_(1.01)
+    own.buckets[0][-1].grad.mul_(1.01)
 
 
 def no_mean() -> Any:

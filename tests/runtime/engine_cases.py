@@ -76,6 +76,8 @@ def cases() -> list[Case]:
         Case("fewer microbatches than replicas", straight("gpipe", [3, 1], 2)),
         Case("blocking exchange", blocking, 9, 1),
         Case("serial messages", replace(straight("1f1b", [1, 2, 1], 8), comm="serial")),
+        Case("buckets", replace(straight("1f1b", [3, 1], 6), bucket_bytes=64)),
+        Case("buckets beside W", replace(straight("zb-h1", [2, 2], 8), bucket_bytes=64)),
         Case("recompute", recomputing(straight("1f1b", [2, 1], 6))),
         Case("recompute in the backward", recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
         Case("recompute apart", recomputing(straight("gpipe", [1, 1, 1], 5))),

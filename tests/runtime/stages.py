@@ -96,9 +96,8 @@ class LinearStage:
         self._backward_weight(microbatch)
 
     def _backward_weight(self, microbatch: int) -> None:
-        found = self._gradients(microbatch, self.parameters)
-        for parameter, gradient in zip(self.parameters, found, strict=True):
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        outputs, gradients = self.passed[microbatch].outputs, self.gradients[microbatch]
+        torch.autograd.backward(outputs, gradients or None, inputs=self.parameters)
         del self.passed[microbatch], self.gradients[microbatch]
 
     def _inputs(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
