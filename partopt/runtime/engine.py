@@ -7,7 +7,7 @@ between ranks (`delivery`), and sums of gradients and optimizer steps (`updates`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from partopt.runtime.posting import AHEAD
 from partopt.runtime.progress import COMPUTING, EXCHANGING, MEETING, OUTSIDE, RECEIVING, SENDING
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, actions_of
+from partopt.runtime.shares import NO_SHARES, Shares
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
@@ -39,6 +40,7 @@ def execute(
     optimizer_of: OptimizerOf | None = None,
     clip: float | None = None,
     tied: Sequence[Tied] = (),
+    shares: Mapping[int, Shares] = NO_SHARES,
     barrier: bool = True,
     ahead: int = AHEAD,
 ) -> RankRecord:
@@ -50,8 +52,10 @@ def execute(
     numbered on from step to step. `optimizer_of(s, parameters)` makes the optimizer of stage s;
     without it the gradients of the last step stay. Gradients are added up over microbatches,
     replicas and holders of `tied` parameters: a loss that is a mean is divided by the stage. `clip`
-    is the most that the norm of all gradients may be. With `barrier` ranks begin every step
-    together, as the simulated one does. `ahead` receives are posted before they are used.
+    is the most that the norm of all gradients may be. `shares` are this rank's of its stages, whose
+    optimizers get these alone, where the plan has replicas share (`shares_of`). With `barrier`
+    ranks begin every step together, as the simulated one does. `ahead` receives are posted before
+    they are used.
 
     Raises PartoptError where the plan cannot run, another rank is lost, or stages disagree on what
     crosses a cut.
@@ -72,7 +76,7 @@ def execute(
     stages = {s: stage_of(s) for s in held}
     check_cuts(stages, context)
     parameters = {s: stage.parameters for s, stage in stages.items()}
-    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied)
+    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied, shares)
     channel = open_channel(context, orders)
     record = RankRecord(context.rank, context.host, steps, len(actions))
     delivery = Delivery(stages, actions, channel, record, context.device, ahead)
@@ -195,12 +199,14 @@ class _Run:
             if versions:
                 versions.use_for_backward(number)
             found = stage.backward(number, received)
+            self.updates.end_gradients(s)
             self.updates.end_backward(s, action.microbatch, number)
             self._send(action, found)
         elif kind == I:
             self._send(action, stage.backward_input(number, received))
         elif kind == W:
             stage.backward_weight(number)
+            self.updates.end_gradients(s)
         elif kind == R:
             stage.recompute(number)
         elif kind == A:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -55,7 +55,8 @@ class Gradients:
     """The gradients on one rank, whose stages have `parameters` and lie on `ranks`, by stage.
 
     Those of a stage are exchanged in one piece when its last backward has ended, while the rank
-    goes on, and not in buckets beside that backward. `clips` says that `clip` is called.
+    goes on, and not in buckets beside that backward. `clips` says that `clip` is called. Of the
+    `shared` stages each replica has the sums of its own rows alone, which are its parameters here.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Gradients:
         ranks: Sequence[Sequence[int]],
         tied: Sequence[Tied],
         clips: bool,
+        shared: Collection[int] = (),
     ) -> None:
-        self.context, self.ranks, self.tied = context, ranks, tied
+        self.context, self.ranks, self.tied, self.shared = context, ranks, tied, shared
         apart = {id(own) for each in tied for own in each.parameters}
         self.own = {
             s: [parameter for parameter in held if id(parameter) not in apart]
@@ -122,7 +124,7 @@ class Gradients:
         counted = [
             gradient_of(parameter)
             for s, held in self.own.items()
-            if self.ranks[s][0] == rank
+            if self.ranks[s][0] == rank or s in self.shared
             for parameter in held
         ]
         counted += [

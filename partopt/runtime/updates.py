@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,8 +12,11 @@ from torch.optim import Optimizer
 from partopt.documents.plan import Plan
 from partopt.runtime.context import Context
 from partopt.runtime.gradients import Gradients, Sum, Tied
-from partopt.runtime.versions import Versions, versions_of
+from partopt.runtime.scattering import Scatter
+from partopt.runtime.shares import Shares, scatters
+from partopt.runtime.versions import Step, Versions, versions_of
 from partopt.schedules import schedule
+from partopt.schedules.layout import own_microbatches
 from partopt.schedules.order import A, Order
 
 OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Optimizer]
@@ -29,34 +34,66 @@ class Updates:
         optimizer_of: OptimizerOf | None,
         clip: float | None,
         tied: Sequence[Tied],
+        shares: Mapping[int, Shares],
     ) -> None:
-        self.parameters, self.clip = parameters, clip
-        self.optimizers = {
-            s: optimizer_of(s, own) for s, own in parameters.items() if optimizer_of and own
+        self.parameters, self.clip, self.shares = parameters, clip, shares
+        self.steps = {
+            s: _step_of(s, own, optimizer_of, shares.get(s))
+            for s, own in parameters.items()
+            if optimizer_of and own
         }
+        graded = {s: shares[s].graded if s in shares else own for s, own in parameters.items()}
         ranks = [stage.ranks for stage in plan.stages]
-        self.gradients = Gradients(context, parameters, ranks, tied, clip is not None)
+        self.gradients = Gradients(context, graded, ranks, tied, clip is not None, shares)
+        # of the stages whose gradients add up in shares: backwards that scatter theirs, all but
+        # the last that any replica has
+        M = int(order.microbatch.max()) + 1
+        self.scattering = {
+            s: own_microbatches(M, len(ranks[s]), 0) - 1 for s in shares if scatters(plan)
+        }
+        self.backwards: Counter[int] = Counter()  # of this step, by stage
         # of an asynchronous plan, by stage
         self.versions: dict[int, Versions] = {}
         if schedule(plan.schedule).asynchronous:
             self.versions = {
                 s: versions_of(
-                    plan, order, s, own, self.optimizers.get(s), self.gradients.tied_of(own)
+                    plan,
+                    order,
+                    s,
+                    own,
+                    graded[s],
+                    self.steps.get(s),
+                    self.gradients.tied_of(own),
                 )
                 for s, own in parameters.items()
             }
         self.exchanging = set(order.stage[order.kind == A].tolist())
-        self.sums: dict[int, tuple[int, Sum | None]] = {}  # by stage: the round, its exchange
+        self.sums: dict[
+            int, tuple[int, Sum | Scatter | None]
+        ] = {}  # by stage: the round, its exchange
         self.prepared = False  # the gradients of this step are summed and clipped
 
     def begin_step(self, first: int = 0) -> None:
         """Drop gradients of the step before, that no optimizer used; `first` is its microbatch."""
         self.prepared = False
+        self.backwards.clear()
         for versions in self.versions.values():
             versions.begin_step(first)
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None
+        for shares in self.shares.values():
+            shares.drop_gradients()
+
+    def end_gradients(self, s: int) -> None:
+        """Scatter the gradients of a microbatch, all of which are there, if that is not the last.
+
+        Each replica scatters as often as the others, whatever microbatches it has: the last ones
+        are exchanged with the rest.
+        """
+        self.backwards[s] += 1
+        if self.backwards[s] <= self.scattering.get(s, 0):
+            self.shares[s].scatter()
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
         """End the backward of a microbatch, known as `number` over all steps."""
@@ -72,7 +109,12 @@ class Updates:
         """
         # what tied parameters get from now on is of the next round, too
         tied = self.gradients.tied_of(self.parameters[s]) if s in self.versions else []
-        begun = self.gradients.begin_sum(s, done, [parameter for parameter, _ in tied])
+        aside = [parameter for parameter, _ in tied]
+        begun: Sum | Scatter | None
+        if s in self.shares:
+            begun = self.shares[s].begin_sum(done, aside)
+        else:
+            begun = self.gradients.begin_sum(s, done, aside)
         self.finish_exchange(s)
         self.sums[s] = number, begun
         if begun is None:
@@ -108,6 +150,16 @@ class Updates:
 
     def step(self, s: int) -> None:
         """Step the optimizer of a stage; without one its gradients stay."""
-        if s in self.optimizers:
-            self.optimizers[s].step()
-            self.optimizers[s].zero_grad()
+        if s in self.steps:
+            self.steps[s]()
+            for parameter in self.parameters[s]:
+                parameter.grad = None
+
+
+def _step_of(
+    s: int, parameters: Sequence[nn.Parameter], optimizer_of: OptimizerOf, shares: Shares | None
+) -> Step:
+    """What steps a stage: its optimizer, or that of this replica's share, which may be empty."""
+    if shares is None:
+        return optimizer_of(s, parameters).step
+    return partial(shares.step, optimizer_of(s, shares.stepped) if shares.stepped else None)

@@ -7,14 +7,13 @@ and needs to know nothing of versions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
@@ -28,19 +27,26 @@ from partopt.schedules.order import Order
 # G   microbatches of a batch of 2BW, between two versions
 
 Weights = list[Tensor]
+Step = Callable[[], Any]  # of an optimizer
 
 
 class Versions:
     """PipeDream's weight stashing: a microbatch's backward uses the weights of its forward.
 
     The forward uses the newest ones. There is a new version after each round, of one microbatch on
-    each replica; one that no microbatch in flight uses is freed.
+    each replica; one that no microbatch in flight uses is freed. `graded` are those in whose
+    `.grad` the sums of a round come: the parameters, or where replicas share them this one's rows.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], optimizer: Optimizer | None, replicas: int
+        self,
+        parameters: Sequence[nn.Parameter],
+        graded: Sequence[nn.Parameter],
+        optimizer_step: Step | None,
+        replicas: int,
     ) -> None:
-        self.parameters, self.optimizer, self.replicas = list(parameters), optimizer, replicas
+        self.parameters, self.graded = list(parameters), list(graded)
+        self.optimizer_step, self.replicas = optimizer_step, replicas
         self.newest: Weights = [parameter.data for parameter in parameters]
         self.in_flight: dict[int, Weights] = {}  # by microbatch
 
@@ -73,18 +79,18 @@ class Versions:
         return self.newest
 
     def _step(self) -> None:
-        if self.optimizer is None:
+        if self.optimizer_step is None:
             self._drop_gradients()
             return
         self._use([weight.clone() for weight in self.newest])
         # the new memory is nobody's saved tensor: autograd need not mind that it changes
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
-            self.optimizer.step()
+            self.optimizer_step()
         self._drop_gradients()
         self.newest = [parameter.data for parameter in self.parameters]
 
     def _drop_gradients(self) -> None:
-        for parameter in self.parameters:
+        for parameter in self.graded:
             parameter.grad = None
 
     def _use(self, weights: Weights) -> None:
@@ -104,14 +110,15 @@ class DoubleBuffered(Versions):
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        optimizer: Optimizer | None,
+        graded: Sequence[nn.Parameter],
+        optimizer_step: Step | None,
         replicas: int,
         batch: int,
         tied: Sequence[tuple[nn.Parameter, Any]],
     ) -> None:
-        super().__init__(parameters, optimizer, replicas)
+        super().__init__(parameters, graded, optimizer_step, replicas)
         self.batch = batch
-        self.tied = [(_place_of(parameter, parameters), group) for parameter, group in tied]
+        self.tied = [(_place_of(parameter, graded), group) for parameter, group in tied]
         self.ended: Ended | None = None
         self.begin_step(0)
 
@@ -130,7 +137,7 @@ class DoubleBuffered(Versions):
 
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch; with tied parameters, begin to."""
-        rounds = [gradient_of(parameter) for parameter in self.parameters]
+        rounds = [gradient_of(parameter) for parameter in self.graded]
         self.total = (
             [before + own for before, own in zip(self.total, rounds, strict=True)]
             if self.total
@@ -158,11 +165,11 @@ class DoubleBuffered(Versions):
         with lost_connections():
             for work in sums:
                 work.wait()
-        of_round = [parameter.grad for parameter in self.parameters]
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+        of_round = [parameter.grad for parameter in self.graded]
+        for parameter, gradient in zip(self.graded, gradients, strict=True):
             parameter.grad = gradient
         self._step()
-        for parameter, left in zip(self.parameters, of_round, strict=True):
+        for parameter, left in zip(self.graded, of_round, strict=True):
             parameter.grad = left
         self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
 
@@ -189,17 +196,19 @@ def versions_of(
     order: Order,
     stage: int,
     parameters: Sequence[nn.Parameter],
-    optimizer: Optimizer | None,
+    graded: Sequence[nn.Parameter],
+    optimizer_step: Step | None,
     tied: Sequence[tuple[nn.Parameter, Any]],
 ) -> Versions:
-    """The weight versions of a stage of an asynchronous plan.
+    """The weight versions of a stage of an asynchronous plan; `graded` as `Versions` has it.
 
     `tied` are those of its parameters that other stages hold, too, with the group of all that do.
     """
     replicas = plan.stages[stage].replicas
     if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
-        return Versions(parameters, optimizer, replicas)
-    return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order), tied)
+        return Versions(parameters, graded, optimizer_step, replicas)
+    batch = batch_of(plan, order)
+    return DoubleBuffered(parameters, graded, optimizer_step, replicas, batch, tied)
 
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:
