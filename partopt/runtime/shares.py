@@ -8,6 +8,7 @@ parameter, so that it has as many dimensions as the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
@@ -59,6 +61,11 @@ class Shares:
         """Those in whose `.grad` sums come: rows, or whole a parameter that other stages hold."""
         every = zip(self.parameters, self.own, self.tied, strict=True)
         return [parameter if tied else share for parameter, share, tied in every]
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The replicas, as tensors in shares name them."""
+        return DeviceMesh.from_group(self.gathers, self.context.device.type)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         return rows_of(tensor, self.k, self.r)
