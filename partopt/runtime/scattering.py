@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,12 +29,6 @@ def rows_of(tensor: Tensor, k: int, r: int) -> Tensor:
     return tensor[k * size : (k + 1) * size]
 
 
-def pack_rows(tensors: Sequence[Tensor], r: int) -> Tensor:
-    """The rows of each replica one after the other, shape (r, the size of the largest share)."""
-    size = sum(rows_of(each, 0, r).numel() for each in tensors)
-    return torch.stack([pack([rows_of(each, k, r) for each in tensors], size) for k in range(r)])
-
-
 def pack(tensors: Sequence[Tensor], size: int) -> Tensor:
     """Tensors one after the other in a flat one of so many elements, the last of them zeros."""
     packed = tensors[0].new_zeros(size)
@@ -49,12 +44,18 @@ def split_like(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
-def places_by_format(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The places of tensors that have one number format, in the order that these come in."""
-    places: dict[torch.dtype, list[int]] = {}
+def places_by_format(tensors: Sequence[Tensor], bytes_each: float = math.inf) -> list[list[int]]:
+    """The places of tensors in parts of one number format, each full with so many bytes."""
+    parts: list[list[int]] = []
+    filling: dict[torch.dtype, tuple[list[int], float]] = {}
     for place, each in enumerate(tensors):
-        places.setdefault(each.dtype, []).append(place)
-    return list(places.values())
+        part, size = filling.get(each.dtype, ([], 0.0))
+        if not part:
+            parts.append(part)
+        part.append(place)
+        size += each.nbytes
+        filling[each.dtype] = (part, size) if size < bytes_each else ([], 0.0)
+    return parts
 
 
 class Scatter:
@@ -77,9 +78,9 @@ class Scatter:
         self.done, self.earlier = done, earlier
         self.parts: list[tuple[list[nn.Parameter], Tensor, Any]] = []
         for places in places_by_format(parameters):
-            gradients = [gradient_of(parameters[i]) for i in places]
-            self.parts.append(([own[i] for i in places], *_begin(gradients, group)))
-        for parameter in (*parameters, *aside):
+            sums = _begin([parameters[i] for i in places], group)
+            self.parts.append(([own[i] for i in places], *sums))
+        for parameter in aside:
             parameter.grad = None
         self.left = len(self.parts)
         for _, _, work in self.parts:
@@ -105,23 +106,38 @@ class Scatter:
             for share, summed in zip(own, split_like(mine, own), strict=True):
                 # a copy: the sums of all rows are in one memory where nothing is scattered
                 share.grad = summed.clone() if share.grad is None else share.grad.add_(summed)
-        self.parts = []
         for parameter, gradient in self.aside:
             parameter.grad = gradient
-        if self.left:  # the last note is on its way in another thread
+        # nothing was left to sum, or the last note is on its way in another thread
+        if self.left or not self.parts:
             self.done(time.perf_counter_ns())
 
 
-def _begin(gradients: Sequence[Tensor], group: Any) -> tuple[Tensor, Any]:
+def _begin(parameters: Sequence[nn.Parameter], group: Any) -> tuple[Tensor, Any]:
     """Begin to add up gradients: where the sums of this replica's rows will be, and the work.
 
     gloo knows no reduce-scatter: what torch has under the name is an all-reduce, of which no end is
     told.
     """
     r, k = dist.get_world_size(group), dist.get_rank(group)
-    packed = pack_rows(gradients, r)
+    packed = _pack_gradients(parameters, r)
     with lost_connections():
         if dist.get_backend(group) == "nccl":
             mine = torch.empty_like(packed[k])
             return mine, dist.reduce_scatter(mine, list(packed), group=group, async_op=True)
         return packed[k], dist.all_reduce(packed, group=group, async_op=True)
+
+
+def _pack_gradients(parameters: Sequence[nn.Parameter], r: int) -> Tensor:
+    """The rows of each replica one after the other, shape (r, the size of the largest share).
+
+    Each gradient is dropped when it has been copied, so that next to none is there twice.
+    """
+    rows = [[rows_of(each.data, k, r) for each in parameters] for k in range(r)]
+    packed = parameters[0].data.new_zeros(r, sum(each.numel() for each in rows[0]))
+    places = [split_like(packed[k], rows[k]) for k in range(r)]
+    for i, parameter in enumerate(parameters):
+        for k in range(r):
+            places[k][i].copy_(rows_of(gradient_of(parameter), k, r))
+        parameter.grad = None
+    return packed

@@ -8,7 +8,7 @@ parameter, so that it has as many dimensions as the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,7 @@ class Shares:
 
     `own` are its rows of each, in the memory of the whole; `stepped` are those of them that are not
     empty, for the optimizer. `groups` are those of the replicas for sums of gradients and for
-    gathers, of which either may come first on a rank.
+    gathers, of which either may come first on a rank; what is gathered at once fills a bucket.
     """
 
     def __init__(
@@ -46,15 +46,34 @@ class Shares:
         parameters: Sequence[nn.Parameter],
         tied: Sequence[nn.Parameter],
         groups: tuple[Any, Any],
+        bucket_bytes: int,
     ) -> None:
         self.context, self.parameters = context, list(parameters)
+        self.bucket_bytes = bucket_bytes
         self.sums, self.gathers = groups
         self.r, self.k = dist.get_world_size(self.sums), dist.get_rank(self.sums)
         self.own = [nn.Parameter(self._rows(each.data)) for each in parameters]
         self.stepped = [share for share in self.own if share.numel()]
         apart = {id(each) for each in tied}
         self.tied = [id(each) in apart for each in parameters]
+        self.untied = [i for i, tied in enumerate(self.tied) if not tied]
         self.on_the_way: list[Scatter] = []
+        self.early = self.scattered = 0  # backwards still to scatter, buckets that this one has
+        self.ready: set[int] = set()  # gradients that this backward has
+        self.buckets: list[list[int]] = []
+
+    def scatter_in_backwards(self) -> None:
+        """Scatter gradients while backwards run, in buckets.
+
+        Buckets are filled from the last parameter on, whose gradient comes first, and scattered in
+        their order on every replica (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
+        """
+        places = self.untied[::-1]
+        parts = places_by_format([self.parameters[i] for i in places], self.bucket_bytes)
+        self.buckets = [[places[i] for i in part] for part in parts]
+        for i in places:
+            noted = partial(self._note_gradient, i)
+            self.parameters[i].register_post_accumulate_grad_hook(noted)  # type: ignore[no-untyped-call]
 
     @property
     def graded(self) -> list[nn.Parameter]:
@@ -76,23 +95,44 @@ class Shares:
         place = next(places, None)
         return parameter if place is None else self.own[place]
 
-    def scatter(self) -> None:
-        """Begin to add up the gradients of a microbatch in shares; the parameters lose them.
-
-        What was begun before is finished where it has ended, and not waited for.
-        """
-        while self.on_the_way and self.on_the_way[0].has_ended:
-            self.on_the_way.pop(0).finish()
-        self.on_the_way.append(self._begin())
-
     def begin_sum(self, done: Callable[[int], None], aside: Sequence[nn.Parameter] = ()) -> Scatter:
         """Begin the last sum of a step or a round, as `Gradients.begin_sum` does."""
+        while self.early > 0:  # for the microbatches that other replicas have more
+            self.end_backward()
         earlier, self.on_the_way = self.on_the_way, []
-        return self._begin(done, aside, earlier)
+        left = [] if self.buckets else self.untied
+        return self._scatter(left, done, aside, earlier)
 
-    def _begin(self, *options: Any) -> Scatter:
-        untied = [i for i, tied in enumerate(self.tied) if not tied]
-        parameters, own = [self.parameters[i] for i in untied], [self.own[i] for i in untied]
+    def begin_step(self, early: int) -> None:
+        """Drop what is left of the step before; in this one so many backwards scatter `early`."""
+        self.drop_gradients()
+        self.early = early
+
+    def end_backward(self) -> None:
+        """Scatter what a backward has left, so that every replica scatters all buckets for it."""
+        if self.early > 0:
+            while self.scattered < len(self.buckets):
+                self._scatter_next()
+            self.early -= 1
+        self.scattered = 0
+        self.ready.clear()
+
+    def _note_gradient(self, place: int, _parameter: nn.Parameter) -> None:
+        """Scatter the buckets whose turn it is, now that a gradient is there."""
+        self.ready.add(place)
+        while self.early > 0 and self.scattered < len(self.buckets):
+            if not self.ready.issuperset(self.buckets[self.scattered]):
+                break
+            self._scatter_next()
+
+    def _scatter_next(self) -> None:
+        while self.on_the_way and self.on_the_way[0].has_ended:
+            self.on_the_way.pop(0).finish()
+        self.on_the_way.append(self._scatter(self.buckets[self.scattered]))
+        self.scattered += 1
+
+    def _scatter(self, places: Sequence[int], *options: Any) -> Scatter:
+        parameters, own = [self.parameters[i] for i in places], [self.own[i] for i in places]
         return Scatter(parameters, own, self.sums, *options)
 
     def step(self, optimizer: Optimizer | None) -> None:
@@ -128,7 +168,7 @@ class Shares:
         progress = self.context.progress
         before = progress.state
         progress.note(EXCHANGING)
-        for places in places_by_format(whole):
+        for places in places_by_format(whole, self.bucket_bytes):
             parts, own = [whole[i] for i in places], [rows[i] for i in places]
             mine = pack(own, sum(rows_of(part, 0, self.r).numel() for part in parts))
             every = mine.new_empty(self.r, len(mine))
@@ -162,7 +202,9 @@ def shares_of(
         if stage.replicas > 1:  # every rank makes all groups, in one order
             groups = tuple(context.group(stage.ranks, f"{use} of {s}") for use in ("sums", "rows"))
             if s in parameters:
-                found[s] = Shares(context, parameters[s], apart, groups)
+                found[s] = Shares(context, parameters[s], apart, groups, plan.bucket_bytes)
+                if scatters(plan):
+                    found[s].scatter_in_backwards()
     return found
 
 

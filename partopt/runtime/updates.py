@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -45,13 +44,9 @@ class Updates:
         graded = {s: shares[s].graded if s in shares else own for s, own in parameters.items()}
         ranks = [stage.ranks for stage in plan.stages]
         self.gradients = Gradients(context, graded, ranks, tied, clip is not None, shares)
-        # of the stages whose gradients add up in shares: backwards that scatter theirs, all but
-        # the last that any replica has
+        # backwards that scatter their gradients, as many as any replica has
         M = int(order.microbatch.max()) + 1
-        self.scattering = {
-            s: own_microbatches(M, len(ranks[s]), 0) - 1 for s in shares if scatters(plan)
-        }
-        self.backwards: Counter[int] = Counter()  # of this step, by stage
+        self.early = {s: own_microbatches(M, len(ranks[s]), 0) * scatters(plan) for s in shares}
         # of an asynchronous plan, by stage
         self.versions: dict[int, Versions] = {}
         if schedule(plan.schedule).asynchronous:
@@ -76,24 +71,18 @@ class Updates:
     def begin_step(self, first: int = 0) -> None:
         """Drop gradients of the step before, that no optimizer used; `first` is its microbatch."""
         self.prepared = False
-        self.backwards.clear()
         for versions in self.versions.values():
             versions.begin_step(first)
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None
-        for shares in self.shares.values():
-            shares.drop_gradients()
+        for s, shares in self.shares.items():
+            shares.begin_step(self.early[s])
 
     def end_gradients(self, s: int) -> None:
-        """Scatter the gradients of a microbatch, all of which are there, if that is not the last.
-
-        Each replica scatters as often as the others, whatever microbatches it has: the last ones
-        are exchanged with the rest.
-        """
-        self.backwards[s] += 1
-        if self.backwards[s] <= self.scattering.get(s, 0):
-            self.shares[s].scatter()
+        """End what makes gradients for a microbatch: a backward, or the part of the weights."""
+        if s in self.shares:
+            self.shares[s].end_backward()
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
         """End the backward of a microbatch, known as `number` over all steps."""
