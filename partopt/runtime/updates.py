@@ -56,9 +56,9 @@ class Updates:
                     order,
                     s,
                     own,
-                    graded[s],
                     self.steps.get(s),
                     self.gradients.tied_of(own),
+                    shares.get(s),
                 )
                 for s, own in parameters.items()
             }

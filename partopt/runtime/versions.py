@@ -18,6 +18,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
 from partopt.runtime.gradients import gradient_of
+from partopt.runtime.shares import Shares
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.in_flight import in_flight
@@ -104,7 +105,8 @@ class DoubleBuffered(Versions):
     Microbatches of batch t use version t - 1, that before the newest where batch t - 1 has ended.
     Gradients are exchanged after every round; those of a batch add up to one step. Those of the
     `tied` parameters are added up over a group when the batch has ended; it steps when they are
-    there, which is when the version is asked for.
+    there, which is when the version is asked for. Of `shared` ones it steps at once: replicas
+    gather them together, and of a last round some would not ask.
     """
 
     def __init__(
@@ -115,10 +117,12 @@ class DoubleBuffered(Versions):
         replicas: int,
         batch: int,
         tied: Sequence[tuple[nn.Parameter, Any]],
+        shared: bool,
     ) -> None:
         super().__init__(parameters, graded, optimizer_step, replicas)
         self.batch = batch
         self.tied = [(_place_of(parameter, graded), group) for parameter, group in tied]
+        self.steps_late = bool(tied) and not shared
         self.ended: Ended | None = None
         self.begin_step(0)
 
@@ -149,7 +153,7 @@ class DoubleBuffered(Versions):
             self._finish_batch()
             self.ended = Ended(batch, self.total, _begin_sums(self.total, self.tied))
             self.total = []
-            if not self.tied:
+            if not self.steps_late:
                 self._finish_batch()
 
     def end_step(self) -> None:
@@ -196,19 +200,21 @@ def versions_of(
     order: Order,
     stage: int,
     parameters: Sequence[nn.Parameter],
-    graded: Sequence[nn.Parameter],
     optimizer_step: Step | None,
     tied: Sequence[tuple[nn.Parameter, Any]],
+    shares: Shares | None,
 ) -> Versions:
-    """The weight versions of a stage of an asynchronous plan; `graded` as `Versions` has it.
+    """The weight versions of a stage of an asynchronous plan.
 
-    `tied` are those of its parameters that other stages hold, too, with the group of all that do.
+    `tied` are those of its parameters that other stages hold, too, with the group of all that do,
+    `shares` this replica's, where it has some.
     """
     replicas = plan.stages[stage].replicas
+    graded = parameters if shares is None else shares.graded
     if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
         return Versions(parameters, graded, optimizer_step, replicas)
-    batch = batch_of(plan, order)
-    return DoubleBuffered(parameters, graded, optimizer_step, replicas, batch, tied)
+    batch, shared = batch_of(plan, order), shares is not None
+    return DoubleBuffered(parameters, graded, optimizer_step, replicas, batch, tied, shared)
 
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:

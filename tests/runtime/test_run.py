@@ -255,10 +255,7 @@ def test_another_world_size_is_refused(made, monkeypatch):
         run_plan(Plan.load(plan), find_model(model))
 
 
-def test_shares_and_tied_parameters_of_asynchronous_plans_are_not_run(made):
-    shared, _ = made("shared", cuts=[2], replicas=[2, 2], shard="optimizer")
-    with pytest.raises(PartoptError, match="shard=optimizer"):
-        check_run(Plan.load(shared), 1, None)
+def test_tied_parameters_of_plans_with_stale_weights_are_not_run(made):
     tied, _ = made("stale", schedule="pipedream", microbatches=None, cuts=[2], replicas=[1, 1])
     with pytest.raises(PartoptError, match="hold one tied parameter"):
         check_run(Plan.load(tied), 1, None)
