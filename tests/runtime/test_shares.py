@@ -8,14 +8,18 @@ from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.profiler.load import find_model
 from partopt.runtime.optimizers import OPTIMIZERS, steps_rows_alone
+from partopt.runtime.own_loop import train_with
+from partopt.runtime.run_checks import check_optimizer
 from partopt.runtime.scattering import places_by_format, rows_of
 from partopt.runtime.shares import check_shares
 from partopt.runtime.torch_engine import can_say
+from partopt.runtime.training import Training
 from tests.runtime.engine_cases import with_shares
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
-from tests.runtime.share_runs import RESUMED, SAVED, SHARED, Outcome
+from tests.runtime.share_runs import RESUMED, SAVED, SHARED, TEXT, Outcome
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +102,13 @@ def test_torch_adds_up_whole_gradients_alone():
     plan = straight("1f1b", [2, 2], 4)
     assert can_say(with_shares(plan, "optimizer")) is None
     assert "in shares" in str(can_say(with_shares(plan, "gradients")))
+
+
+def test_an_optimizer_that_looks_at_other_rows_and_a_loop_of_ones_own_are_refused(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(TEXT)
+    plan = with_shares(replace(straight("1f1b", [2, 1], 4), optimizer="adafactor"), "optimizer")
+    with pytest.raises(PartoptError, match="the optimizer adafactor steps a row"):
+        check_optimizer(Training(plan, find_model(model), 4))
+    with pytest.raises(PartoptError, match="a loop of one's own"):
+        train_with(print, plan, model)
