@@ -69,7 +69,7 @@ def execute(
             code="conflicting-options",
         )
     if tied:
-        check_tied(plan)
+        check_tied(plan, [each.ranks for each in tied])
     orders = order(plan.schedule, layout_of(plan, microbatches))
     actions = actions_of(orders, context.rank)
     held = [s for s, stage in enumerate(plan.stages) if context.rank in stage.ranks]
@@ -106,16 +106,33 @@ def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
         )
 
 
-def check_tied(plan: Plan) -> None:
-    """Raise PartoptError where stages that hold one parameter update it at different times."""
+def check_tied(plan: Plan, holders: Sequence[Sequence[int]]) -> None:
+    """Raise PartoptError where stages that hold one parameter do not step it together.
+
+    `holders` are the ranks that hold each.
+    """
     entry = schedule(plan.schedule)
-    if entry.asynchronous and entry.weight_versions == ALL_IN_FLIGHT:
+    if not entry.asynchronous or entry.weight_versions != ALL_IN_FLIGHT:
+        return
+    hint = "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`"
+    if plan.memory_rules.shard != "none":
         raise PartoptError(
-            f"{plan.schedule}: several stages hold one tied parameter, and each of them updates "
-            "its own after other microbatches: there is no one value that it has",
-            "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`",
+            f"{plan.schedule}: a tied parameter that several stages hold is of another version "
+            f"than others, and replicas step it apart: not with `shard={plan.memory_rules.shard}`",
+            hint,
             code="cannot-run",
         )
+    for ranks in holders:
+        replicas = {each.replicas for each in plan.stages if set(ranks).intersection(each.ranks)}
+        if len(replicas) > 1:
+            counts = " and ".join(map(str, sorted(replicas)))
+            raise PartoptError(
+                f"{plan.schedule}: stages with {counts} replicas hold one tied parameter, and each "
+                "of them updates it after a microbatch on each of its replicas: there is no one "
+                "round whose gradients could be added up",
+                hint,
+                code="cannot-run",
+            )
 
 
 def begin_step(step: int, record: RankRecord, context: Context, barrier: bool) -> None:

@@ -38,17 +38,22 @@ def tied_parameters(
     `parameter_of(s, name)` is a parameter of stage s on this rank. One object that several stages
     of the rank share is held once.
     """
+    found = []
+    for name, holding in sorted(tied_stages(plan).items()):
+        own = [parameter_of(s, name) for s in holding if rank in plan.stages[s].ranks]
+        ranks = sorted({each for s in holding for each in plan.stages[s].ranks})
+        found.append(Tied(name, ranks, list({id(each): each for each in own}.values())))
+    return found
+
+
+def tied_stages(plan: Plan) -> dict[str, list[int]]:
+    """The stages that hold each tied parameter of `plan`."""
     stages: dict[str, list[int]] = {}
     for flow in plan.communication:
         if flow.kind == "tied" and flow.stage is not None:
             for name in flow.parameters:
                 stages.setdefault(name, []).append(flow.stage)
-    found = []
-    for name, holding in sorted(stages.items()):
-        own = [parameter_of(s, name) for s in holding if rank in plan.stages[s].ranks]
-        ranks = sorted({each for s in holding for each in plan.stages[s].ranks})
-        found.append(Tied(name, ranks, list({id(each): each for each in own}.values())))
-    return found
+    return stages
 
 
 class Gradients:

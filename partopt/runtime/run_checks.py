@@ -9,6 +9,7 @@ import torch
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.runtime.engine import check_tied
+from partopt.runtime.gradients import tied_stages
 from partopt.runtime.launcher import is_under_torchrun
 from partopt.runtime.optimizers import optimizer_of, steps_rows_alone
 from partopt.runtime.shares import check_shares
@@ -30,8 +31,8 @@ def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
             "plan with a profile of one rank",
             code="cannot-run",
         )
-    if any(stage.tied_exchange_s for stage in plan.stages):
-        check_tied(plan)
+    holding = tied_stages(plan).values()
+    check_tied(plan, [[rank for s in own for rank in plan.stages[s].ranks] for own in holding])
     if not schedule(plan.schedule).asynchronous:
         assert plan.microbatches is not None
         if microbatches is not None and microbatches != plan.microbatches:

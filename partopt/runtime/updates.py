@@ -13,7 +13,8 @@ from partopt.runtime.context import Context
 from partopt.runtime.gradients import Gradients, Sum, Tied
 from partopt.runtime.scattering import Scatter
 from partopt.runtime.shares import Shares, scatters
-from partopt.runtime.versions import Step, Versions, versions_of
+from partopt.runtime.stage_versions import versions_of
+from partopt.runtime.versions import Step, Versions
 from partopt.schedules import schedule
 from partopt.schedules.layout import own_microbatches
 from partopt.schedules.order import A, Order
@@ -96,9 +97,10 @@ class Updates:
 
         The rank goes on meanwhile, as the simulated one does; `done` is called when it ends.
         """
-        # what tied parameters get from now on is of the next round, too
-        tied = self.gradients.tied_of(self.parameters[s]) if s in self.versions else []
-        aside = [parameter for parameter, _ in tied]
+        aside: list[nn.Parameter] = []
+        if versions := self.versions.get(s):
+            aside = versions.aside  # what they get from now on is of the next round, too
+            versions.begin_exchange()
         begun: Sum | Scatter | None
         if s in self.shares:
             begun = self.shares[s].begin_sum(done, aside)

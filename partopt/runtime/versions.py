@@ -18,7 +18,6 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
 from partopt.runtime.gradients import gradient_of
-from partopt.runtime.shares import Shares
 from partopt.schedules import schedule
 from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.in_flight import in_flight
@@ -50,6 +49,8 @@ class Versions:
         self.optimizer_step, self.replicas = optimizer_step, replicas
         self.newest: Weights = [parameter.data for parameter in parameters]
         self.in_flight: dict[int, Weights] = {}  # by microbatch
+        # tied ones that keep their gradients while those of the stage alone are added up
+        self.aside: list[nn.Parameter] = []
 
     def begin_step(self, first: int) -> None:
         """Begin at an empty pipeline, with microbatch `first`."""
@@ -67,6 +68,9 @@ class Versions:
         """Forget the weights of a microbatch, and put the newest in place."""
         del self.in_flight[microbatch]
         self._use(self.newest)
+
+    def begin_exchange(self) -> None:
+        """Begin to exchange what a round adds to parameters that other stages hold, too."""
 
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch."""
@@ -122,6 +126,7 @@ class DoubleBuffered(Versions):
         super().__init__(parameters, graded, optimizer_step, replicas)
         self.batch = batch
         self.tied = [(_place_of(parameter, graded), group) for parameter, group in tied]
+        self.aside = [parameter for parameter, _ in tied]
         self.steps_late = bool(tied) and not shared
         self.ended: Ended | None = None
         self.begin_step(0)
@@ -193,28 +198,6 @@ def _begin_sums(gradients: list[Tensor], tied: Sequence[tuple[int, Any]]) -> lis
 
 def _place_of(parameter: nn.Parameter, parameters: Sequence[nn.Parameter]) -> int:
     return next(i for i, each in enumerate(parameters) if each is parameter)
-
-
-def versions_of(
-    plan: Plan,
-    order: Order,
-    stage: int,
-    parameters: Sequence[nn.Parameter],
-    optimizer_step: Step | None,
-    tied: Sequence[tuple[nn.Parameter, Any]],
-    shares: Shares | None,
-) -> Versions:
-    """The weight versions of a stage of an asynchronous plan.
-
-    `tied` are those of its parameters that other stages hold, too, with the group of all that do,
-    `shares` this replica's, where it has some.
-    """
-    replicas = plan.stages[stage].replicas
-    graded = parameters if shares is None else shares.graded
-    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
-        return Versions(parameters, graded, optimizer_step, replicas)
-    batch, shared = batch_of(plan, order), shares is not None
-    return DoubleBuffered(parameters, graded, optimizer_step, replicas, batch, tied, shared)
 
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:

@@ -28,6 +28,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.gradients import Sum
 from partopt.runtime.launcher import run_local
 from partopt.runtime.shares import Shares
+from partopt.runtime.tied_versions import TiedVersions
 from partopt.runtime.training import Training
 from partopt.runtime.versions import DoubleBuffered, Versions
 from tests.helpers import flat
@@ -104,6 +105,7 @@ RIGHT = {
     "a pipeline that recomputes": Case([1, 1, 1], recompute="always"),
     "replicas": Case([2, 1]),
     "an exchange that blocks": Case([1, 2], allreduce="blocking"),
+    "a tied parameter": Case([1, 1, 1], tied=True),
     "2BW": Case([1, 2], "pipedream-2bw"),
     "2BW with a tied parameter": Case([2, 1], "pipedream-2bw", tied=True),
     "a flush": Case([2, 1], "1f1b"),
@@ -166,7 +168,16 @@ def no_mean() -> Any:
     return mock.patch.object(training, "mean_over", lambda microbatches: lambda *_: None)
 
 
+def newer_tied(right: Any, own: TiedVersions, microbatch: int) -> Any:
+    """The last stage uses the newest version that it could have."""
+    own.known[microbatch - own.first] = max(0, microbatch - 1)
+    return right(own, microbatch)
+
+
 WRONG = {
+    "a tied version that is newer": Case(
+        [1, 1], tied=True, fault=on_rank_1(TiedVersions, "version_of", newer_tied)
+    ),
     "an older version": Case([1, 1, 1], fault=on_rank_1(Versions, "version_of", older)),
     "a newer version": Case(
         [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)

@@ -30,6 +30,12 @@ from tests.runtime.plans import all_plans, looped, straight
 from tests.runtime.stages import LinearStage
 
 RANKS, STEPS, SLEEPING_STEPS = 4, 2, 3
+STALE_AND_TIED = (
+    ([1, 1, 1], "overlap"),
+    ([1, 1, 1, 1], "blocking"),
+    ([2, 2], "overlap"),
+    ([1, 2, 1], "overlap"),
+)
 SHARED: tuple[Shard, ...] = ("optimizer", "gradients")
 
 
@@ -94,8 +100,16 @@ def cases() -> list[Case]:
         Case("one step", pipeline, steps=1),
         Case("2BW in two steps", straight("pipedream-2bw", [1, 2], 0), 9),
         Case("stale weights in two steps", straight("pipedream", [2, 1], 0), 8),
+        *(stale_and_tied(r, allreduce) for r, allreduce in STALE_AND_TIED),
         *sharing(),
     ]
+
+
+def stale_and_tied(replicas: list[int], allreduce: str) -> Case:
+    """The last layer is the first, in a plan that knows of it; two steps."""
+    own = straight("pipedream", replicas, 0, tied=((0, len(replicas) - 1), 8))
+    plan = replace(own, allreduce=allreduce)
+    return Case(f"stale weights tied {replicas} {allreduce}", plan, 9, tied=True)
 
 
 def sharing() -> list[Case]:
