@@ -77,7 +77,8 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     if context.rank:
         return None
     equal = tolerance(training)
-    expected = train_stale(training, WholeModel(training, context.device), names, rates, equal)
+    whole, tied = WholeModel(training, context.device), {each.name for each in own.tied}
+    expected = train_stale(training, whole, names, rates, equal, tied)
     return compare(every, expected, "changes", equal)
 
 
