@@ -64,9 +64,7 @@ class Updates:
                 for s, own in parameters.items()
             }
         self.exchanging = set(order.stage[order.kind == A].tolist())
-        self.sums: dict[
-            int, tuple[int, Sum | Scatter | None]
-        ] = {}  # by stage: the round, its exchange
+        self.sums: dict[int, tuple[int, Sum | Scatter | None]] = {}  # round and sum, by stage
         self.prepared = False  # the gradients of this step are summed and clipped
 
     def begin_step(self, first: int = 0) -> None:
