@@ -1,25 +1,31 @@
-"""Which layers use the buffers of a model, where a graph names each of them."""
+"""Which layers use the buffers of a model: every stage has buffers of its own."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from partopt.profiler.dataflow import storages_in, wraps_tensors
 from partopt.runtime.events import EVERYWHERE, storage_of
 
-_CHANGED = 'the buffer "{name}", which {{}} changes'
+# running statistics that an operator with these flags changes, whatever its schema says
+_STATISTICS = ("running_mean", "running_var", "input_running_mean", "input_running_var")
+_FLAGS = ("training", "use_input_stats")
 
 
 class BufferUses:
-    """The layers that read and write buffers; every stage has buffers of its own."""
+    """The layers that read and write the buffers of a model that has so many layers."""
 
     def __init__(self, buffers: Mapping[str, Tensor], layers: int) -> None:
         self._names = {storage_of(each): name for name, each in buffers.items()}
         self._last = layers - 1
         self._users: defaultdict[str, set[int]] = defaultdict(set)
         self._writers: defaultdict[str, set[int]] = defaultdict(set)
+        self._late: defaultdict[str, set[int]] = defaultdict(set)
 
     @property
     def changed(self) -> frozenset[str]:
@@ -31,20 +37,77 @@ class BufferUses:
         name = self._names.get(storage_of(value)) if isinstance(value, Tensor) else None
         return bool(self._writers.get(name or "", set()) - {EVERYWHERE})
 
-    def note(self, tensors: Mapping[fx.Node, Tensor], written: set[fx.Node], layer: int) -> None:
-        """Note what a node of a layer reads, and which of it is written to."""
-        for node, tensor in tensors.items():
-            name = self._names.get(storage_of(tensor))
-            if name is not None:
-                self._users[name].add(layer)
-                if node in written:
-                    self._writers[name].add(layer)
+    def names(self, tensors: Iterable[Tensor]) -> set[str]:
+        """The buffers in which tensors lie."""
+        places = map(storage_of, tensors)
+        return {self._names[place] for place in places if place in self._names}
+
+    def note(self, used: set[str], written: set[str], layer: int) -> None:
+        """Note the buffers that a layer uses, and which of them it writes to."""
+        for name in written:
+            self._writers[name].add(layer)
+        # what is changed everywhere alike is not thereby read
+        for name in used - written if layer == EVERYWHERE else used:
+            self._users[name].add(layer)
+
+    def note_late(self, written: set[str], entered: int) -> None:
+        """Note what every stage writes to that comes so far, into so many layers."""
+        for name in written:
+            self._late[name].add(entered)
 
     def hidden(self) -> Iterator[tuple[tuple[int, int], str]]:
-        """Pairs of layers, one of which writes to a buffer that the other uses."""
+        """Pairs of layers, one of which writes to a buffer that the other uses, and how."""
         for name, writers in self._writers.items():
             for writer in writers - {EVERYWHERE}:
                 for user in self._users[name] - {writer}:
-                    # whom a result of all stages reaches is not known
-                    pair = (0, self._last) if user == EVERYWHERE else (writer, user)
-                    yield (min(pair), max(pair)), _CHANGED.format(name=name)
+                    if user == EVERYWHERE:  # whom it reaches is not known
+                        text = f'{{1}} may read the buffer "{name}", which a layer changes'
+                        yield (0, self._last), text
+                    elif user > writer:
+                        yield (
+                            (writer, user),
+                            f'{{1}} reads the buffer "{name}", which {{0}} changes',
+                        )
+                    else:
+                        yield (
+                            (user, writer),
+                            f'{{0}} reads the buffer "{name}", which {{1}} changes',
+                        )
+        for name, places in self._late.items():
+            for entered in places:
+                for user in {max(user, 0) for user in self._users[name]}:
+                    if user < entered:
+                        text = f'{{0}} reads the buffer "{name}", which changes behind it'
+                        yield (user, min(entered, self._last)), text
+
+
+def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of an operator with this schema that it writes to, as that says or not."""
+    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+    mutable = {
+        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
+    }
+    if any(given.get(flag) for flag in _FLAGS):
+        mutable |= set(_STATISTICS)
+    return [each for name, each in given.items() if name in mutable and each is not None]
+
+
+class BufferWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is active, it collects the buffers that are `used`, and those `written` to."""
+
+    def __init__(self, uses: BufferUses) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._uses = uses
+        self.used: set[str] = set()
+        self.written: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and note its buffers."""
+        if wraps_tensors(types):
+            return NotImplemented
+        options = kwargs or {}
+        self.used |= self._uses.names(storages_in([args, options]))
+        self.written |= self._uses.names(storages_in(written_by(func._schema, args, options)))
+        return func(*args, **options)

@@ -41,6 +41,11 @@ class BufferState:
             if not buffer.is_meta and not _is_same(holder[key], before)
         ]
 
+    def replaced(self) -> dict[str, Tensor]:
+        """The tensors that stand where there were others, by the names of the buffers."""
+        pairs = ((name, holder[key], buffer) for holder, key, name, buffer, _ in self._kept)
+        return {name: now for name, now, was in pairs if now is not None and now is not was}
+
     def restore(self) -> None:
         """Give the slots their buffers back, and the buffers their values."""
         for holder, key, _, buffer, before in self._kept:

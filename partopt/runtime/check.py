@@ -67,9 +67,9 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     rates = context.gather(rates)[0]
     if own.tied:  # one parameter has one rate, in whichever stages it is
         rates = [min(rate for rate in rates if rate > 0.0)] * len(rates)
-    for s, stage in own.stages.items():
-        if stage.parameters:
-            own.optimizer(s, stage.parameters).param_groups[0]["lr"] = rates[s]
+    for s in own.stages:
+        if stepped := own.stepped(s):
+            own.optimizer(s, stepped).param_groups[0]["lr"] = rates[s]
     before = _weights(own)
     own.step()
     changes = {key: (now - before[key]).cpu() for key, now in _weights(own).items()}
@@ -77,7 +77,8 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     if context.rank:
         return None
     equal = tolerance(training)
-    expected = train_stale(training, WholeModel(training, context.device), names, rates, equal)
+    whole, tied = WholeModel(training, context.device), {each.name for each in own.tied}
+    expected = train_stale(training, whole, names, rates, equal, tied)
     return compare(every, expected, "changes", equal)
 
 

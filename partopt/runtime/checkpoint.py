@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write
+from torch.distributed.tensor import DTensor, Shard
 
 from partopt.errors import PartoptError
 from partopt.runtime.context import lost_connections
+from partopt.runtime.parameters import shared_parameters
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.training import RankTraining
 
@@ -125,10 +127,10 @@ def resume(own: RankTraining, checkpoint: Path) -> None:
     kept = _optimizer_state(own, known)
     with _quiet(), lost_connections():
         load(
-            {**state, **{name: tensor for name, (_, _, tensor) in kept.items()}},
+            {**state, **{name: read for name, (_, _, _, read) in kept.items()}},
             checkpoint_id=checkpoint,
         )
-    for parameter_state, key, tensor in kept.values():
+    for parameter_state, key, tensor, _ in kept.values():
         parameter_state[key] = tensor
     own.begin_at(int(json.loads((checkpoint / _ABOUT).read_text())["steps"]))
 
@@ -146,31 +148,61 @@ def _state(own: RankTraining) -> dict[str, Tensor]:
 
 
 def _states_of(own: RankTraining, s: int, stage: ReplayStage) -> Iterator[tuple[str, str, Tensor]]:
+    holding = shared_parameters(own.record, own.training.starts)
     for name, parameter in stage.own_parameters.items():
-        for key, value in own.optimizers[s].state.get(parameter, {}).items():
+        if holding.get(name, [s])[0] != s:  # stages that hold one have other shares of it
+            continue
+        stepped = _stepped(own, s, parameter)
+        for key, value in own.optimizers[s].state.get(stepped, {}).items():
             if isinstance(value, Tensor):
-                yield name, key, value
+                is_share = stepped is not parameter and value.shape == stepped.shape
+                yield name, key, _as_rows(own, s, value, parameter) if is_share else value
 
 
 def _optimizer_state(
     own: RankTraining, known: dict[str, Any]
-) -> dict[str, tuple[dict[str, Any], str, Tensor]]:
-    """Room for the optimizer state in a checkpoint of this rank's parameters, and where it goes."""
-    room = {}
+) -> dict[str, tuple[dict[str, Any], str, Tensor, Tensor]]:
+    """Room for the optimizer state in a checkpoint of this rank's parameters, and where it goes.
+
+    Of each entry the state, the key in it, the tensor that goes there, and what is read: the same,
+    or of a share the rows of the whole.
+    """
+    room: dict[str, tuple[dict[str, Any], str, Tensor, Tensor]] = {}
     for s, stage in own.stages.items():
-        optimizer = own.optimizer(s, stage.parameters) if stage.parameters else None
+        optimizer = own.optimizer(s, own.stepped(s)) if own.stepped(s) else None
         for name, parameter in stage.own_parameters.items():
-            prefix = f"optimizer.{name}."
+            prefix, stepped = f"optimizer.{name}.", _stepped(own, s, parameter)
+            if optimizer is None or not stepped.numel():
+                continue
             for entry in known:
-                if optimizer is not None and entry.startswith(prefix):
-                    key, about = entry.removeprefix(prefix), known[entry]
-                    if "." in key or not isinstance(about, TensorStorageMetadata):
-                        continue
-                    # a state of one number, such as Adam's count of steps, stays on the CPU
-                    device = parameter.device if about.size else torch.device("cpu")
-                    tensor = torch.empty(about.size, dtype=about.properties.dtype, device=device)
-                    room[entry] = optimizer.state[parameter], key, tensor
+                key, about = entry.removeprefix(prefix), known[entry]
+                if not entry.startswith(prefix) or "." in key:
+                    continue
+                if not isinstance(about, TensorStorageMetadata):
+                    continue
+                # a state of one number, such as Adam's count of steps, stays on the CPU
+                device = parameter.device if about.size else torch.device("cpu")
+                is_share = stepped is not parameter and about.size == parameter.shape
+                shape = stepped.shape if is_share else about.size
+                tensor = torch.empty(shape, dtype=about.properties.dtype, device=device)
+                read = _as_rows(own, s, tensor, parameter) if is_share else tensor
+                room[entry] = optimizer.state[stepped], key, tensor, read
     return room
+
+
+def _stepped(own: RankTraining, s: int, parameter: nn.Parameter) -> nn.Parameter:
+    """What the optimizer knows of a parameter: itself, or this replica's rows of it."""
+    return own.shares[s].share_of(parameter) if s in own.shares else parameter
+
+
+def _as_rows(own: RankTraining, s: int, rows: Tensor, parameter: nn.Parameter) -> Tensor:
+    """What is like this replica's rows of a parameter, as those of a tensor like the whole one."""
+    if not parameter.dim():  # a single number, which the first replica has
+        return rows
+    whole, mesh = torch.empty(parameter.shape, device="meta"), own.shares[s].mesh
+    return DTensor.from_local(
+        rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def _shape(about: Any) -> Any:

@@ -64,8 +64,9 @@ def _check_hidden(record: Record, cut: int) -> None:
             raise _cannot_cut(
                 record,
                 cut,
-                f"{record.layer_name(reader)} reads "
-                + record.hidden[maker, reader].format(record.layer_name(maker)),
+                record.hidden[maker, reader].format(
+                    record.layer_name(maker), record.layer_name(reader)
+                ),
                 (maker, reader),
             )
 

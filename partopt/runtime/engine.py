@@ -7,7 +7,7 @@ between ranks (`delivery`), and sums of gradients and optimizer steps (`updates`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from partopt.runtime.posting import AHEAD
 from partopt.runtime.progress import COMPUTING, EXCHANGING, MEETING, OUTSIDE, RECEIVING, SENDING
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, actions_of
+from partopt.runtime.shares import NO_SHARES, Shares
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
@@ -39,6 +40,7 @@ def execute(
     optimizer_of: OptimizerOf | None = None,
     clip: float | None = None,
     tied: Sequence[Tied] = (),
+    shares: Mapping[int, Shares] = NO_SHARES,
     barrier: bool = True,
     ahead: int = AHEAD,
 ) -> RankRecord:
@@ -50,8 +52,10 @@ def execute(
     numbered on from step to step. `optimizer_of(s, parameters)` makes the optimizer of stage s;
     without it the gradients of the last step stay. Gradients are added up over microbatches,
     replicas and holders of `tied` parameters: a loss that is a mean is divided by the stage. `clip`
-    is the most that the norm of all gradients may be. With `barrier` ranks begin every step
-    together, as the simulated one does. `ahead` receives are posted before they are used.
+    is the most that the norm of all gradients may be. `shares` are this rank's of its stages, whose
+    optimizers get these alone, where the plan has replicas share (`shares_of`). With `barrier`
+    ranks begin every step together, as the simulated one does. `ahead` receives are posted before
+    they are used.
 
     Raises PartoptError where the plan cannot run, another rank is lost, or stages disagree on what
     crosses a cut.
@@ -65,14 +69,14 @@ def execute(
             code="conflicting-options",
         )
     if tied:
-        check_tied(plan)
+        check_tied(plan, [each.ranks for each in tied])
     orders = order(plan.schedule, layout_of(plan, microbatches))
     actions = actions_of(orders, context.rank)
     held = [s for s, stage in enumerate(plan.stages) if context.rank in stage.ranks]
     stages = {s: stage_of(s) for s in held}
     check_cuts(stages, context)
     parameters = {s: stage.parameters for s, stage in stages.items()}
-    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied)
+    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied, shares)
     channel = open_channel(context, orders)
     record = RankRecord(context.rank, context.host, steps, len(actions))
     delivery = Delivery(stages, actions, channel, record, context.device, ahead)
@@ -102,16 +106,33 @@ def check_run(plan: Plan, microbatches: int | None, context: Context) -> None:
         )
 
 
-def check_tied(plan: Plan) -> None:
-    """Raise PartoptError where stages that hold one parameter update it at different times."""
+def check_tied(plan: Plan, holders: Sequence[Sequence[int]]) -> None:
+    """Raise PartoptError where stages that hold one parameter do not step it together.
+
+    `holders` are the ranks that hold each.
+    """
     entry = schedule(plan.schedule)
-    if entry.asynchronous and entry.weight_versions == ALL_IN_FLIGHT:
+    if not entry.asynchronous or entry.weight_versions != ALL_IN_FLIGHT:
+        return
+    hint = "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`"
+    if plan.memory_rules.shard != "none":
         raise PartoptError(
-            f"{plan.schedule}: several stages hold one tied parameter, and each of them updates "
-            "its own after other microbatches: there is no one value that it has",
-            "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`",
+            f"{plan.schedule}: a tied parameter that several stages hold is of another version "
+            f"than others, and replicas step it apart: not with `shard={plan.memory_rules.shard}`",
+            hint,
             code="cannot-run",
         )
+    for ranks in holders:
+        replicas = {each.replicas for each in plan.stages if set(ranks).intersection(each.ranks)}
+        if len(replicas) > 1:
+            counts = " and ".join(map(str, sorted(replicas)))
+            raise PartoptError(
+                f"{plan.schedule}: stages with {counts} replicas hold one tied parameter, and each "
+                "of them updates it after a microbatch on each of its replicas: there is no one "
+                "round whose gradients could be added up",
+                hint,
+                code="cannot-run",
+            )
 
 
 def begin_step(step: int, record: RankRecord, context: Context, barrier: bool) -> None:
@@ -198,12 +219,14 @@ class _Run:
             if versions:
                 versions.use_for_backward(number)
             found = stage.backward(number, received)
+            self.updates.end_gradients(s)
             self.updates.end_backward(s, action.microbatch, number)
             self._send(action, found)
         elif kind == I:
             self._send(action, stage.backward_input(number, received))
         elif kind == W:
             stage.backward_weight(number)
+            self.updates.end_gradients(s)
         elif kind == R:
             stage.recompute(number)
         elif kind == A:

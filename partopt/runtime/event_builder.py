@@ -87,7 +87,7 @@ class EventBuilder:
     def is_tied(self, before: Before) -> bool:
         """Whether the call reads a parameter, or what a layer made."""
         return any(
-            id(tensor) in self._parameters or self._maker(tensor) != EVERYWHERE
+            id(tensor) in self._parameters or self.maker(tensor) != EVERYWHERE
             for tensor in before.tensors
         )
 
@@ -95,7 +95,7 @@ class EventBuilder:
         """Note what the call, of `layer`, is given that another layer left in an object."""
         assert self._reads is not None
         for tensor in before.tensors:
-            maker = self._maker(tensor)
+            maker = self.maker(tensor)
             if id(tensor) not in self._keys and maker not in (layer, EVERYWHERE):
                 self._reads.hidden.add((maker, layer))
 
@@ -103,7 +103,14 @@ class EventBuilder:
         """The result that a value is; None where no event made it."""
         return self._keys.get(id(value))
 
-    def _maker(self, tensor: Tensor) -> int:
+    def entered_before(self, tensor: Tensor) -> int:
+        """How many layers had been entered when every stage made `tensor`."""
+        key = self._keys.get(id(tensor))
+        before = self.events[: 0 if key is None else key.event]
+        return max((event.layer for event in before), default=EVERYWHERE) + 1
+
+    def maker(self, tensor: Tensor) -> int:
+        """The layer that made a tensor, or in whose memory it lies."""
         key = self._keys.get(id(tensor))
         if key is not None:
             return self.events[key.event].layer

@@ -18,7 +18,9 @@ from torch.utils._pytree import TreeSpec
 from partopt.profiler.tracker import LayerKey
 
 EVERYWHERE = -1  # the layer of what every stage does
-IN_AN_OBJECT = "a tensor of {} that it is not given as an argument: it lies hidden in an object"
+IN_AN_OBJECT = (
+    "{1} reads a tensor of {0} that it is not given as an argument: it lies hidden in an object"
+)
 
 # names of torch functions that ask for shape, format and place alone
 _QUESTIONS = {
@@ -125,10 +127,11 @@ class Event:
 class Record:
     """One forward with its loss.
 
-    `hidden` has pairs of layers of which the second reads what the first made and no message
-    brings, and says what, `{}` being the first. `holders` are the layers that hold each parameter,
-    by its first name; `changed_buffers` those that the forward changed, `None` where that could not
-    be seen. `replay_refused` is why it was recorded as a graph by torch.export, if it was.
+    `hidden` has pairs of layers, in their order, of which one reads what the other made and no
+    message brings, and says what, `{0}` and `{1}` being the two. `holders` are the layers that hold
+    each parameter, by its first name; `changed_buffers` those that the forward changed, `None`
+    where that could not be seen. `replay_refused` is why it was recorded as a graph by
+    torch.export, if it was.
     """
 
     layers: Sequence[LayerKey]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,17 +38,22 @@ def tied_parameters(
     `parameter_of(s, name)` is a parameter of stage s on this rank. One object that several stages
     of the rank share is held once.
     """
+    found = []
+    for name, holding in sorted(tied_stages(plan).items()):
+        own = [parameter_of(s, name) for s in holding if rank in plan.stages[s].ranks]
+        ranks = sorted({each for s in holding for each in plan.stages[s].ranks})
+        found.append(Tied(name, ranks, list({id(each): each for each in own}.values())))
+    return found
+
+
+def tied_stages(plan: Plan) -> dict[str, list[int]]:
+    """The stages that hold each tied parameter of `plan`."""
     stages: dict[str, list[int]] = {}
     for flow in plan.communication:
         if flow.kind == "tied" and flow.stage is not None:
             for name in flow.parameters:
                 stages.setdefault(name, []).append(flow.stage)
-    found = []
-    for name, holding in sorted(stages.items()):
-        own = [parameter_of(s, name) for s in holding if rank in plan.stages[s].ranks]
-        ranks = sorted({each for s in holding for each in plan.stages[s].ranks})
-        found.append(Tied(name, ranks, list({id(each): each for each in own}.values())))
-    return found
+    return stages
 
 
 class Gradients:
@@ -56,7 +61,8 @@ class Gradients:
 
     Those of a stage are exchanged in buckets of `bucket_bytes` while the rank goes on: each when
     the backward that `watch` was called before has made it, or else when that has ended. `clips`
-    says that `clip` is called.
+    says that `clip` is called. Of the `shared` stages each replica has the sums of its own rows
+    alone, which are its parameters here.
     """
 
     def __init__(
@@ -67,8 +73,9 @@ class Gradients:
         tied: Sequence[Tied],
         clips: bool,
         bucket_bytes: float,
+        shared: Collection[int] = (),
     ) -> None:
-        self.context, self.ranks, self.tied = context, ranks, tied
+        self.context, self.ranks, self.tied, self.shared = context, ranks, tied, shared
         self.bucket_bytes = bucket_bytes
         self.watched: dict[int, Sum] = {}
         apart = {id(own) for each in tied for own in each.parameters}
@@ -137,7 +144,7 @@ class Gradients:
         counted = [
             gradient_of(parameter)
             for s, held in self.own.items()
-            if self.ranks[s][0] == rank
+            if self.ranks[s][0] == rank or s in self.shared
             for parameter in held
         ]
         counted += [

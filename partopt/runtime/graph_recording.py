@@ -19,7 +19,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.step import Inputs, Loss
 from partopt.profiler.tracker import LayerKey
-from partopt.runtime.buffer_uses import BufferUses
+from partopt.runtime.buffer_uses import BufferUses, written_by
 from partopt.runtime.event_builder import Before, EventBuilder
 from partopt.runtime.events import EVERYWHERE, Key, storage_of
 from partopt.runtime.exporting import Exported, export, without_memory
@@ -28,9 +28,8 @@ from partopt.runtime.input_form import InputForm
 from partopt.runtime.marks import ENTER, LEAVE, Switches, cannot_export, is_mark
 from partopt.runtime.recording import holders
 
-_NUMBER = "a number that {} computes"
-_LOSS = "the loss, which {} computes"
-_STATISTICS = {"running_mean", "running_var"}  # arguments written to, though no operator says so
+_NUMBER = "{1} reads a number that {0} computes"
+_LOSS = "{1} reads the loss, which {0} computes"
 
 
 def export_model(
@@ -154,7 +153,8 @@ class _Observer(fx.Interpreter):
         output = super().run_node(node)
         self._builder.add(before, _name(node), None, layer, output, [], set())
         written = {each for each, value in tensors.items() if value._version != versions[each]}
-        self._uses.note(tensors, written | _statistics(node), layer)
+        changed = [tensors[each] for each in written | _written_to(node) if each in tensors]
+        self._uses.note(self._uses.names(tensors.values()), self._uses.names(changed), layer)
         self._note_written(tensors[each] for each in written)
         self._note_numbers(node, layer, output)
         makes = {key: each for each, key in self._keys(tensors).items() if reads.get(each) != key}
@@ -232,13 +232,8 @@ def _name(node: fx.Node) -> str:
     return getattr(node.target, "_opname", node.name)
 
 
-def _statistics(node: fx.Node) -> set[fx.Node]:
-    """The running statistics that a node changes."""
+def _written_to(node: fx.Node) -> set[fx.Node]:
+    """The arguments that a node changes, running statistics among them."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return set()
-    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False))
-    given |= node.kwargs
-    if not (given.get("training") or given.get("use_input_stats")):
-        return set()
-    return {each for name, each in given.items() if name in _STATISTICS and each is not None}
+    found = [] if schema is None else written_by(schema, node.args, node.kwargs)
+    return {each for each in found if isinstance(each, fx.Node)}

@@ -48,6 +48,26 @@ def optimizer_of(
     return kind(parameters, lr=rate, **options)
 
 
+def steps_rows_alone(make: Callable[[Sequence[nn.Parameter]], Optimizer]) -> bool:
+    """Whether the optimizers that `make` makes step rows of a parameter as they step the whole.
+
+    Found by two steps of a small matrix and of its halves, with gradients of other sizes in each.
+    """
+    numbers = torch.Generator().manual_seed(0)
+    start, *gradients = torch.randn(3, 8, 8, generator=numbers)
+    size = torch.logspace(-1, 1, 8).unsqueeze(1)
+    whole = nn.Parameter(start.clone())
+    halves = [nn.Parameter(half.clone()) for half in start.chunk(2)]
+    optimizers = [make([whole]), *(make([half]) for half in halves)]
+    for gradient in gradients:
+        whole.grad = gradient * size
+        for half, own in zip(halves, whole.grad.chunk(2), strict=True):
+            half.grad = own.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    return torch.allclose(torch.cat(list(halves)), whole, rtol=1e-5, atol=1e-7)
+
+
 def mean_over(microbatches: int) -> Callable[..., None]:
     """What is called before a step: it divides gradients that are sums over so many."""
 

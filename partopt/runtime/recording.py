@@ -15,6 +15,7 @@ from partopt.errors import PartoptError
 from partopt.profiler.foreign_errors import explain
 from partopt.profiler.step import Inputs, Loss, default_loss, run_forward, tensors_in
 from partopt.profiler.tracker import LayerKey
+from partopt.runtime.buffer_uses import BufferUses, BufferWatch
 from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.event_builder import EventBuilder
 from partopt.runtime.events import EVERYWHERE, IN_AN_OBJECT, Event, Record, is_question, name_of
@@ -63,6 +64,7 @@ def _record_once(
                 output = run_forward(model, inputs)
                 default_loss(output) if loss_fn is None else loss_fn(output, inputs)
             recorder.order.check_all_called()
+            recorder.note_replaced(buffers.replaced())
             return recorder.record(None if weightless else frozenset(buffers.changed()))
     finally:
         random.restore()
@@ -111,6 +113,7 @@ class _Recorder(TorchFunctionMode):
         self._model = model
         self._reads = UnitReads(model, inputs)
         self._builder = EventBuilder(model, self._reads)
+        self._buffers = BufferUses(dict(model.named_buffers()), len(layers))
         self._inside = False
 
     @contextlib.contextmanager
@@ -119,6 +122,15 @@ class _Recorder(TorchFunctionMode):
         with self._units, self:
             yield
 
+    def note_replaced(self, buffers: Mapping[str, Tensor]) -> None:
+        """Note who made the tensors that are `buffers` now, and were others before."""
+        for name, now in buffers.items():
+            layer = self._builder.maker(now)
+            if layer == EVERYWHERE:
+                self._buffers.note_late({name}, self._builder.entered_before(now))
+            else:
+                self._buffers.note(set(), {name}, layer)
+
     def record(self, changed_buffers: frozenset[str] | None) -> Record:
         """What was seen."""
         builder = self._builder
@@ -126,7 +138,7 @@ class _Recorder(TorchFunctionMode):
             self._layers,
             tuple(builder.events),
             builder.likeness,
-            dict.fromkeys(self._reads.hidden, IN_AN_OBJECT),
+            dict(self._buffers.hidden()) | dict.fromkeys(self._reads.hidden, IN_AN_OBJECT),
             holders(self._model, self._layers, builder.events),
             changed_buffers,
         )
@@ -170,10 +182,12 @@ class _Recorder(TorchFunctionMode):
             with (
                 observe_hooked(self._modules) as seen,
                 self._reads.of(layer, before.tensors) as touched,
+                BufferWatch(self._buffers) as buffers,
             ):
                 output = forward(*run[0], **run[1])
         finally:
             self._inside = False
+        self._buffers.note(buffers.used, buffers.written, layer)
         if self._weightless:
             output = self._weightless.leave(output, real or {})
         self._builder.add(before, name, name, layer, output, seen, touched)
@@ -188,13 +202,17 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **options)
         before = self._builder.before((args, options), (args, options))
         random = RandomState(self._device)
-        output = func(*args, **options)
+        with BufferWatch(self._buffers) as buffers:
+            output = func(*args, **options)
         if self._weightless:
             output = self._weightless.leave(output, {})
         # numbers drawn at random would differ from stage to stage
         tied = self._builder.is_tied(before) or random.advanced()
         self._builder.note_hidden(before, self.order.current)
         layer = self.order.current if tied else EVERYWHERE
+        self._buffers.note(buffers.used, buffers.written, layer)
+        if layer == EVERYWHERE:
+            self._buffers.note_late(buffers.written, self.order.entered)
         self._builder.add(before, name_of(func), None, layer, output, [], set())
         return output
 

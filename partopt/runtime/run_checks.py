@@ -9,7 +9,10 @@ import torch
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.runtime.engine import check_tied
+from partopt.runtime.gradients import tied_stages
 from partopt.runtime.launcher import is_under_torchrun
+from partopt.runtime.optimizers import optimizer_of, steps_rows_alone
+from partopt.runtime.shares import check_shares
 from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import Training, record_training
 from partopt.schedules import schedule
@@ -28,20 +31,32 @@ def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
             "plan with a profile of one rank",
             code="cannot-run",
         )
-    if plan.memory_rules.shard != "none":
-        raise PartoptError(
-            f"a plan with `shard={plan.memory_rules.shard}`: replicas that hold shares are not run",
-            "plan with `shard=none`",
-            code="cannot-run",
-        )
-    if any(stage.tied_exchange_s for stage in plan.stages):
-        check_tied(plan)
+    holding = tied_stages(plan).values()
+    check_tied(plan, [[rank for s in own for rank in plan.stages[s].ranks] for own in holding])
     if not schedule(plan.schedule).asynchronous:
         assert plan.microbatches is not None
         if microbatches is not None and microbatches != plan.microbatches:
             raise refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
+        check_shares(plan, None)
         return plan.microbatches
-    return microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
+    passing = microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
+    check_shares(plan, passing)
+    return passing
+
+
+def check_optimizer(training: Training) -> None:
+    """Refuse an optimizer that replicas cannot step their own rows with."""
+    plan, source = training.plan, training.source
+    if plan.memory_rules.shard != "none" and not steps_rows_alone(
+        lambda parameters: optimizer_of(source, plan.optimizer, training.rate, parameters)
+    ):
+        named = plan.optimizer if source.optimizer is None else f"of {source.place}"
+        raise PartoptError(
+            f"the optimizer {named} steps a row of a parameter otherwise where other rows are not "
+            f"there, and with `shard={plan.memory_rules.shard}` each replica has rows of its own",
+            "plan with `shard=none`, or with an optimizer that steps each number alone",
+            code="cannot-run",
+        )
 
 
 def check_data(training: Training) -> None:

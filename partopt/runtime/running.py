@@ -31,6 +31,7 @@ from partopt.runtime.launcher import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
+    check_optimizer,
     check_ranks,
     check_run,
     choose_engine,
@@ -93,6 +94,7 @@ def run_plan(
     keeping = Keeping.of(save, every, resume)
     training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
     check_data(training)
+    check_optimizer(training)
     name = choose_backend(backend, check_ranks(plan.world_size))
     if not is_under_torchrun():
         check_model(training)

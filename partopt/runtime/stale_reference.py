@@ -7,7 +7,7 @@ they are is counted here; of the versions that the engine keeps nothing is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,23 +34,26 @@ def train_stale(
     names: Sequence[Sequence[str]],
     rates: Sequence[float],
     equal: float,
+    tied: Collection[str] = (),
 ) -> Reference:
     """The losses of a step's microbatches, and what plain SGD changes the parameters by.
 
     Each stage has the parameters `names`, and a learning rate. The size of a change is the largest
     of its parameter, but no less than the share `NOISE` of the largest in its stage, and no less
-    than that of which `ULPS` of the weight are the share `equal`.
+    than that of which `ULPS` of the weight are the share `equal`. Parameters that are `tied` are
+    among those of the first stage that holds them.
     """
     plan, M = training.plan, training.microbatches
     orders = order(plan.schedule, layout_of(plan, M))
     stages = [
         _StageWeights(
-            {name: whole.parameters[name] for name in names[s]},
-            used_versions(plan, orders, s, M),
+            {name: whole.parameters[name] for name in names[s] if (name in tied) == is_tied},
+            used_versions(plan, orders, s, M, is_tied),
             batch_of_stage(plan, orders, s),
             rates[s],
         )
         for s in range(len(plan.stages))
+        for is_tied in (False, True)
     ]
     losses = {}
     for number in range(M):
@@ -113,8 +116,10 @@ class _StageWeights:
         self._total = {name: torch.zeros_like(weight) for name, weight in self.start.items()}
 
 
-def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
+def used_versions(plan: Plan, orders: Order, s: int, M: int, tied: bool = False) -> list[int]:
     """The updates of stage s that the forward of each of M microbatches knows of.
+
+    They are those of its own parameters, or of the `tied` ones that other stages hold, too.
 
     PipeDream's knows of all that precede it in its rank's row; an exchange that blocks nothing
     ends when the next one begins. 2BW's, of batch t, knows of all batches but the last: t - 1
@@ -124,7 +129,7 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
         G = batch_of_stage(plan, orders, s)
         return [max(0, m // G - 1) for m in range(M)]
     own = orders.stage == s
-    exchanges = bool((own & (orders.kind == A)).any())
+    exchanges = plan.stages[s].replicas > 1 or tied
     late = exchanges and plan.allreduce != "blocking"
     used = [0] * M
     for rank in plan.stages[s].ranks:

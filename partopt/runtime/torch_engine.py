@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from partopt.runtime.posting import AHEAD
 from partopt.runtime.progress import OUTSIDE
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import actions_of
+from partopt.runtime.shares import NO_SHARES, Shares, scatters
 from partopt.runtime.stage import Stage
 from partopt.runtime.torch_stage import TorchStage
 from partopt.runtime.torch_times import ActionTimes, Awaited
@@ -47,6 +48,8 @@ def can_say(plan: Plan) -> str | None:
         return f"{plan.schedule} never flushes, and torch runs one iteration after the other"
     if "output_grads" not in inspect.signature(PipelineStage).parameters:
         return f"torch {torch.__version__} cannot be told which tensors have no gradient"
+    if scatters(plan):
+        return "gradients add up in shares after every backward, and torch adds up whole ones"
     layout = layout_of(plan)
     try:
         orders = order(plan.schedule, layout)
@@ -68,6 +71,7 @@ def execute_on_torch(
     optimizer_of: OptimizerOf | None = None,
     clip: float | None = None,
     tied: Sequence[Tied] = (),
+    shares: Mapping[int, Shares] = NO_SHARES,
     barrier: bool = True,
     ahead: int = AHEAD,
 ) -> RankRecord:
@@ -95,7 +99,7 @@ def execute_on_torch(
     stages = {s: stage_of(s) for s, each in enumerate(plan.stages) if context.rank in each.ranks}
     check_cuts(stages, context)
     parameters = {s: stage.parameters for s, stage in stages.items()}
-    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied)
+    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied, shares)
     run = _Run(plan, orders, stages, context, steps, updates)
     for step in range(steps):
         begin_step(step, run.record, context, barrier)

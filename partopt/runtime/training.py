@@ -29,6 +29,7 @@ from partopt.runtime.optimizers import mean_over, optimizer_of
 from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
+from partopt.runtime.shares import shares_of
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
@@ -103,6 +104,8 @@ class RankTraining:
         self.record, self.trained = record_training(self.training, self.context.device)
         self.stages = {s: self._stage(s) for s in self.held}
         self.tied = self._tied()
+        parameters = {s: stage.parameters for s, stage in self.stages.items()}
+        self.shares = shares_of(plan, self.context, parameters, self.tied)
 
     @property
     def _drawn(self) -> tuple[int, int, torch.device, torch.dtype]:
@@ -154,6 +157,7 @@ class RankTraining:
             optimizer_of=self.optimizer if learn else None,
             clip=training.clip if learn else None,
             tied=self.tied,
+            shares=self.shares,
         )
 
     def end_step(self) -> dict[int, float]:
@@ -167,13 +171,21 @@ class RankTraining:
         return losses
 
     def gradients(self) -> dict[tuple[int, str], Tensor]:
-        """The gradients of this rank, by stage and parameter."""
-        return {
-            (s, name): each.grad.detach().cpu()
+        """The gradients of this rank, by stage and parameter; every rank calls it.
+
+        Those that replicas share are put together.
+        """
+        gathered = {s: shares.whole_gradients() for s, shares in self.shares.items()}
+        found = {
+            (s, name): gathered.get(s, {}).get(id(each), each.grad)
             for s, stage in self.stages.items()
             for name, each in stage.own_parameters.items()
-            if each.grad is not None
         }
+        return {key: each.detach().cpu() for key, each in found.items() if each is not None}
+
+    def stepped(self, s: int) -> Sequence[nn.Parameter]:
+        """What the optimizer of stage s steps: its parameters, or this replica's rows of them."""
+        return self.shares[s].stepped if s in self.shares else self.stages[s].parameters
 
     def begin_at(self, steps: int) -> None:
         """Go on behind so many steps of an earlier run, whose data is passed over."""

@@ -34,6 +34,11 @@ class LayerOrder:
         self._called = 0
 
     @property
+    def entered(self) -> int:
+        """How many have been entered."""
+        return self._called
+
+    @property
     def current(self) -> int:
         """The layer entered last; before the first one, the first."""
         return max(self._called - 1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,8 +13,12 @@ from partopt.documents.plan import Plan
 from partopt.runtime.buckets import Sum
 from partopt.runtime.context import Context
 from partopt.runtime.gradients import Gradients, Tied
-from partopt.runtime.versions import Versions, versions_of
+from partopt.runtime.scattering import Scatter
+from partopt.runtime.shares import Shares, scatters
+from partopt.runtime.stage_versions import versions_of
+from partopt.runtime.versions import Step, Versions
 from partopt.schedules import schedule
+from partopt.schedules.layout import own_microbatches
 from partopt.schedules.order import A, Order
 
 OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Optimizer]
@@ -31,27 +36,42 @@ class Updates:
         optimizer_of: OptimizerOf | None,
         clip: float | None,
         tied: Sequence[Tied],
+        shares: Mapping[int, Shares],
     ) -> None:
-        self.parameters, self.clip = parameters, clip
-        self.optimizers = {
-            s: optimizer_of(s, own) for s, own in parameters.items() if optimizer_of and own
+        self.parameters, self.clip, self.shares = parameters, clip, shares
+        self.steps = {
+            s: _step_of(s, own, optimizer_of, shares.get(s))
+            for s, own in parameters.items()
+            if optimizer_of and own
         }
+        graded = {s: shares[s].graded if s in shares else own for s, own in parameters.items()}
         ranks = [stage.ranks for stage in plan.stages]
         # buckets begin beside the last backward of an iteration
-        self.early = plan.microbatches is not None and plan.allreduce == "overlap"
-        bucket_bytes = plan.bucket_bytes if self.early else math.inf
-        self.gradients = Gradients(context, parameters, ranks, tied, clip is not None, bucket_bytes)
+        self.overlaps = plan.microbatches is not None and plan.allreduce == "overlap"
+        bucket_bytes = plan.bucket_bytes if self.overlaps else math.inf
+        self.gradients = Gradients(
+            context, graded, ranks, tied, clip is not None, bucket_bytes, shares
+        )
+        # backwards that scatter their gradients, as many as any replica has
+        M = int(order.microbatch.max()) + 1
+        self.early = {s: own_microbatches(M, len(ranks[s]), 0) * scatters(plan) for s in shares}
         # of an asynchronous plan, by stage
         self.versions: dict[int, Versions] = {}
         if schedule(plan.schedule).asynchronous:
             self.versions = {
                 s: versions_of(
-                    plan, order, s, own, self.optimizers.get(s), self.gradients.tied_of(own)
+                    plan,
+                    order,
+                    s,
+                    own,
+                    self.steps.get(s),
+                    self.gradients.tied_of(own),
+                    shares.get(s),
                 )
                 for s, own in parameters.items()
             }
         self.exchanging = set(order.stage[order.kind == A].tolist())
-        self.sums: dict[int, tuple[int, Sum | None]] = {}  # by stage: the round, its exchange
+        self.sums: dict[int, tuple[int, Sum | Scatter | None]] = {}  # round and sum, by stage
         self.prepared = False  # the gradients of this step are summed and clipped
 
     def begin_step(self, first: int = 0) -> None:
@@ -62,10 +82,17 @@ class Updates:
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None
+        for s, shares in self.shares.items():
+            shares.begin_step(self.early[s])
+
+    def end_gradients(self, s: int) -> None:
+        """End what makes gradients for a microbatch: a backward, or the part of the weights."""
+        if s in self.shares:
+            self.shares[s].end_backward()
 
     def begin_last_backward(self, s: int) -> None:
         """Begin the backward that the exchange of a stage's gradients follows."""
-        if self.early:
+        if self.overlaps and s not in self.shares:
             self.gradients.watch(s)
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
@@ -80,9 +107,15 @@ class Updates:
 
         The rank goes on meanwhile, as the simulated one does; `done` is called when it ends.
         """
-        # what tied parameters get from now on is of the next round, too
-        tied = self.gradients.tied_of(self.parameters[s]) if s in self.versions else []
-        begun = self.gradients.begin_sum(s, done, [parameter for parameter, _ in tied])
+        aside: list[nn.Parameter] = []
+        if versions := self.versions.get(s):
+            aside = versions.aside  # what they get from now on is of the next round, too
+            versions.begin_exchange()
+        begun: Sum | Scatter | None
+        if s in self.shares:
+            begun = self.shares[s].begin_sum(done, aside)
+        else:
+            begun = self.gradients.begin_sum(s, done, aside)
         self.finish_exchange(s)
         self.sums[s] = number, begun
         if begun is None:
@@ -118,6 +151,16 @@ class Updates:
 
     def step(self, s: int) -> None:
         """Step the optimizer of a stage; without one its gradients stay."""
-        if s in self.optimizers:
-            self.optimizers[s].step()
-            self.optimizers[s].zero_grad()
+        if s in self.steps:
+            self.steps[s]()
+            for parameter in self.parameters[s]:
+                parameter.grad = None
+
+
+def _step_of(
+    s: int, parameters: Sequence[nn.Parameter], optimizer_of: OptimizerOf, shares: Shares | None
+) -> Step:
+    """What steps a stage: its optimizer, or that of this replica's share, which may be empty."""
+    if shares is None:
+        return optimizer_of(s, parameters).step
+    return partial(shares.step, optimizer_of(s, shares.stepped) if shares.stepped else None)

@@ -7,14 +7,13 @@ and needs to know nothing of versions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
@@ -28,21 +27,30 @@ from partopt.schedules.order import Order
 # G   microbatches of a batch of 2BW, between two versions
 
 Weights = list[Tensor]
+Step = Callable[[], Any]  # of an optimizer
 
 
 class Versions:
     """PipeDream's weight stashing: a microbatch's backward uses the weights of its forward.
 
     The forward uses the newest ones. There is a new version after each round, of one microbatch on
-    each replica; one that no microbatch in flight uses is freed.
+    each replica; one that no microbatch in flight uses is freed. `graded` are those in whose
+    `.grad` the sums of a round come: the parameters, or where replicas share them this one's rows.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], optimizer: Optimizer | None, replicas: int
+        self,
+        parameters: Sequence[nn.Parameter],
+        graded: Sequence[nn.Parameter],
+        optimizer_step: Step | None,
+        replicas: int,
     ) -> None:
-        self.parameters, self.optimizer, self.replicas = list(parameters), optimizer, replicas
+        self.parameters, self.graded = list(parameters), list(graded)
+        self.optimizer_step, self.replicas = optimizer_step, replicas
         self.newest: Weights = [parameter.data for parameter in parameters]
         self.in_flight: dict[int, Weights] = {}  # by microbatch
+        # tied ones that keep their gradients while those of the stage alone are added up
+        self.aside: list[nn.Parameter] = []
 
     def begin_step(self, first: int) -> None:
         """Begin at an empty pipeline, with microbatch `first`."""
@@ -61,6 +69,9 @@ class Versions:
         del self.in_flight[microbatch]
         self._use(self.newest)
 
+    def begin_exchange(self) -> None:
+        """Begin to exchange what a round adds to parameters that other stages hold, too."""
+
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch."""
         self._step()
@@ -73,18 +84,18 @@ class Versions:
         return self.newest
 
     def _step(self) -> None:
-        if self.optimizer is None:
+        if self.optimizer_step is None:
             self._drop_gradients()
             return
         self._use([weight.clone() for weight in self.newest])
         # the new memory is nobody's saved tensor: autograd need not mind that it changes
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
-            self.optimizer.step()
+            self.optimizer_step()
         self._drop_gradients()
         self.newest = [parameter.data for parameter in self.parameters]
 
     def _drop_gradients(self) -> None:
-        for parameter in self.parameters:
+        for parameter in self.graded:
             parameter.grad = None
 
     def _use(self, weights: Weights) -> None:
@@ -98,20 +109,25 @@ class DoubleBuffered(Versions):
     Microbatches of batch t use version t - 1, that before the newest where batch t - 1 has ended.
     Gradients are exchanged after every round; those of a batch add up to one step. Those of the
     `tied` parameters are added up over a group when the batch has ended; it steps when they are
-    there, which is when the version is asked for.
+    there, which is when the version is asked for. Of `shared` ones it steps at once: replicas
+    gather them together, and of a last round some would not ask.
     """
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        optimizer: Optimizer | None,
+        graded: Sequence[nn.Parameter],
+        optimizer_step: Step | None,
         replicas: int,
         batch: int,
         tied: Sequence[tuple[nn.Parameter, Any]],
+        shared: bool,
     ) -> None:
-        super().__init__(parameters, optimizer, replicas)
+        super().__init__(parameters, graded, optimizer_step, replicas)
         self.batch = batch
-        self.tied = [(_place_of(parameter, parameters), group) for parameter, group in tied]
+        self.tied = [(_place_of(parameter, graded), group) for parameter, group in tied]
+        self.aside = [parameter for parameter, _ in tied]
+        self.steps_late = bool(tied) and not shared
         self.ended: Ended | None = None
         self.begin_step(0)
 
@@ -130,7 +146,7 @@ class DoubleBuffered(Versions):
 
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch; with tied parameters, begin to."""
-        rounds = [gradient_of(parameter) for parameter in self.parameters]
+        rounds = [gradient_of(parameter) for parameter in self.graded]
         self.total = (
             [before + own for before, own in zip(self.total, rounds, strict=True)]
             if self.total
@@ -142,7 +158,7 @@ class DoubleBuffered(Versions):
             self._finish_batch()
             self.ended = Ended(batch, self.total, _begin_sums(self.total, self.tied))
             self.total = []
-            if not self.tied:
+            if not self.steps_late:
                 self._finish_batch()
 
     def end_step(self) -> None:
@@ -158,11 +174,11 @@ class DoubleBuffered(Versions):
         with lost_connections():
             for work in sums:
                 work.wait()
-        of_round = [parameter.grad for parameter in self.parameters]
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+        of_round = [parameter.grad for parameter in self.graded]
+        for parameter, gradient in zip(self.graded, gradients, strict=True):
             parameter.grad = gradient
         self._step()
-        for parameter, left in zip(self.parameters, of_round, strict=True):
+        for parameter, left in zip(self.graded, of_round, strict=True):
             parameter.grad = left
         self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
 
@@ -182,24 +198,6 @@ def _begin_sums(gradients: list[Tensor], tied: Sequence[tuple[int, Any]]) -> lis
 
 def _place_of(parameter: nn.Parameter, parameters: Sequence[nn.Parameter]) -> int:
     return next(i for i, each in enumerate(parameters) if each is parameter)
-
-
-def versions_of(
-    plan: Plan,
-    order: Order,
-    stage: int,
-    parameters: Sequence[nn.Parameter],
-    optimizer: Optimizer | None,
-    tied: Sequence[tuple[nn.Parameter, Any]],
-) -> Versions:
-    """The weight versions of a stage of an asynchronous plan.
-
-    `tied` are those of its parameters that other stages hold, too, with the group of all that do.
-    """
-    replicas = plan.stages[stage].replicas
-    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
-        return Versions(parameters, optimizer, replicas)
-    return DoubleBuffered(parameters, optimizer, replicas, batch_of(plan, order), tied)
 
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:

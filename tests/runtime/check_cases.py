@@ -27,6 +27,8 @@ from partopt.runtime.buckets import Sum
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
 from partopt.runtime.launcher import run_local
+from partopt.runtime.shares import Shares
+from partopt.runtime.tied_versions import TiedVersions
 from partopt.runtime.training import Training
 from partopt.runtime.versions import DoubleBuffered, Versions
 from tests.helpers import flat
@@ -95,6 +97,7 @@ class Case(NamedTuple):
     allreduce: str = "overlap"
     recompute: str = "never"
     tied: bool = False
+    shard: str = "none"
     fault: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
@@ -102,9 +105,13 @@ RIGHT = {
     "a pipeline that recomputes": Case([1, 1, 1], recompute="always"),
     "replicas": Case([2, 1]),
     "an exchange that blocks": Case([1, 2], allreduce="blocking"),
+    "a tied parameter": Case([1, 1, 1], tied=True),
     "2BW": Case([1, 2], "pipedream-2bw"),
     "2BW with a tied parameter": Case([2, 1], "pipedream-2bw", tied=True),
     "a flush": Case([2, 1], "1f1b"),
+    "replicas that share": Case([2, 1], shard="optimizer"),
+    "2BW of replicas that share": Case([2, 1], "pipedream-2bw", tied=True, shard="gradients"),
+    "a flush of replicas that share": Case([2, 1], "1f1b", tied=True, shard="gradients"),
 }
 
 
@@ -151,12 +158,26 @@ def off(right: Any, own: Sum) -> None:
     own.buckets[0][-1].grad.mul_(1.01)
 
 
+def not_stepped(right: Any, own: Shares, _optimizer: Any) -> None:
+    """One replica gathers its share as it was."""
+    right(own, None)
+
+
 def no_mean() -> Any:
     """Gradients of a round are added up, and that is all."""
     return mock.patch.object(training, "mean_over", lambda microbatches: lambda *_: None)
 
 
+def newer_tied(right: Any, own: TiedVersions, microbatch: int) -> Any:
+    """The last stage uses the newest version that it could have."""
+    own.known[microbatch - own.first] = max(0, microbatch - 1)
+    return right(own, microbatch)
+
+
 WRONG = {
+    "a tied version that is newer": Case(
+        [1, 1], tied=True, fault=on_rank_1(TiedVersions, "version_of", newer_tied)
+    ),
     "an older version": Case([1, 1, 1], fault=on_rank_1(Versions, "version_of", older)),
     "a newer version": Case(
         [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)
@@ -170,6 +191,9 @@ WRONG = {
         [1, 1, 1], fault=on_rank_1(Versions, "end_round", forgets_last)
     ),
     "a sum that is off": Case([2, 1], fault=on_rank_1(Sum, "finish", off)),
+    "a share that is not stepped": Case(
+        [2, 1], shard="optimizer", fault=on_rank_1(Shares, "step", not_stepped)
+    ),
     "a sum that is no mean": Case([2, 1], fault=no_mean),
 }
 CASES = RIGHT | WRONG

@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from torch import nn
 
 from partopt.documents.plan import Plan
+from partopt.documents.stage import Shard
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.gradients import Tied
 from partopt.runtime.launcher import run_local
 from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.shares import shares_of
 from partopt.runtime.sleeping import SleepingStage
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
@@ -28,6 +30,13 @@ from tests.runtime.plans import all_plans, looped, straight
 from tests.runtime.stages import LinearStage
 
 RANKS, STEPS, SLEEPING_STEPS = 4, 2, 3
+STALE_AND_TIED = (
+    ([1, 1, 1], "overlap"),
+    ([1, 1, 1, 1], "blocking"),
+    ([2, 2], "overlap"),
+    ([1, 2, 1], "overlap"),
+)
+SHARED: tuple[Shard, ...] = ("optimizer", "gradients")
 
 
 class Case(NamedTuple):
@@ -53,6 +62,7 @@ class Ran(NamedTuple):
     losses: dict[int, float]
     forwards: dict[int, int]
     log: list[str]  # of all stages of the rank
+    state: dict[int, int]  # numbers that the optimizer of each stage keeps
     record: RankRecord
 
 
@@ -92,7 +102,47 @@ def cases() -> list[Case]:
         Case("one step", pipeline, steps=1),
         Case("2BW in two steps", straight("pipedream-2bw", [1, 2], 0), 9),
         Case("stale weights in two steps", straight("pipedream", [2, 1], 0), 8),
+        *(stale_and_tied(r, allreduce) for r, allreduce in STALE_AND_TIED),
+        *sharing(),
     ]
+
+
+def stale_and_tied(replicas: list[int], allreduce: str) -> Case:
+    """The last layer is the first, in a plan that knows of it; two steps."""
+    own = straight("pipedream", replicas, 0, tied=((0, len(replicas) - 1), 8))
+    plan = replace(own, allreduce=allreduce)
+    return Case(f"stale weights tied {replicas} {allreduce}", plan, 9, tied=True)
+
+
+def sharing() -> list[Case]:
+    """Replicas that hold shares of 4 rows: of 2 each, or of 2, 2 and none."""
+    lying = {
+        "1f1b [2, 1]": straight("1f1b", [2, 1], 7),
+        "gpipe [1, 3]": straight("gpipe", [1, 3], 7),
+        "zb-h1 [2, 2]": straight("zb-h1", [2, 2], 8),
+        "interleaved": looped("interleaved", 2, 2, 4, d=2),
+        "fewer microbatches than replicas": straight("gpipe", [3, 1], 2),
+    }
+    found = []
+    for shard in SHARED:
+        stale, delayed = (straight(name, [1, 2], 0) for name in ("pipedream", "pipedream-2bw"))
+        cases = [
+            *(Case(name, plan) for name, plan in lying.items()),
+            Case("stale weights", stale, 9),
+            Case("2BW", delayed, 9),
+            Case("2BW tied", straight("pipedream-2bw", [2, 1], 0), 13, tied=True),
+            Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
+            Case("tied and clip", straight("gpipe", [1, 2], 5), tied=True, clip=0.05),
+        ]
+        found += [
+            case._replace(name=f"{case.name} sharing {shard}", plan=with_shares(case.plan, shard))
+            for case in cases
+        ]
+    return found
+
+
+def with_shares(plan: Plan, shard: Shard) -> Plan:
+    return replace(plan, memory_rules=replace(plan.memory_rules, shard=shard))
 
 
 def recomputing(plan: Plan) -> Plan:
@@ -120,15 +170,23 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
             Tied(name, ranks, [getattr(layer, name) for layer in held])
             for name in ("weight", "bias")
         ]
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    def noted(s: int, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizers[s] = optimizer_of(s, parameters)
+        return optimizers[s]
+
+    parameters = {s: stage.parameters for s, stage in stages.items()}
     record = engine(
         case.plan,
         stages.__getitem__,
         context=context,
         steps=case.steps,
         microbatches=case.microbatches,
-        optimizer_of=optimizer_of,
+        optimizer_of=noted,
         clip=case.clip,
         tied=tied,
+        shares=shares_of(case.plan, context, parameters, tied),
         ahead=case.ahead,
     )
     return Ran(
@@ -136,7 +194,18 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
         {number: loss for own in stages.values() for number, loss in own.losses.items()},
         {s: own.forwards for s, own in stages.items()},
         log,
+        {s: state_of(optimizers[s]) if s in optimizers else 0 for s in stages},
         record,
+    )
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> int:
+    """The numbers that an optimizer keeps."""
+    return sum(
+        each.numel()
+        for state in optimizer.state.values()
+        for each in state.values()
+        if isinstance(each, torch.Tensor)
     )
 
 

@@ -45,10 +45,14 @@ def plain(case: Case) -> Outcome:
 
 
 def stale(case: Case) -> Outcome:
-    """Each forward uses the weights of its stage after the updates before it in its row."""
+    """Each forward uses the weights of its stage after the updates before it in its row.
+
+    A last stage that is tied to the first is that one: as old, and its gradients are added.
+    """
     plan, M = case.plan, case.M
     used = versions_used(order(plan.schedule, layout_of(plan, M)), plan)
-    live = whole_model(len(plan.stages))
+    whole = whole_model(len(plan.stages), case.tied)
+    live = whole[:-1] if case.tied else whole
     optimizers = [optimizer_of(s, list(layer.parameters())) for s, layer in enumerate(live)]
     losses = {}
     for step in range(case.steps):  # each from an empty pipeline
@@ -56,7 +60,8 @@ def stale(case: Case) -> Outcome:
         gradients: list[dict[int, list[list[Tensor]]]] = [defaultdict(list) for _ in live]
         for number in range(M):
             layers = [copy.deepcopy(own[used[s, number]]) for s, own in enumerate(versions)]
-            loss = whole_loss(layers, step * M + number, M)
+            every = [*layers, layers[0]] if case.tied else layers
+            loss = whole_loss(every, step * M + number, M)
             loss.backward()
             losses[step * M + number] = float(loss.detach())
             for s, layer in enumerate(layers):
@@ -68,7 +73,7 @@ def stale(case: Case) -> Outcome:
                         p.grad = torch.stack(own).sum(0)
                     optimizers[s].step()
                     versions[s].append(copy.deepcopy(live[s]))
-    return _weights(live), losses
+    return _weights(whole), losses
 
 
 def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:

@@ -141,3 +141,12 @@ def test_a_stage_that_blocks_sends_its_gradients_after_their_exchange(ran: dict[
         assert len(exchanges)
         posted = record.send_posted[0, exchanges - 1]
         assert (posted >= record.exchanged[0, exchanges]).all()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if "sharing" in c.name], ids=lambda c: c.name)
+def test_replicas_keep_the_momentum_of_their_own_rows_alone(case: Case, ran: dict[str, list[Ran]]):
+    """Of 4 rows of a weight and a bias, 5 numbers each; torch.chunk gives the last replica less."""
+    rows = {1: [4], 2: [2, 2], 3: [2, 2, 0]}
+    for s, stage in enumerate(case.plan.stages):
+        kept = [ran[case.name][rank].state[s] for rank in sorted(stage.ranks)]
+        assert kept == [5 * own for own in rows[stage.replicas]]

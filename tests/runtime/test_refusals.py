@@ -40,7 +40,7 @@ def alone(ranks: int = 4) -> Context:
         (SYNCHRONOUS, 3, {"microbatches": 4}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {"microbatches": 4, "clip": 1.0}, "conflicting-options"),
-        (ASYNCHRONOUS, 3, {"microbatches": 4, "tied": [Tied("w", [0, 2])]}, "cannot-run"),
+        (ASYNCHRONOUS, 3, {"microbatches": 4, "tied": [Tied("w", [0, 1, 2])]}, "cannot-run"),
     ],
 )
 def test_what_cannot_run_is_refused(plan: Plan, ranks: int, options: dict[str, Any], code: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +264,105 @@ def test_a_stage_without_values(build: Any) -> None:
     seen = record_model(model, torch.randn(2, 4), None, LAYERS)
     error = refusal(lambda: stage(model, seen, 1, 2))
     assert error.message == 'the parameter "b.weight" of layers 1 to 1 has no values'
+
+
+class Using(nn.Module):
+    """Uses the buffer of a layer, by `use` before it computes."""
+
+    def __init__(self, owner: nn.Module, use: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.inner, self.owner, self.use = linear(), [owner], use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.use(self.owner[0])
+
+
+def read(owner: Any) -> Tensor:
+    return owner.table.sum()
+
+
+def write(owner: Any) -> float:
+    owner.table.mul_(0.5)
+    return 1.0
+
+
+def replace(owner: Any) -> float:
+    owner.table = owner.table * 0.5
+    return 1.0
+
+
+def tabled() -> nn.Linear:
+    owner = linear()
+    owner.register_buffer("table", torch.ones(2))
+    return owner
+
+
+def of_a_buffer(first: Callable[[Any], Any], last: Callable[[Any], Any]) -> Record:
+    """Layers a and c use the buffer of layer b."""
+    owner = tabled()
+    users = {"a": Using(owner, first), "c": Using(owner, last)}
+    return record(lambda self, x: self.c(self.b(self.a(x))), b=owner, **users)[1]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "reason"),
+    [
+        (write, read, 'layer 2 "c" reads the buffer "b.table", which layer 0 "a" changes'),
+        (read, write, 'layer 0 "a" reads the buffer "b.table", which layer 2 "c" changes'),
+        (read, replace, 'layer 0 "a" reads the buffer "b.table", which layer 2 "c" changes'),
+        (write, write, 'the buffer "b.table"'),
+    ],
+)
+def test_a_buffer_that_one_stage_changes_and_another_uses(
+    first: Callable[[Any], Any], last: Callable[[Any], Any], reason: str
+) -> None:
+    """Behind the writer, and before it, who would read what the microbatch before left."""
+    for cut in (1, 2):
+        assert (
+            reason in refusal(lambda cut=cut: check_cuts(of_a_buffer(first, last), [cut])).message
+        )
+
+
+def test_running_statistics_of_one_module_in_two_stages() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.b(self.a(self.b(x)))
+
+    model = Parts(forward, a=linear(), b=nn.BatchNorm1d(4, momentum=0.1))
+    layers = number_calls(["b", "a", "b"])
+    seen = record_model(model, torch.randn(2, 4), None, layers)
+    assert 'reads the buffer "b.' in refusal(lambda: check_cuts(seen, [1])).message
+    check_cuts(record_model(model.eval(), torch.randn(2, 4), None, layers), [1, 2])
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_buffer_that_changes_when_a_stage_has_ended(replaces: bool) -> None:
+    """The first stage would never see it change."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.a(x * self.b.table.sum())
+        (replace if replaces else write)(self.b)
+        return self.c(self.b(x))
+
+    _, seen = record(forward, b=tabled())
+    assert (
+        'reads the buffer "b.table", which changes behind it'
+        in refusal(lambda: check_cuts(seen, [1])).message
+    )
+    check_cuts(seen, [2])  # both stages have seen it
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_buffers_that_stages_may_have_each_for_itself(weights: bool) -> None:
+    """Running statistics, a table that all read, a count of microbatches that none does."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        write(self.d)
+        return self.c(self.b(self.a(x)))
+
+    def build() -> nn.Module:
+        owner, norm = tabled(), nn.Sequential(linear(), nn.BatchNorm1d(4))
+        return Parts(forward, a=Using(owner, read), b=norm, c=Using(owner, read), d=tabled())
+
+    with contextlib.nullcontext() if weights else build_without_weights(fake_mode()):
+        model = build()
+    check_cuts(record_model(model, torch.randn(2, 4), None, LAYERS), [1, 2])

@@ -255,13 +255,13 @@ def test_another_world_size_is_refused(made, monkeypatch):
         run_plan(Plan.load(plan), find_model(model))
 
 
-def test_shares_and_tied_parameters_of_asynchronous_plans_are_not_run(made):
-    shared, _ = made("shared", cuts=[2], replicas=[2, 2], shard="optimizer")
-    with pytest.raises(PartoptError, match="shard=optimizer"):
-        check_run(Plan.load(shared), 1, None)
-    tied, _ = made("stale", schedule="pipedream", microbatches=None, cuts=[2], replicas=[1, 1])
-    with pytest.raises(PartoptError, match="hold one tied parameter"):
+def test_tied_parameters_of_stages_with_other_replicas_are_not_stashed(made):
+    stale = {"schedule": "pipedream", "microbatches": None, "cuts": [2]}
+    tied, _ = made("stale", **stale, replicas=[2, 1])
+    with pytest.raises(PartoptError, match="stages with 1 and 2 replicas hold one tied parameter"):
         check_run(Plan.load(tied), 1, None)
+    equal, _ = made("equal", **stale, replicas=[1, 1])
+    assert check_run(Plan.load(equal), 1, 12) == 12
     two, _ = made("two", schedule="pipedream-2bw", microbatches=None, cuts=[2], replicas=[1, 1])
     assert check_run(Plan.load(two), 1, 12) == 12
 

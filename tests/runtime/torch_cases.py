@@ -34,6 +34,7 @@ from tests.runtime.engine_cases import (
     run_case,
     run_sleeping,
     sleeping,
+    with_shares,
 )
 from tests.runtime.odd_cuts import CUTS, faults_of
 from tests.runtime.plans import looped, straight
@@ -58,6 +59,7 @@ def torch_cases() -> list[Case]:
         Case("tied", straight("gpipe", [1, 1, 1], 6), tied=True),
         Case("tied in a vee", looped("zbv", 2, 2, 4, d=2), tied=True),
         Case("clip [2, 2]", pairs, clip=0.05),
+        Case("clip and shares", with_shares(pairs, "optimizer"), clip=0.05),
         Case("clip and tied", looped("dualpipev", 2, 2, 6), clip=0.05, tied=True),
         Case("recompute in the backward", recomputing(pairs)),
         Case("recompute in halves", recomputing(straight("zb-h1", [1, 1, 1], 6))),
