@@ -1,4 +1,4 @@
-"""A scaling as a picture: samples/s against devices, beside the ideal."""
+"""A scaling as a picture: speed against devices, beside the ideal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from partopt.documents.scaling import Scaling, ScalingRow
 from partopt.report.basis import basis_text
+from partopt.report.figures import speed_text, speeds, tokens_per_sample
 from partopt.report.pictures.axes import Place, stack_labels
 from partopt.report.pictures.lettering import fit
 from partopt.report.pictures.look import GREY, SIZE, SMALL, Heading, Sheet, legend_height
@@ -24,21 +25,22 @@ _IDEAL = "ideal, from the first"
 def heading(scaling: Scaling) -> Heading:
     """From how many devices to how many, and the fastest that fits."""
     rows = scaling.rows
+    unit, rates = speeds(rows)
     fewest, most = min(row.devices for row in rows), max(row.devices for row in rows)
     fitting = [row for row in rows if row.fits]
     best = max(fitting, key=lambda row: row.samples_per_s, default=None)
     fastest = "nothing fits"
     if best is not None:
-        fastest = f"{format_rate(best.samples_per_s, 'samples')} on {best.devices}"
+        fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     span = f"P = {fewest} to {most}" if fewest < most else f"P = {most}"
     parts = ("scaling", span, fastest)
     told = "; ".join(
-        f"{row.devices} devices: {format_rate(row.samples_per_s, 'samples')}, {row.shape}, "
+        f"{row.devices} devices: {format_rate(rate, unit)}, {row.shape}, "
         f"efficiency {row.efficiency:.0%}{'' if row.fits else ', does not fit'}"
-        for row in rows
+        for row, rate in zip(rows, rates, strict=True)
     )
     basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
-    return Heading(parts, f"Samples/s against devices. {told}.{basis}")
+    return Heading(parts, f"Speed against devices. {told}.{basis}")
 
 
 def draw(scaling: Scaling, heading: Heading) -> Sheet:
@@ -95,11 +97,11 @@ def _labels(rows: list[ScalingRow]) -> tuple[list[str], list[str], list[int | No
 
 def _draw_rows(axes: Axes, rows: list[ScalingRow]) -> None:
     devices = [row.devices for row in rows]
-    speeds = [max(row.samples_per_s, 1e-9) for row in rows]
-    ideal = speeds[0] / devices[0]
+    heights = [max(rate, 1e-9) for rate in speeds(rows)[1]]
+    ideal = heights[0] / devices[0]
     axes.plot(devices, [ideal * each for each in devices], color=GREY, lw=0.8, ls="--")
-    axes.plot(devices, speeds, color=_COLOUR, lw=1.2)
-    for row, speed in zip(rows, speeds, strict=True):
+    axes.plot(devices, heights, color=_COLOUR, lw=1.2)
+    for row, speed in zip(rows, heights, strict=True):
         full = _COLOUR if row.fits else "white"
         axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=_COLOUR, mew=1.0)
 
@@ -117,7 +119,7 @@ def _label_axes(axes: Axes, rows: list[ScalingRow]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
-    axes.set_ylabel("samples/s", fontsize=SIZE)
+    axes.set_ylabel(f"{speeds(rows)[0]}/s", fontsize=SIZE)
 
 
 def _handles(rows: list[ScalingRow]) -> dict[str, Any]:

@@ -102,7 +102,12 @@ def test_equal_servers_are_drawn_once():
 @given(
     st.lists(
         st.builds(
-            Point, st.just(""), st.integers(1, 5).map(float), st.integers(1, 5), st.booleans()
+            Point,
+            st.just(""),
+            st.integers(1, 5).map(float),
+            st.just("samples"),
+            st.integers(1, 5),
+            st.booleans(),
         ),
         max_size=8,
     )
@@ -111,7 +116,7 @@ def test_the_front_is_what_no_other_beats(points):
     def beaten(own):
         return any(
             other.fits
-            and other.samples_per_s >= own.samples_per_s
+            and other.speed >= own.speed
             and other.memory_bytes <= own.memory_bytes
             and other != own
             for other in points
