@@ -11,7 +11,7 @@ import click
 
 from partopt.cli import options, progress, tables
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.terminal import say, say_page
+from partopt.cli.terminal import ascii_only, say, say_page
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -203,7 +203,7 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    page = plan.render(result.plan, options.ascii_only(), as_flags, result.by_size)
+    page = plan.render(result.plan, ascii_only(), as_flags, result.by_size)
     say_page(f"{page}\n\n{beside}" if beside else page)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partopt.cli import drawing, options, verifying
-from partopt.cli.terminal import say, say_page
+from partopt.cli.terminal import ascii_only, say, say_page
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -195,4 +195,4 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        say_page(text_of(document, as_flags, options.ascii_only(), all_layers))
+        say_page(text_of(document, as_flags, ascii_only(), all_layers))

@@ -28,6 +28,23 @@ def columns() -> int:
     return max(_NARROWEST, min(_WIDEST, found))
 
 
+def is_dumb() -> bool:
+    """Whether the environment says that the terminal prints characters and does nothing else."""
+    return os.environ.get("TERM") == "dumb"
+
+
+def ascii_only() -> bool:
+    """Whether pages keep to ASCII: on dumb terminals, and where characters are not in UTF-8.
+
+    That is what the encoding of standard output says, or a locale that is named C or POSIX, which
+    Python takes for UTF-8 unless it is told the encoding.
+    """
+    if is_dumb() or not (sys.stdout.encoding or "ascii").lower().startswith("utf"):
+        return True
+    told = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
+    return not told and (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX")
+
+
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print the text on standard output or, with `err`, on standard error.
 
