@@ -12,6 +12,7 @@ from partopt.report.topology import cluster_lines, price_lines
 from partopt.units import format_bytes, format_number
 
 _LEFT = ("PROFILE", "BATCH", "SHAPE", "FITS", "PLANNER", "SCHEDULE")
+_SPARE = ("PLANNER", "GROUP")
 
 
 def render(comparison: GroupComparison) -> str:
@@ -41,8 +42,9 @@ def render(comparison: GroupComparison) -> str:
         "SCHEDULE",
     ]
     rows = [_cells(row, rate, priced) for row, rate in zip(comparison.rows, rates, strict=True)]
-    left = [headings.index(name) for name in _LEFT]
-    fits, spare = [headings.index("FITS")], [headings.index("GROUP")]
+    left, fits, spare = (
+        [headings.index(name) for name in names] for names in (_LEFT, ["FITS"], _SPARE)
+    )
     return "\n\n".join(
         [label_lines(head), table(headings, rows, left=left, verdicts=fits, spare=spare)]
     )

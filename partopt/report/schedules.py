@@ -41,8 +41,8 @@ def render(plans: Sequence[Plan]) -> str:
         [_cells(plan, rate) for plan, rate in zip(plans, rates, strict=True)],
         left=(0, 1, 2, 3, 8),
         gap=1,
-        verdicts=(8,),
-        spare=(3, 6),
+        verdicts=(0, 8),
+        spare=(3, 6, 4),
     )
 
 
