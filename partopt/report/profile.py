@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from partopt.documents.profile import Layer, Measurement, Profile
-from partopt.printable import shorten
+from partopt.printable import shorten, without_numbers
 from partopt.report.basis import basis_lines
 from partopt.report.layer_rows import LayerRows, choose_rows, every_row, layer_table, legend
 from partopt.report.table import bar, label_lines, paragraph, table
@@ -27,7 +26,6 @@ _SIZE_HEADINGS = [
     "PEAK",
 ]
 _LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
-_NUMBER = re.compile("[0-9]+")
 
 
 def render(
@@ -127,7 +125,7 @@ def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
     """A key for each layer, equal for those that differ in nothing but numbers in their names."""
     return [
         (
-            _NUMBER.sub("#", layer.name),
+            without_numbers(layer.name),
             layer.type,
             layer.parameter_bytes,
             layer.measured_as is None,
