@@ -81,14 +81,17 @@ def heading(comparison: Comparison | GroupComparison) -> Heading:
     fastest = "nothing fits"
     if best is not None:
         fastest = f"fastest {best.name} at {format_rate(best.speed, best.unit)}"
-    told = "; ".join(
-        f"{point.name}: {format_rate(point.speed, point.unit)}, "
-        f"{format_bytes(point.memory_bytes)}{'' if point.fits else ', does not fit'}"
-        for point in points
-    )
+    told = "; ".join(map(_describe, points))
     rests = "; ".join(text for _, text in basis)
     about = f"Speed against memory of plans. {told}{f'; {rests}' if rests else ''}."
     return Heading((*parts, fastest), about)
+
+
+def _describe(point: Point) -> str:
+    """A point in words."""
+    fits = "" if point.fits else ", does not fit"
+    speed = format_rate(point.speed, point.unit)
+    return f"{point.name}: {speed}, {format_bytes(point.memory_bytes)}{fits}"
 
 
 def draw(comparison: Comparison | GroupComparison, heading: Heading) -> Sheet:
@@ -128,6 +131,8 @@ def draw_points(sheet: Sheet, bottom: float, points: Sequence[Point], limit: int
     if limit is not None:
         _draw_limit(axes, height, limit, near, right)
     _label_axes(axes, points[0].unit)
+    for point in points:
+        sheet.tell_point(axes, point.memory_bytes, point.speed, _describe(point))
     _draw_names(sheet, bottom + _BELOW, height, [(p, p.speed / top) for p in points], right)
 
 

@@ -12,7 +12,7 @@ from partopt.report.figures import speed_text, speeds, tokens_per_sample
 from partopt.report.pictures.axes import Place, stack_labels
 from partopt.report.pictures.lettering import fit
 from partopt.report.pictures.look import GREY, SIZE, SMALL, Heading, Sheet, legend_height
-from partopt.units import format_count, format_rate
+from partopt.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,6 @@ _IDEAL = "ideal, from the first"
 def heading(scaling: Scaling) -> Heading:
     """From how many devices to how many, and the fastest that fits."""
     rows = scaling.rows
-    unit, rates = speeds(rows)
     fewest, most = min(row.devices for row in rows), max(row.devices for row in rows)
     fitting = [row for row in rows if row.fits]
     best = max(fitting, key=lambda row: row.samples_per_s, default=None)
@@ -34,11 +33,7 @@ def heading(scaling: Scaling) -> Heading:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     span = f"P = {fewest} to {most}" if fewest < most else f"P = {most}"
     parts = ("scaling", span, fastest)
-    told = "; ".join(
-        f"{row.devices} devices: {format_rate(rate, unit)}, {row.shape}, "
-        f"efficiency {row.efficiency:.0%}{'' if row.fits else ', does not fit'}"
-        for row, rate in zip(rows, rates, strict=True)
-    )
+    told = "; ".join(map(_describe, rows))
     basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
     return Heading(parts, f"Speed against devices. {told}.{basis}")
 
@@ -62,10 +57,20 @@ def draw(scaling: Scaling, heading: Heading) -> Sheet:
         if line is not None:
             top = below - 0.18 - _LINE * line
             sheet.text(middle, top, shape, size=SMALL, ha="center", color=GREY)
+    for row, rate in zip(rows, speeds(rows)[1], strict=True):
+        sheet.tell_point(axes, row.devices, max(rate, 1e-9), _describe(row))
     name = below - 0.2 - _LINE * lines
     sheet.text(_LEFT + _WIDTH / 2, name, "devices, and replicas of the stages", ha="center")
     sheet.legend(handles)
     return sheet
+
+
+def _describe(row: ScalingRow) -> str:
+    """A row in words."""
+    devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
+    speed = speed_text(row.samples_per_s, tokens_per_sample(row))
+    fits = "" if row.fits else ", does not fit"
+    return f"{devices}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
 
 
 def _span(rows: list[ScalingRow]) -> tuple[float, float]:
