@@ -44,7 +44,7 @@ _LEFT, _RIGHT = 0.65, 0.1  # inches beside the panels
 _WIDTH = FULL - _LEFT - _RIGHT
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
 _TOLD = 16  # stages that the description names
-_BUSY, _BINDS = "link, as thick as busy", "what binds"
+_BUSY, _BINDS = "link, as thick as its bytes over its rate", "what binds"
 _EXCEEDS = "exceeds the limit"
 
 

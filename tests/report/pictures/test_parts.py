@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import partopt as po
 from partopt.report.pictures.boxes import boxes_of
@@ -71,6 +72,16 @@ def test_ports_are_as_busy_as_they_are_in_the_simulator(cluster, options):
         most = max((share for (level, _), share in used.items() if level == k), default=0.0)
         both = simulated.transfer_share, simulated.allreduce_share
         assert max(both) * 0.999 <= most <= sum(both) * 1.001
+
+
+def test_a_ring_leaves_a_server_once_whatever_the_order_of_its_replicas():
+    job = po.Job(uniform_profile(8), two_level(2, 2), planner="data_parallel")
+    plan = po.solve(job).plan
+    [stage] = plan.stages
+    turned = replace(plan, stages=[replace(stage, ranks=[0, 2, 1, 3])])
+    assert port_use(turned) == port_use(plan)
+    seconds = 2 * 3 / 4 * stage.trained_bytes / 4 / 1e9  # of each round of four, over 1 GB/s
+    assert port_use(plan)[2, 0] == pytest.approx(seconds / plan.predicted.period_s)
 
 
 def test_a_cut_is_as_busy_as_its_port():
