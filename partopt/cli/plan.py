@@ -120,11 +120,12 @@ class _Files(NamedTuple):
 def _check_outputs(output: str | None, picture: str | None, force: bool, scaling: bool) -> None:
     """Refuse, before any work is done, files that could not be written."""
     from partopt import documents
-    from partopt.report.picture import check
 
     if scaling and picture:
         raise PartoptError("--picture: --scaling has no plan", "use -o scaling.svg", code="usage")
     if picture:
+        from partopt.report.picture import check
+
         check(picture, force)
     if output and scaling:
         tables.check(output, force)

@@ -104,7 +104,7 @@ class Chain:
         A backward in two parts frees nothing before the second: `split`, no layer is done with its
         stash while another runs.
         """
-        return self.transient_bytes.alone() if split else self.transient_bytes
+        return self.transient_bytes.alone if split else self.transient_bytes
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""

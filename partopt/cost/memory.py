@@ -162,17 +162,17 @@ def memory_table(
     split: bool,
 ) -> NDArray[np.float64]:
     """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i."""
-    trained, stash = chain.trained_bytes.table(), chain.stash_bytes.table()
+    trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
     inputs, outputs = chain.a[:, None], chain.a[None, :]
     parameters, gradients, state = shares(kept, replicas)
-    own = weight_versions * trained + chain.frozen_bytes.table()
+    own = weight_versions * trained + chain.frozen_bytes.table
     parts = [
-        parameters_bytes(own, chain.layer_bytes.table(), parameters),
+        parameters_bytes(own, chain.layer_bytes.table, parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
         (1 if recompute else in_flight) * stash,
         posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
-        chain.transient(split).table(),
+        chain.transient(split).table,
     ]
     needs = sum(np.rint(part) for part in parts)
     ordered = np.arange(chain.layers + 1)

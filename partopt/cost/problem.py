@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -119,7 +119,12 @@ class Problem:
 
     def allreduce_over(self, ranks: Sequence[int]) -> AllReduce:
         """How `ranks` exchange the gradients of their parameters, for each byte of these."""
-        return allreduce_over(ranks, self.exchange_topology)
+        return self._allreduce_over(lookup_key(ranks))
+
+    @cached_property
+    def _allreduce_over(self) -> Callable[[Sequence[int]], AllReduce]:
+        """The same of ranks that can be hashed: a search asks of the same ones often."""
+        return lru_cache(maxsize=None)(partial(allreduce_over, topology=self.exchange_topology))
 
     def tied_s(self, parameter_bytes: float, holders: int) -> float:
         """Seconds for `holders` stages to exchange the gradients of tied parameters."""
@@ -315,6 +320,11 @@ class Assignment:
     stop: int
     ranks: Sequence[int]
     recompute: bool | None = None
+
+
+def lookup_key(ranks: Sequence[int]) -> Sequence[int]:
+    """The same ranks, as a range or a tuple, which can be looked up."""
+    return ranks if isinstance(ranks, range) else tuple(ranks)
 
 
 @dataclass(frozen=True)

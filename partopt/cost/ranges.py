@@ -6,6 +6,7 @@ What layers share counts once in a sum, for a range that holds any of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -119,6 +120,7 @@ class RangeSum:
         ]
         return coarse
 
+    @cached_property
     def table(self) -> NDArray[np.float64]:
         """`table[i, j]` = the sum over [i, j) for all i <= j, else zero; shape (N+1, N+1)."""
         shared = np.zeros((self.layers + 1, self.layers + 1))
@@ -169,6 +171,7 @@ class RangeMax:
         exponent = np.frexp(np.maximum(lengths, 1))[1].astype(np.int64) - 1
         return Maxima(np.stack(rows), exponent, sums, self._at)
 
+    @cached_property
     def alone(self) -> RangeMax:
         """The same maxima without the sums: each value counts whole."""
         return RangeMax(self.values, boundaries=self._at)
@@ -177,6 +180,7 @@ class RangeMax:
         """The same maxima between `boundaries` only, as `RangeSum.over`."""
         return RangeMax(self.values, self.sums, self._at[list(boundaries)])
 
+    @cached_property
     def table(self) -> NDArray[np.float64]:
         """`table[i, j]` = the largest over [i, j), 0 for j <= i; shape (N+1, N+1)."""
         table = np.zeros((len(self._at), len(self._at)))

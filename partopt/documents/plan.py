@@ -245,7 +245,8 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     @property
     def fullest_stages(self) -> list[int]:
         """The stages of the device that holds the most; of equal ones the lowest rank."""
-        return max(self.stages_by_rank().values(), key=self._device_bytes)
+        distinct = dict.fromkeys(map(tuple, self.stages_by_rank().values()))
+        return max(map(list, distinct), key=self._device_bytes)
 
     def _device_bytes(self, held: Sequence[int]) -> int:
         """Bytes on a device with the stages of these numbers."""

@@ -96,7 +96,7 @@ def _fill_levels(problem: Problem) -> list[_Level]:
     """The tables of every level, innermost first; each is filled from the one before."""
     chain = problem.chain
     levels: list[_Level] = []
-    weights = np.ascontiguousarray(chain.trained_bytes.table())
+    weights = np.ascontiguousarray(chain.trained_bytes.table)
     prefix = chain.busy_prefix(problem.recompute)
     seconds = np.maximum(prefix[None, :] - prefix[:, None], 0.0)
     stages = np.ones(seconds.shape, dtype=np.int32)

@@ -197,11 +197,14 @@ def _take_fastest(
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
     far = _is_far(plans, problem)
-    more = simulated_starts(problem, value_of(plans[best_of(plans)])) if far else []
     if not far or size(problem) <= HUGE:
         plans |= _uniform(own, problem) | _cautious(own, problem)
-    plans |= _alike(plans, problem)
-    improved = _improve(plans, more, problem)
+    plans |= _alike(plans, problem, beat_s)
+    best, lower_s = plans[best_of(plans)], _lower_s(own, problem)
+    more = []
+    if _is_far(plans, problem) and not (problem.recompute_per_stage and _keeps_all(best)):
+        more = simulated_starts(problem, value_of(best), lower_s, beat_s)
+    improved = _improve(plans, more, problem, beat_s)
     if improved is not None:
         plans["improved"] = improved
     best = plans[best_of(plans)]
@@ -232,18 +235,19 @@ def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
     return {}
 
 
-def _alike(plans: dict[str, Plan], problem: Problem) -> dict[str, Plan]:
+def _alike(plans: dict[str, Plan], problem: Problem, beat_s: float) -> dict[str, Plan]:
     """Where stages choose to recompute, the plans of `optimal` in which all do or none does.
 
-    Those that cannot be faster than the best of `plans` are not improved.
+    Those that cannot be faster than `beat_s` or the best of `plans` are not improved.
     """
     found: dict[str, Plan] = {}
-    best = plans[best_of(plans)]
-    beat_s = best.predicted.period_s if best.fits else math.inf
     for recompute in (False, True) if problem.recompute_per_stage else ():
         stated = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
+        known = plans | found
+        best = known[best_of(known)]
+        best_s = best.predicted.period_s if best.fits else math.inf
         with suppress(PartoptError):
-            plan, _ = plan_alone("optimal", stated, beat_s)
+            plan, _ = plan_alone("optimal", stated, min(beat_s, best_s))
             found[f"recompute {recompute}"] = replace(plan, request=best.request)
     return found
 
@@ -282,19 +286,27 @@ def _is_far(plans: dict[str, Plan], problem: Problem) -> bool:
     return LARGE <= size(problem) <= LIMIT and not _is_within(_FAR, plans[best_of(plans)], lower_s)
 
 
+def _keeps_all(plan: Plan) -> bool:
+    """Whether a plan fits without recomputing anything."""
+    return plan.fits and not any(stage.recompute for stage in plan.stages)
+
+
 def _improve(
-    plans: dict[str, Plan], more: Sequence[tuple[Partition, Value]], problem: Problem
+    plans: dict[str, Plan],
+    more: Sequence[tuple[Partition, Value]],
+    problem: Problem,
+    beat_s: float,
 ) -> Plan | None:
     """What a search from the `plans` and `more` finds, simulated; None where it is of the plans.
 
-    The plan of "optimal" states the bound.
+    The plan of "optimal" states the bound. Nothing is simulated that cannot be below `beat_s`.
     """
     lower_s = _lower_s(plans["optimal"], problem)
     starts = [
         (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
     ]
     problem.progress("improving the plan", 0, 1)
-    found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort])
+    found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort], beat_s)
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))

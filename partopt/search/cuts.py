@@ -80,7 +80,7 @@ class Tables:
             (prefix[None, :] - prefix[:, None])
             for prefix in (chain.busy_prefix(again)[self.bounds] for again in (False, True))
         ]
-        self.trained, self.a = self.ranges.trained_bytes.table(), self.ranges.traffic
+        self.trained, self.a = self.ranges.trained_bytes.table, self.ranges.traffic
         self.forward = np.array([chain.forward_s(0, bound) for bound in self.bounds])
         self.backward = self.compute[0][0] - self.forward
         appear = chain.gradients_prefix(schedule(problem.schedule).split)[self.bounds]
@@ -96,8 +96,8 @@ class Tables:
         self._fits = lru_cache(maxsize=None)(self._fits_of)
         self.cuts = lru_cache(maxsize=None)(self._cuts)
 
-    def bound_s(self, partition: Partition) -> float:
-        """What the simulator does not go below."""
+    def bound_s(self, partition: Partition, beat_s: float = math.inf) -> float:
+        """What the simulator does not go below; from `beat_s` on it may be more."""
         stages, problem = partition.stages, self.problem
         tables = self._stages(
             tuple(stage.ranks for stage in stages),
@@ -109,7 +109,8 @@ class Tables:
         if problem.microbatches is not None:
             passed_s = self.traffic.passed_s(partition)
             most = max(most, *map(self._iteration_s, tables, at, passed_s))
-        return max(float(most), self.traffic.busiest_s(partition))
+        busiest_s = 0.0 if most >= beat_s else self.traffic.busiest_s(partition)
+        return max(float(most), busiest_s)
 
     def _iteration_s(self, table: Table, at: tuple[int, int], passed_s: float) -> float:
         """Seconds of an iteration by its microbatches, for a stage that messages take so long to.

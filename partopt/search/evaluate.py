@@ -14,10 +14,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt.cost.flight import in_flight, rebuilt, warmup
-from partopt.cost.iteration import objective_s
+from partopt.cost.iteration import stage_objective_s
 from partopt.cost.period import tied_exchange_s, tied_groups
 from partopt.cost.price import plan_of, unplaced_stage
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import Partition, Problem, lookup_key
 from partopt.documents.plan import Estimate, Plan, Predicted
 from partopt.documents.stage import Flow
 from partopt.schedules import schedule
@@ -52,10 +52,26 @@ class Evaluator:
         self.takes_warmup = schedule(problem.schedule).takes_warmup
         self.spent = 0.0
         self._base = lru_cache(maxsize=None)(unplaced_stage)
+        self._stage_s: dict[object, float] = {}
 
     def bound_s(self, partition: Partition) -> float:
         """What the simulator does not go below, by the formulas: seconds per microbatch."""
-        return objective_s(partition, self.problem) / (self.problem.microbatches or 1)
+        stages = range(len(partition.stages))
+        most_s = max(self._stage_bound_s(partition, s) for s in stages)
+        return most_s / (self.problem.microbatches or 1)
+
+    def _stage_bound_s(self, partition: Partition, s: int) -> float:
+        """What stage s takes; most stages were there in another partition already."""
+        stages = partition.stages[max(0, s - 1) : s + 2]
+        own = partition.stages[s]
+        key = (
+            partition.family,
+            (own.start, own.stop, own.recompute),
+            *(lookup_key(stage.ranks) for stage in stages),
+        )
+        if key not in self._stage_s:
+            self._stage_s[key] = stage_objective_s(partition, s, self.problem)
+        return self._stage_s[key]
 
     def value(
         self, partition: Partition, depth: Depth = DEPTHS[0], beat_s: float = math.inf

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from partopt.cost.problem import Partition, Problem
@@ -40,13 +40,14 @@ def improve(
     problem: Problem,
     lower_bound_s: float,
     budget: float,
+    beat_s: float = math.inf,
 ) -> Improved:
     """The best partition that a search finds from `starts`, whose values are known.
 
     The search ends when that is as fast as `lower_bound_s` per microbatch, when nothing is left
-    that could be faster, or when the `budget` of simulations is spent.
+    that could be faster, and below `beat_s`, or when the `budget` of simulations is spent.
     """
-    search = _Search(problem, budget)
+    search = _Search(problem, budget, beat_s)
     for partition, value in starts:
         search.start(frozen(partition), value)
     search.run(lower_bound_s)
@@ -57,8 +58,8 @@ def improve(
 class _Search:
     """What is known so far, and what is to be tried: a heap in the order of what is expected."""
 
-    def __init__(self, problem: Problem, budget: float) -> None:
-        self.budget = budget
+    def __init__(self, problem: Problem, budget: float, beat_s: float) -> None:
+        self.budget, self.beat_s = budget, beat_s
         self.problem, self.moves, self.evaluator = problem, Moves(problem), Evaluator(problem)
         self.best: Partition | None = None
         self.value = Value(2**63, math.inf)
@@ -76,16 +77,26 @@ class _Search:
     def run(self, lower_bound_s: float) -> None:
         """Simulate and step on until nothing is left that could be better."""
         if self.budget > 0 and self.best is not None and not self.is_optimal(lower_bound_s):
-            starts = sorted(dict.fromkeys(self.moves.starts()), key=self.bound_s)
+            bounds_s = {each: self.bound_s(each, self.limit_s) for each in self._starts()}
+            starts = sorted(bounds_s, key=bounds_s.__getitem__)
             self.push(starts[:_STARTS], None, self.value)
             self.push(starts[_STARTS:], self.best, self.value)
         while self.heap and self.spent < self.budget and not self.is_optimal(lower_bound_s):
             *_, step = heapq.heappop(self.heap)
             if step.value is not None:
                 self.push(self.moves.around(step.partition), step.partition, step.value)
-            elif self.bound_s(step.partition) < self.limit_s:
+            elif self.bound_s(step.partition, self.limit_s) < self.limit_s:
                 value = self.evaluator.value(step.partition, step.depth, self.limit_s)
                 self.take(step.partition, value)
+
+    def _starts(self) -> Iterator[Partition]:
+        """Starts by closed forms.
+
+        None where stages may choose to recompute, whose search goes on from that without and from
+        that with it.
+        """
+        if not self.problem.recompute_per_stage:
+            yield from dict.fromkeys(self.moves.starts())
 
     def is_optimal(self, lower_bound_s: float) -> bool:
         """Whether nothing can be faster."""
@@ -93,13 +104,17 @@ class _Search:
 
     @property
     def limit_s(self) -> float:
-        """What a partition must be below to be better."""
-        return self.value.seconds * (1 - SAME) if self.value.over == 0 else math.inf
+        """What a partition must be below to be better, and of use."""
+        own_s = self.value.seconds if self.value.over == 0 else math.inf
+        return min(own_s * (1 - SAME), self.beat_s)
 
-    def bound_s(self, partition: Partition) -> float:
-        """What the simulator does not go below; the formulas of plans where tables are too long."""
+    def bound_s(self, partition: Partition, beat_s: float = math.inf) -> float:
+        """What the simulator does not go below; the formulas of plans where tables are too long.
+
+        From `beat_s` on it may go further below than this says it does not.
+        """
         if self.moves.tables.able:
-            return self.moves.tables.bound_s(partition)
+            return self.moves.tables.bound_s(partition, beat_s)
         return self.evaluator.bound_s(partition)
 
     def start(self, partition: Partition, value: Value) -> None:
@@ -130,7 +145,7 @@ class _Search:
             self.bounded += len(other.stages) * (_BOUNDED if self.moves.tables.able else _PRICED)
             if self.spent >= self.budget:
                 return
-            bound_s = self.bound_s(other)
+            bound_s = self.bound_s(other, self.limit_s)
             if bound_s < self.limit_s:
                 self.put(0, bound_s + gap_s, _Step(other, value.depth, None))
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.chain import Chain
 from partopt.cost.compiled import compiled
 from partopt.cost.flight import chunks_in_flight, in_flight, weight_versions
 from partopt.cost.memory import memory_table
@@ -79,7 +78,7 @@ def split_within_memory(S: int, d: int, problem: Problem) -> list[int] | None:
     if schedule(problem.schedule).shape != STRAIGHT:
         # one backward runs at a time on a device
         part = (limit - chain.transient(split=True)(0, N)) / stage_multiple(problem)
-        transient = _transient_table(chain, schedule(problem.schedule).split)
+        transient = chain.transient(schedule(problem.schedule).split).table
         tables = {count: table - transient for count, table in tables.items()}
     prefix = np.concatenate([[0.0], np.cumsum(problem.cell_costs())])
     of_stage = np.array(sorted(tables)).searchsorted(held)
@@ -104,7 +103,7 @@ def stage_bytes(bounds: Sequence[int], d: int, problem: Problem) -> tuple[Floats
     Those that it holds throughout, and those while a backward runs; shape (S,) each.
     """
     held, ranges = _held(len(bounds) - 1, d, problem), list(pairwise(bounds))
-    beside = _transient_table(problem.chain, schedule(problem.schedule).split)
+    beside = problem.chain.transient(schedule(problem.schedule).split).table
     transient = np.array([beside[own] for own in ranges])
     tables = {count: _table(count, d, problem) for count in set(held)}
     needs = np.array([tables[count][own] for count, own in zip(held, ranges, strict=True)])
@@ -118,11 +117,6 @@ def _table(held: int, d: int, problem: Problem) -> Floats:
 
 
 _memory_table = lru_cache(maxsize=256)(memory_table)
-
-
-@lru_cache(maxsize=16)
-def _transient_table(chain: Chain, split: bool) -> Floats:
-    return chain.transient(split).table()
 
 
 @compiled(allocates=True)

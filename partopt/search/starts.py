@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -40,34 +40,44 @@ def size(problem: Problem) -> int:
     return problem.chain.layers * problem.topology.devices
 
 
-def simulated_starts(problem: Problem, best: Value) -> list[tuple[Partition, Value]]:
-    """What `coarse_starts` finds that may be better than `best`, with its value.
+def simulated_starts(
+    problem: Problem, best: Value, lower_s: float = 0.0, beat_s: float = math.inf
+) -> list[tuple[Partition, Value]]:
+    """What `coarse_starts` finds that may be better than `best` and below `beat_s`, with its value.
 
-    No more are simulated when `BUDGET` is spent.
+    No plan takes less than `lower_s` per microbatch. Nothing is looked for when `BUDGET` is spent.
     """
-    evaluator, found = Evaluator(problem), []
-    for partition in coarse_starts(problem):
-        beat_s = best.seconds if best.over == 0 else math.inf
-        if evaluator.spent < BUDGET and evaluator.bound_s(partition) < beat_s:
-            value = evaluator.value(partition)  # at its best warm-up: one guess may be far off
-            found.append((partition, value))
-            best = min(best, value, key=lambda each: each[:2])
+    evaluator, found, M = Evaluator(problem), [], problem.microbatches or 1
+
+    def limit_s() -> float:
+        return M * min(beat_s, best.seconds if best.over == 0 else math.inf)
+
+    for partition in coarse_starts(problem, M * lower_s, limit_s):
+        value = evaluator.value(partition)  # at its best warm-up: one guess may be far off
+        found.append((partition, value))
+        best = min(best, value, key=lambda each: each[:2])
+        if evaluator.spent >= BUDGET:
+            break
     return found
 
 
-def coarse_starts(problem: Problem) -> Iterator[Partition]:
+def coarse_starts(
+    problem: Problem, lower_s: float = 0.0, beat_s: Callable[[], float] = lambda: math.inf
+) -> Iterator[Partition]:
     """The best partitions by the formulas on a coarse chain, under several conditions.
 
     Those of whole groups for several numbers of stages, and those of any replicas that do with
-    fewer microbatches in flight than fit. Less than all where memory does not hold some.
+    fewer microbatches in flight than fit. Less than all where memory does not hold some. No period
+    or iteration is below `lower_s`; those of partitions are below what `beat_s` says each time.
     """
     bounds = problem.boundaries()
     starts = bounds[: -1 : -(-(len(bounds) - 1) // CELLS)]
     coarse = dataclasses.replace(problem, cut_at=starts).coarsen()
     for probe, stages in _probes(coarse):
-        found = _least(probe, stages) if stages is None or stages <= len(starts) else None
-        if found is not None:
-            yield frozen(found.on_layers([*starts, bounds[-1]]))
+        if stages is None or stages <= len(starts):
+            found = _least(probe, stages, lower_s, beat_s())
+            if found is not None:
+                yield frozen(found.on_layers([*starts, bounds[-1]]))
 
 
 def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
@@ -96,12 +106,13 @@ def keep_whole_groups(shapes: Shapes) -> Shapes:
     return shapes._replace(latency=np.where(fills, shapes.latency, np.inf))
 
 
-def _least(probe: ContiguousProbe, stages: int | None) -> Partition | None:
-    """The best partition of so many stages, to `_SLACK`; None where nothing fits."""
-    problem = probe.problem
-    best, value = None, math.inf
+def _least(
+    probe: ContiguousProbe, stages: int | None, lower_s: float, value: float
+) -> Partition | None:
+    """The best partition of so many stages below `value`, to `_SLACK`; None where nothing is."""
+    problem, best = probe.problem, None
     shared_s = problem.chain.compute_s(0, problem.chain.layers) / problem.topology.devices
-    lower_s = shared_s * (problem.microbatches or 1)
+    lower_s = max(lower_s, shared_s * (problem.microbatches or 1))
 
     def find(seconds: float, counts: Counts) -> Partition | None:
         return probe.find(seconds, counts, stages).plan

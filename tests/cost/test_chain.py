@@ -144,7 +144,7 @@ def test_a_coarsened_chain_sums_what_it_merges():
     for i, j in [(0, 1), (1, 2), (0, 2)]:
         assert (
             coarse.parameter_bytes(i, j)
-            == coarse.trained_bytes.table()[i, j]
+            == coarse.trained_bytes.table[i, j]
             == fine.parameter_bytes(2 * i, 2 * j)
         )
         assert coarse.stash_bytes(i, j) == fine.stash_bytes(2 * i, 2 * j)

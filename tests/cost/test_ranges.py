@@ -37,7 +37,7 @@ def sums_and_values(draw):
 def test_every_range_equals_the_definition_and_the_table(case):
     values, groups = case
     sums = RangeSum(values, groups)
-    table = sums.table()
+    table = sums.table
     for i in range(len(values) + 1):
         for j in range(i, len(values) + 1):
             touched = sum(
@@ -53,7 +53,7 @@ def test_the_largest_of_every_range_is_that_of_its_layers(case):
     sums, values = case
     N = len(values)
     most, alone = RangeMax(values, sums), RangeMax(values)
-    tables, maxima = (most.table(), alone.table()), (most.maxima(), alone.maxima())
+    tables, maxima = (most.table, alone.table), (most.maxima(), alone.maxima())
     for table in tables:
         assert np.all(np.tril(table) == 0)
     for i in range(N):
@@ -63,7 +63,7 @@ def test_the_largest_of_every_range_is_that_of_its_layers(case):
             assert most(i, j) == tables[0][i, j] == largest(maxima[0], i, j) == beside
             whole = max(values[i:j])
             assert alone(i, j) == tables[1][i, j] == largest(maxima[1], i, j) == whole
-            assert most.alone()(i, j) == whole
+            assert most.alone(i, j) == whole
 
 
 @given(sums_and_values())
@@ -71,7 +71,7 @@ def test_with_the_sum_the_largest_never_falls_as_a_range_grows(case):
     """At either end; what is beside the sum alone may fall."""
     sums, values = case
     N = len(values)
-    peaks = sums.table() + RangeMax(values, sums).table()
+    peaks = sums.table + RangeMax(values, sums).table
     within = np.triu(np.ones((N + 1, N + 1), dtype=bool))
     assert (np.diff(peaks, axis=1)[within[:, :-1]] >= 0).all()
     assert (np.diff(peaks, axis=0)[within[1:]] <= 0).all()
@@ -83,8 +83,8 @@ def test_between_boundaries_the_largest_is_that_of_the_layers_between(case, data
     N, most = len(values), RangeMax(values, sums)
     inner = st.sets(st.integers(1, N - 1)) if N > 1 else st.just(set())
     bounds = [0, *sorted(data.draw(inner)), N]
-    for fine, coarse in ((most, most.over(bounds)), (most.alone(), most.over(bounds).alone())):
-        table, maxima = coarse.table(), coarse.maxima()
+    for fine, coarse in ((most, most.over(bounds)), (most.alone, most.over(bounds).alone)):
+        table, maxima = coarse.table, coarse.maxima()
         for i, start in enumerate(bounds[:-1]):
             for j, stop in enumerate(bounds[i + 1 :], start=i + 1):
                 expected = fine(start, stop)

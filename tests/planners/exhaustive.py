@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partopt.cost.flight import in_flight, weight_versions
-from partopt.cost.iteration import objective_s, stage_iteration_s
+from partopt.cost.iteration import objective_s, stage_objective_s
 from partopt.cost.memory import stage_memory
-from partopt.cost.period import stage_loads
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, FREE, NESTED, NONE, Assignment, Partition, Problem
 from partopt.documents.plan import Plan
@@ -124,13 +123,6 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.13g}")
 
 
-def stage_s(partition: Partition, s: int, problem: Problem) -> float:
-    """What the objective says of one stage alone."""
-    if problem.microbatches is not None:
-        return stage_iteration_s(partition, s, problem)
-    return max(load.seconds for load in stage_loads(partition, s, problem))
-
-
 def held_at_least(problem: Problem, s: int, replicas: list[int]) -> int:
     """The fewest microbatches that stage s can do with in flight: one, where plans state it."""
     if SCHEDULES[problem.schedule].takes_warmup:
@@ -197,7 +189,7 @@ def best_contiguous(problem: Problem) -> Found | None:
             behind = [Assignment(j, problem.chain.layers, [after])] * (after >= 0)
             alone = Partition(CONTIGUOUS, [*around, own, *behind])
             if fits(problem, own, F):
-                ways.append((stage_s(alone, len(around), problem), own))
+                ways.append((stage_objective_s(alone, len(around), problem), own))
         return min(ways, key=lambda way: way[0], default=None)
 
     found: Found | None = None

@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from partopt.cost.iteration import stage_objective_s
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.planners.optimal.probes import Counts
-from tests.planners.exhaustive import fits, held_at_least, stage_s
+from tests.planners.exhaustive import fits, held_at_least
 
 # [i, j)    a stage on ranks [first, last]
 # before    the last rank of the stage before it, following the first of the stage behind it; -1
@@ -72,4 +73,4 @@ def within(problem: Problem, T: float, stage: Stage, before: int) -> bool:
     ahead = [Assignment(0, stage.i, [before])] * (before >= 0)
     following = [Assignment(stage.j, problem.chain.layers, [stage.following])]
     around = [*ahead, stage.assignment, *following * (stage.following >= 0)]
-    return stage_s(Partition(CONTIGUOUS, around), len(ahead), problem) <= T
+    return stage_objective_s(Partition(CONTIGUOUS, around), len(ahead), problem) <= T

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import partopt as po
+from partopt.cost.iteration import objective_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive, problem_of
 from partopt.documents.plan import Plan
@@ -168,6 +169,25 @@ def test_no_simulation_goes_below_the_bound_of_the_tables(problem, data):
     if plan is not None and plan.fits:
         bound_s = Tables(problem).bound_s(frozen(partition))
         assert bound_s <= plan.predicted.period_s * (1 + 1e-9)
+
+
+@examples(40, derandomize=True)
+@given(problems(layers=8, devices=6))
+def test_an_evaluator_that_has_seen_other_partitions_says_what_the_formulas_say(problem):
+    evaluator, M = Evaluator(problem), problem.microbatches or 1
+    for partition in partitions(problem)[:100]:
+        expected = objective_s(partition, problem) / M
+        assert evaluator.bound_s(partition) == expected
+
+
+@examples(40, derandomize=True)
+@given(problems(layers=8, devices=6), st.data(), st.floats(0.5, 1.5))
+def test_a_bound_is_whole_below_what_is_to_be_beaten(problem, data, share):
+    tables = Tables(problem)
+    partition = frozen(data.draw(st.sampled_from(partitions(problem))))
+    whole_s = tables.bound_s(partition)
+    found_s = tables.bound_s(partition, share * whole_s)
+    assert found_s == whole_s or share * whole_s <= found_s < whole_s
 
 
 @examples(40, derandomize=True)

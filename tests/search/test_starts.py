@@ -112,6 +112,17 @@ def test_starts_keep_to_the_request_and_to_few_places_to_cut(asked):
         assert len(partition.stages) == problem.stages or problem.stages is None
 
 
+def test_starts_are_those_below_what_is_to_be_beaten():
+    problem = slow(24, two_level(4, 4, 12e9, 1.25e9))
+    seconds = [objective_s(each, problem) for each in coarse_starts(problem)]
+    middle_s = sorted(seconds)[len(seconds) // 2]
+    below = [objective_s(each, problem) for each in coarse_starts(problem, 0.0, lambda: middle_s)]
+    slack_s = starts._SLACK * max(seconds)
+    assert 0 < len(below) < len(seconds)
+    assert max(below) < middle_s
+    assert len(below) >= sum(each < middle_s - 4 * slack_s for each in seconds)
+
+
 def test_a_large_problem_far_from_its_bound_has_a_faster_plan_with_them(monkeypatch):
     """24 layers on eight servers of four."""
     problem = slow(24, two_level(4, 8, 12e9, 1.25e9), memory_bytes=6 * 10**9, effort="quick")
