@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_NUMBER = re.compile("[0-9]+")
 _CUT = 60  # characters of one word of others in an error
 _LONG = re.compile(rf"'[^'\n]{{{_CUT - 1},}}'|\"[^\"\n]{{{_CUT - 1},}}\"|\S{{{_CUT + 1},}}")
 
@@ -22,6 +23,11 @@ def printable(text: str) -> str:
 def cut(text: str) -> str:
     """The text with the middles of what it quotes, and of words, left out beyond 60 characters."""
     return _LONG.sub(lambda match: shorten(match[0], _CUT), text)
+
+
+def without_numbers(name: str) -> str:
+    """The name with `#` in place of each number, equal for those of repeated layers."""
+    return _NUMBER.sub("#", name)
 
 
 def shorten(text: str, width: int) -> str:

@@ -55,7 +55,8 @@ def partopt(
 ) -> Callable[..., Outcome]:
     """`partopt("plan", ...)` runs the command line; `stdin=` is what it reads there."""
 
-    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in ("COLUMNS", "LANG", "LC_ALL", "TERM"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(*arguments: object, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -137,7 +137,7 @@ def test_rates_print_with_three_digits():
     assert format_rate(975.61, "samples") == "975.6 samples/s"
     assert format_rate(12.345, "samples") == "12.35 samples/s"
     assert format_rate(0.01234, "samples") == "0.0123 samples/s"
-    assert format_rate(1_234_567, "samples") == "1,234,567.0 samples/s"
+    assert format_rate(1_234_567, "samples") == "1,234,567 samples/s"
 
 
 @pytest.mark.parametrize(

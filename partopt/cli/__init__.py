@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from partopt import __version__
 from partopt.cli import completion
-from partopt.cli.terminal import columns, say
+from partopt.cli.terminal import columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
 from partopt.report.width import page_width
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if completion.VARIABLE in os.environ:
             sys.exit(completion.complete(partopt, os.environ[completion.VARIABLE]))
         words = [word for word in given if word != "--debug"] or ["--help"]
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        plain = os.environ.get("NO_COLOR") or is_dumb()
         with (
             page_width(columns()),
             partopt.make_context("partopt", words, color=False if plain else None) as context,

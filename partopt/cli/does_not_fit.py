@@ -17,11 +17,11 @@ def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], st
     `command` gives the command that plans the job with some options changed.
     """
     import partopt
-    from partopt.units import format_rate
+    from partopt.report.figures import speed_text
 
     fitting = partopt.find_fitting(job, plan)
     if fitting is not None:
-        speed = format_rate(fitting.samples_per_s, "samples")
+        speed = speed_text(fitting.samples_per_s, plan.profile.tokens_per_sample)
         hint = f"this fits ({speed}): {command(fitting.options)}"
     else:
         tried = ", ".join(partopt.list_tried(job, plan))

@@ -81,7 +81,7 @@ def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:
         return None
     return PartoptError(
         f"{error.option_name}: not of {error.ctx.command_path}",
-        f"it goes with {kind}: partopt import --help lists them",
+        f"it goes with {kind}: see partopt import --help",
         code="unused-option",
     )
 

@@ -13,7 +13,7 @@ import click
 
 from partopt.cli import options, progress
 from partopt.cli.does_not_fit import does_not_fit
-from partopt.cli.terminal import say
+from partopt.cli.terminal import ascii_only, say
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
@@ -155,7 +155,7 @@ def _print_page(judged: Judgement, own: TrainerLayout) -> None:
 
     for line in own.described:
         say(f"note:    {line}", err=True)
-    say(plan.render(judged.plan, options.ascii_only(), as_flags))
+    say(plan.render(judged.plan, ascii_only(), as_flags))
     say(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer)}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -240,11 +239,6 @@ _JOB_OPTIONS = [
         help="How long the optimal planner's plan is improved in the simulator.",
     ),
 ]
-
-
-def ascii_only() -> bool:
-    """Whether standard output cannot show block characters."""
-    return not (sys.stdout.encoding or "ascii").lower().startswith("utf")
 
 
 def job(profile: str, given: dict[str, Any]) -> Job:

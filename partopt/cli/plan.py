@@ -11,12 +11,12 @@ import click
 
 from partopt.cli import options, progress, tables
 from partopt.cli.does_not_fit import does_not_fit, no_schedule_fits
-from partopt.cli.terminal import say, say_page
+from partopt.cli.terminal import ascii_only, say, say_page
 from partopt.cli.words import as_flags, flags_of, print_notes
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
-    from partopt import Job, Result
+    from partopt import Job, Plan, Result
 
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
@@ -102,7 +102,9 @@ def command(
         _print_scaling(job, devices, weak, output, force, as_json)
     else:
         again = partial(_command, profile, output, given)
-        _print_plan(solve, job, _Files(output, picture, force), as_json, again)
+        plan = _print_plan(solve, job, _Files(output, picture, force), as_json, again)
+        if not as_json and output != "-" and (scale := _scale(profile, given, plan)):
+            say(f"hint:  from how many devices on a pipeline is faster: {scale}", err=True)
     if not as_json and output != "-":
         say(f"next:    partopt {_next(profile, output, given, scaling)}", err=True)
 
@@ -154,6 +156,20 @@ def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str 
     return f"compare {shlex.quote(profile)} {kept}"
 
 
+def _scale(profile: str, given: Mapping[str, Any], plan: Plan) -> str | None:
+    """The command that tells where a plan of one stage is no longer the best, if one can.
+
+    A split of one's own and the plans of a trainer are for one number of devices.
+    """
+    if len(plan.stages) > 1 or plan.planner == "manual" or given["target"]:
+        return None
+    other = {"planner", "schedule"} if given["schedule"] == "auto" else {"planner"}
+    kept = options.repeat_words(given.keys() - other)
+    schedule = ["--schedule", plan.schedule] if "schedule" in other else []
+    counts = ",".join(str(plan.topology.devices * times) for times in (1, 2, 4, 8))
+    return shlex.join(["partopt", "plan", profile, *kept, *schedule, "--scaling", counts])
+
+
 def _command(
     profile: str, output: str | None, given: dict[str, Any], changes: Mapping[str, Any]
 ) -> str:
@@ -168,10 +184,10 @@ def _print_plan(
     files: _Files,
     as_json: bool,
     command: Callable[[Mapping[str, Any]], str],
-) -> None:
-    """The plan, and beside it the runners-up, or the best under each of the other schedules.
+) -> Plan:
+    """Print the plan, and beside it the runners-up, or the best under each of the other schedules.
 
-    `command` gives the command with some options changed.
+    `command` gives the command with some options changed. Returns the plan.
     """
     import partopt
 
@@ -194,6 +210,7 @@ def _print_plan(
     for written in (output, picture):
         if written and written != "-":
             say(f"Wrote {written}", err=True)
+    return plan
 
 
 def _print_page(result: Result, job: Job) -> None:
@@ -204,7 +221,7 @@ def _print_page(result: Result, job: Job) -> None:
         beside = schedules.render([result.plan, *result.alternatives])
     elif result.alternatives:
         beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
-    page = plan.render(result.plan, options.ascii_only(), as_flags, result.by_size)
+    page = plan.render(result.plan, ascii_only(), as_flags, result.by_size)
     say_page(f"{page}\n\n{beside}" if beside else page)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partopt.cli import drawing, options, verifying
-from partopt.cli.terminal import say, say_page
+from partopt.cli.terminal import ascii_only, say, say_page
 from partopt.documents import shipped
 from partopt.errors import PartoptError
 
@@ -85,7 +85,7 @@ def command(
         return
     if other is not None:
         _refuse_verifying(verify, profile)
-        _show_difference(kind, content, file, other, microbatch_size, as_json)
+        _show_difference(kind, content, file, other, microbatch_size, all_layers, as_json)
         return
     if microbatch_size:
         raise PartoptError(
@@ -119,10 +119,17 @@ def _refuse_verifying(verify: bool, profile: str | None) -> None:
 
 
 def _show_difference(
-    kind: str, content: bytes, file: str, other: str, microbatch_size: int | None, as_json: bool
+    kind: str,
+    content: bytes,
+    file: str,
+    other: str,
+    microbatch_size: int | None,
+    all_layers: bool,
+    as_json: bool,
 ) -> None:
     """Print two profiles side by side."""
     from partopt import documents
+    from partopt.cli.words import as_flags
     from partopt.documents.difference import Difference
     from partopt.documents.kinds import kind_of
     from partopt.documents.profile import Profile
@@ -142,7 +149,7 @@ def _show_difference(
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
-    say_page(difference.render(found))
+    say_page(difference.render(found, all_layers, as_flags))
     say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
 
 
@@ -195,4 +202,4 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     else:
         document = _load(kind, content, file)
         print_notes(getattr(document, "notes", ()))
-        say_page(text_of(document, as_flags, options.ascii_only(), all_layers))
+        say_page(text_of(document, as_flags, ascii_only(), all_layers))

@@ -139,7 +139,7 @@ def _does_not_fit(document: SimulationDocument, plan: str) -> PartoptError:
     assert limit is not None
     peak = fullest.peak_memory_bytes
     [fault] = [found for found in document.advice if found.code == "memory"]
-    hint = f"`solve` keeps within `memory={limit} B` where any plan does"
+    hint = f"with `memory={limit} B` `solve` keeps within that where any plan does"
     if fault.verb:
         hint = f"{fault.change}: {shlex.join(change_command(plan, fault))}"
     return PartoptError(

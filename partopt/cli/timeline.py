@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from partopt.cli import options
+from partopt.cli.terminal import ascii_only
 from partopt.errors import PartoptError
 
 
@@ -24,7 +24,7 @@ def page_style() -> PageStyle:
     """The style of pages on standard output: in colours on a terminal."""
     context = click.get_current_context()
     colour = sys.stdout.isatty() if context.color is None else context.color
-    return PageStyle(options.ascii_only(), colour)
+    return PageStyle(ascii_only(), colour)
 
 
 def check_output(output: str | None, force: bool, as_json: bool) -> None:

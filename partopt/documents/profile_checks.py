@@ -50,19 +50,19 @@ def _layer_faults(layers: list[Layer]) -> Iterator[PartoptError]:
     sizes: dict[str, int] = {}
     frozen: dict[str, bool] = {}
     for index, layer in enumerate(layers):
-        place = f"layers[{index}]"
         if (layer.name, layer.call) in seen:
             what = f'"{layer.name}" call {layer.call} is listed twice'
-            yield _fault(place, what, "number the calls of a module 0, 1, 2")
+            yield _fault(f"layers[{index}]", what, "number the calls of a module 0, 1, 2")
         seen.add((layer.name, layer.call))
         if layer.measured_as is not None and layer.measured_as >= len(layers):
             yield _fault(
-                f"{place}.measured_as",
+                f"layers[{index}].measured_as",
                 f"there is no layer {layer.measured_as}",
                 f"layers are numbered 0 to {len(layers) - 1}",
             )
         if not layer.shared_parameters and layer.frozen_bytes <= layer.parameter_bytes:
             continue
+        place = f"layers[{index}]"
         for shared in layer.shared_parameters:
             if sizes.setdefault(shared.name, shared.bytes) != shared.bytes:
                 yield _fault(

@@ -124,7 +124,7 @@ def decode(content: bytes, expected: type[Struct], where: str) -> Struct:
     name = _schema_name(expected)
     document = _decode_known(content, expected, name)
     raw = None if document else _decode_json(content, name, where)
-    refuse(content_faults(content), where)
+    refuse(content_faults(content, document), where)
     return document or _decode_or_explain(raw, expected, name, where)
 
 

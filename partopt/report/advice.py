@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from partopt.documents.simulation import Finding
+from partopt.report.commands import command_lines
 from partopt.report.width import columns
 
 _INDENT = " " * 9
@@ -39,7 +40,8 @@ def _finding(
     if finding.verb:
         yield _wrap(f"{spell(finding.change)}:", f"{_INDENT}-> ", _FURTHER)
         if command is not None:
-            yield from _lines(command(finding))
+            words = map(shlex.quote, command(finding))
+            yield from command_lines(words, _FURTHER, _FURTHER, columns())
 
 
 def _wrap(text: str, begin: str, rest: str) -> str:
@@ -50,14 +52,3 @@ def _wrap(text: str, begin: str, rest: str) -> str:
     return textwrap.fill(
         text, columns(), initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False
     )
-
-
-def _lines(words: Sequence[str]) -> Iterator[str]:
-    """A command as a shell takes it, in lines of the page where its words are not longer."""
-    line = _FURTHER
-    for word in map(shlex.quote, words):
-        if line.strip() and len(line) + len(word) + 2 > columns():
-            yield f"{line}\\"
-            line = _FURTHER
-        line += f"{word} "
-    yield line.rstrip()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from partopt.documents.simulation import SimulationDocument
+from partopt.report.figures import speed_text, tokens_per_sample
 from partopt.report.table import label_lines, table
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 
 def compare(document: SimulationDocument) -> list[str]:
@@ -21,9 +23,10 @@ def compare(document: SimulationDocument) -> list[str]:
 
 def _rows(document: SimulationDocument) -> list[list[str]]:
     before = document.planned
+    speed = partial(speed_text, tokens=tokens_per_sample(document))
     rows = [
         _row("period", format_seconds, before.period_s, document.period_s),
-        _row("speed", _speed, before.samples_per_s, document.samples_per_s),
+        _row("speed", speed, before.samples_per_s, document.samples_per_s),
         [
             "idle",
             f"{before.bubble:.1%}",
@@ -35,10 +38,6 @@ def _rows(document: SimulationDocument) -> list[list[str]]:
     if before.iteration_s is not None and document.iteration_s is not None:
         rows.insert(1, _row("iteration", format_seconds, before.iteration_s, document.iteration_s))
     return rows
-
-
-def _speed(samples_per_s: float) -> str:
-    return format_rate(samples_per_s, "samples")
 
 
 def _row(what: str, written: Callable[[float], str], old: float, new: float) -> list[str]:

@@ -8,11 +8,11 @@ from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
-from partopt.report.figures import bought, has_price
+from partopt.report.figures import bought, has_price, speeds
 from partopt.report.table import label_lines, paragraph, table
 from partopt.report.topology import cluster_lines, price_lines, speedup_text
 from partopt.report.width import stretch
-from partopt.units import format_bytes, format_seconds
+from partopt.units import format_bytes, format_number, format_seconds
 
 _TIMES = "x ONE, x DP: times one device, data parallelism."
 _LEGENDS = {
@@ -48,29 +48,30 @@ def _last_column(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison, last: str) -> str:
+    unit, rates = speeds(comparison.rows)
     headings = [
         "PLANNER",
         "SHAPE",
         "STAGES",
         "PERIOD",
-        "SAMPLES/S",
+        f"{unit.upper()}/S",
         "x ONE",
         "x DP",
         "MEMORY",
         "FITS",
         last,
     ]
-    rows = [_cells(row, last) for row in comparison.rows]
+    rows = [_cells(row, rate, last) for row, rate in zip(comparison.rows, rates, strict=True)]
     return table(headings, rows, left=(0, 1, 8), gap=1, verdicts=(0, 8), spare=(9, 2, 6))
 
 
-def _cells(row: ComparisonRow, last: str) -> list[str]:
+def _cells(row: ComparisonRow, rate: float, last: str) -> list[str]:
     return [
         shorten(row.planner, stretch(17, 0.5, _PLANNER)),
         shorten(row.shape, stretch(8, 0.5)),
         str(row.stages),
         format_seconds(row.period_s),
-        f"{row.samples_per_s:,.{0 if row.samples_per_s >= 1000 else 2}f}",
+        format_number(rate),
         f"{row.speedup_over_one_device:.2f}",
         "-" if row.speedup_over_data_parallel is None else f"{row.speedup_over_data_parallel:.2f}",
         format_bytes(row.peak_memory_bytes),

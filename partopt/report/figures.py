@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from partopt.documents.figures import Figures
@@ -10,13 +13,52 @@ from partopt.units import format_count, format_flops, format_rate
 Known = Figures | msgspec.UnsetType
 
 
-def speed_lines(figures: Known) -> list[tuple[str, str]]:
-    """Tokens/s, operations a device and MFU in a line that follows the speed, where known."""
+class Rated(Protocol):
+    """A plan's prediction, or what says as much of it."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Its speed."""
+
+    @property
+    def figures(self) -> Known:
+        """What follows from the speed."""
+
+
+def tokens_per_sample(rated: Rated) -> float | None:
+    """Tokens of a sample, where they are known."""
+    if isinstance(rated.figures, msgspec.UnsetType) or rated.figures.tokens_per_s is None:
+        return None
+    return rated.figures.tokens_per_s / rated.samples_per_s
+
+
+def speed_text(samples_per_s: float, tokens: float | None) -> str:
+    """`139,892 tokens/s`, or `34.15 samples/s` where the tokens of a sample are not known."""
+    if tokens is None:
+        return format_rate(samples_per_s, "samples")
+    return format_rate(samples_per_s * tokens, "tokens")
+
+
+def speeds(rows: Sequence[Rated]) -> tuple[str, list[float]]:
+    """`tokens` and how many each row does in a second, where all know them, else `samples`."""
+    tokens = [tokens_per_sample(row) for row in rows]
+    known = [each for each in tokens if each is not None]
+    if len(known) < len(rows):
+        return "samples", [row.samples_per_s for row in rows]
+    return "tokens", [row.samples_per_s * each for row, each in zip(rows, known, strict=True)]
+
+
+def speed_lines(rated: Rated) -> list[tuple[str, str]]:
+    """What follows the line of the speed, where known.
+
+    Samples/s where the speed is in tokens/s, operations a device, and MFU.
+    """
+    figures = rated.figures
     if isinstance(figures, msgspec.UnsetType):
         return []
     parts = []
     if figures.tokens_per_s is not None:
-        parts.append(format_rate(figures.tokens_per_s, "tokens"))
+        parts.append(format_rate(rated.samples_per_s, "samples"))
     if figures.device_flops_per_s is not None:
         share = "" if figures.mfu is None else f", MFU {figures.mfu:.1%}"
         parts.append(f"{format_flops(figures.device_flops_per_s)} a device{share}")

@@ -33,7 +33,7 @@ def render(flows: Flows) -> str:
     if not flows.flows:
         return label_lines(head)
     rows = [_cells(flow) for flow in sorted(flows.flows, key=_order)]
-    lines = table(_HEADINGS, rows, left=(0, 1, 4), gap=1, verdicts=(1,), spare=(3, 2))
+    lines = table(_HEADINGS, rows, left=(0, 1, 4), gap=1, verdicts=(0, 1), spare=(3, 2, 6))
     return "\n\n".join([label_lines(head), lines, paragraph(_LEGEND)])
 
 

@@ -32,22 +32,32 @@ class Fold(NamedTuple):
 def fold(keys: Sequence[Hashable], least_saved: int = 1) -> list[Fold]:
     """The list as folds, in order: from each place the repetition that leaves out most elements.
 
-    Elements are alike where their `keys` are equal; an element that repeats nothing, or whose
-    repetition leaves out fewer than `least_saved`, is a fold of its own. Of repetitions that leave
-    out as many the one of the shortest block is taken.
+    Elements are alike where their `keys` are equal. Elements in a row that repeat nothing, or whose
+    repetition leaves out fewer than `least_saved`, are one block that is there once. Of repetitions
+    that leave out as many the one of the shortest block is taken.
     """
     numbers: dict[Hashable, int] = {}
     ids = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     times = np.ones(len(ids), dtype=np.int64)
     length = np.ones(len(ids), dtype=np.int64)
-    for p in range(1, min(_LONGEST, len(ids) // 2) + 1):
-        repeated = _run_lengths(ids[p:] == ids[:-p]) // p + 1
+    longest = min(_LONGEST, len(ids) // 2) if len(numbers) < len(ids) else 0
+    for p in range(1, longest + 1):
+        same = ids[p:] == ids[:-p]
+        if not same.any():
+            continue
+        repeated = _run_lengths(same) // p + 1
         places = np.flatnonzero((repeated - 1) * p >= least_saved)
         better = places[(repeated[places] - 1) * p > ((times - 1) * length)[places]]
         times[better], length[better] = repeated[better], p
-    folds, place = [], 0
+    folds: list[Fold] = []
+    place, repeats = 0, np.flatnonzero(times > 1)
     while place < len(ids):
-        folds.append(Fold(place, int(length[place]), int(times[place])))
+        at = int(np.searchsorted(repeats, place))
+        start = int(repeats[at]) if at < len(repeats) else len(ids)
+        if place < start:
+            folds.append(Fold(place, start - place, 1))
+        if start < len(ids):
+            folds.append(Fold(start, int(length[start]), int(times[start])))
         place = folds[-1].stop
     return folds
 

@@ -34,8 +34,8 @@ TERMS = {
     "gradients, a cut's messages, or the microbatches in flight.",
     "slack": "The share of the time for which the other loads are idle, the tightest first; for "
     "memory the share that is free.",
-    "speed": "Samples trained a second, tokens where the profile knows them; `times one device` is "
-    "against one device that runs the whole model.",
+    "speed": "Tokens trained a second where the profile knows them, else samples; `times one "
+    "device` is against one device that runs the whole model.",
     "idle": "The share of the devices' time in which they do not compute, also called the bubble.",
     "bubble": "The share of the devices' time in which they do not compute.",
     "proof": "What is proven of the plan, and among which plans; a number is a lower bound of the "

@@ -6,12 +6,13 @@ from pathlib import PurePath
 
 from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.report.basis import basis_of_several
-from partopt.report.figures import bought, has_price
+from partopt.report.figures import bought, has_price, speeds
 from partopt.report.table import label_lines, table
 from partopt.report.topology import cluster_lines, price_lines
-from partopt.units import format_bytes
+from partopt.units import format_bytes, format_number
 
 _LEFT = ("PROFILE", "BATCH", "SHAPE", "FITS", "PLANNER", "SCHEDULE")
+_SPARE = ("PLANNER", "GROUP")
 
 
 def render(comparison: GroupComparison) -> str:
@@ -27,33 +28,35 @@ def render(comparison: GroupComparison) -> str:
         *price_lines(comparison.topology),
         *basis_of_several([(row.profile, row.estimated) for row in comparison.rows]),
     ]
+    unit, rates = speeds(comparison.rows)
     headings = [
         "PROFILE",
         "GROUP",
         "BATCH",
         "SHAPE",
-        "SAMPLES/S",
+        f"{unit.upper()}/S",
         *(["PER 1.00"] if priced else []),
         "MEMORY",
         "FITS",
         "PLANNER",
         "SCHEDULE",
     ]
-    rows = [_cells(row, priced) for row in comparison.rows]
-    left = [headings.index(name) for name in _LEFT]
-    fits, spare = [headings.index("FITS")], [headings.index("GROUP")]
+    rows = [_cells(row, rate, priced) for row, rate in zip(comparison.rows, rates, strict=True)]
+    left, fits, spare = (
+        [headings.index(name) for name in names] for names in (_LEFT, ["FITS"], _SPARE)
+    )
     return "\n\n".join(
         [label_lines(head), table(headings, rows, left=left, verdicts=fits, spare=spare)]
     )
 
 
-def _cells(row: GroupRow, priced: bool) -> list[str]:
+def _cells(row: GroupRow, rate: float, priced: bool) -> list[str]:
     return [
         PurePath(row.profile).name.removesuffix(".json"),
         str(row.ranks),
         f"{row.microbatch_size}" + (f"x{row.microbatches}" if row.microbatches else ""),
         row.shape,
-        f"{row.samples_per_s:,.4g}",
+        format_number(rate),
         *([bought(row.figures)] if priced else []),
         format_bytes(row.peak_memory_bytes),
         "yes" if row.fits else "no",

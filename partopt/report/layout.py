@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
 from partopt.report.comparison import render_beside
+from partopt.report.figures import speed_text
 from partopt.report.table import label_lines
 
 _SAME = 1e-3  # of the samples/s: what is nearer loses nothing
@@ -25,7 +26,8 @@ def render(plan: Plan, recut: Plan | None, best: Plan | None, trainer: str) -> s
     lost = "; ".join(_losses(plan, recut, best, trainer))
     nothing = f"nothing: no plan that {trainer} runs is faster"
     if not plan.fits and best is not None and best.fits:
-        nothing = f"all: it does not fit, and {best.predicted.samples_per_s:.2f} samples/s do"
+        speed = speed_text(best.predicted.samples_per_s, best.profile.tokens_per_sample)
+        nothing = f"all: it does not fit, and {speed} do"
     return table + label_lines([("loses", lost or nothing)])
 
 

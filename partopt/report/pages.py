@@ -31,7 +31,6 @@ from partopt.report import (
 _PAGES: dict[type, Callable[[Any], str]] = {
     Comparison: comparison.render,
     DeviceFile: device.render,
-    Difference: difference.render,
     Flows: flows.render,
     GroupComparison: groups.render,
     Run: run.render,
@@ -47,12 +46,14 @@ def text_of(
 ) -> str:
     """The page of `document`, options that it names written as `spell` does.
 
-    Layers of a profile that repeat are shown once, unless `all_layers` are asked for.
+    Layers of profiles that repeat are shown once, unless `all_layers` are asked for.
     """
     if isinstance(document, Profile):
         return profile.render(document, ascii_only, all_layers, spell)
     if isinstance(document, Plan):
         return plan.render(document, ascii_only, spell)
+    if isinstance(document, Difference):
+        return difference.render(document, all_layers, spell)
     if isinstance(document, Verification):
         return verification.render(document, spell)
     return _PAGES[type(document)](document)

@@ -10,14 +10,14 @@ from partopt.documents.plan import Certificate, Plan, Predicted
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
-from partopt.report.figures import price_lines, speed_lines
+from partopt.report.figures import price_lines, speed_lines, speed_text
 from partopt.report.head import head_of_plan
 from partopt.report.memory import memory_lines
 from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.report.width import stretch
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 _LAYERS_WIDTH = 20  # on a page of 80, as the next
 _RANKS_WIDTH = 14
@@ -50,7 +50,7 @@ def _stages(rows: list[list[str]]) -> str:
 
 
 def _speed_of_size(plan: Plan) -> str:
-    speed = format_rate(plan.predicted.samples_per_s, "samples")
+    speed = speed_text(plan.predicted.samples_per_s, plan.profile.tokens_per_sample)
     fits = "" if plan.fits else ", does not fit"
     return f"microbatch {plan.microbatch_size}: {speed}{fits}"
 
@@ -107,10 +107,10 @@ def _names(stage: Stage) -> list[str]:
 
 def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     predicted = plan.predicted
-    speed = format_rate(predicted.samples_per_s, "samples")
+    speed = speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)
     speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
     yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
-    yield from speed_lines(predicted.figures)
+    yield from speed_lines(predicted)
     yield "period", f"{format_seconds(predicted.period_s)} a microbatch{_formula(predicted)}"
     if predicted.iteration_s is not None:
         iteration = format_seconds(predicted.iteration_s)

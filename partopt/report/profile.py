@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from partopt.documents.profile import Layer, Measurement, Profile
-from partopt.printable import shorten
+from partopt.printable import shorten, without_numbers
 from partopt.report.basis import basis_lines
-from partopt.report.folds import Fold, fold
+from partopt.report.layer_rows import LayerRows, choose_rows, every_row, layer_table, legend
 from partopt.report.table import bar, label_lines, paragraph, table
 from partopt.report.width import stretch
 from partopt.units import format_bytes, format_seconds
@@ -26,12 +25,7 @@ _SIZE_HEADINGS = [
     "OPTIMIZER",
     "PEAK",
 ]
-_LAYER_HEADINGS = ["#", "LAYER", "", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
-_TIMES = 2  # how often a layer repeats
-_LEFT = (1, 2, 3, 8)
-_MOST_ROWS = 100
-_LEAST_SAVED = 2  # rows, by a fold
-_NUMBER = re.compile("[0-9]+")
+_LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
 
 
 def render(
@@ -47,14 +41,12 @@ def render(
     a row with `all_layers`, an option that is written as `spell` does.
     """
     measurement = profile.measured()[-1]
-    folds = [Fold(place, 1, 1) for place in range(len(profile.layers))]
+    rows = every_row(len(profile.layers))
     if not all_layers:
-        folds = fold(_alike(profile, measurement), _LEAST_SAVED)
-    rows = [(place, each.times) for each in folds for place in each.block]
-    left_out = 0 if all_layers else max(0, len(rows) - _MOST_ROWS)
+        rows = choose_rows(_alike(profile, measurement))
     notes = [f"microbatch {measurement.microbatch_size}:\n"]
-    notes[0] += _layer_table(profile, measurement, rows, left_out, ascii_only)
-    notes += map(paragraph, _legend(profile, len(rows) < len(profile.layers), left_out, spell))
+    notes[0] += _layer_table(profile, measurement, rows, ascii_only)
+    notes += map(paragraph, [*_not_run(profile), *legend(rows, spell)])
     return "\n\n".join([render_sizes(profile), *notes])
 
 
@@ -121,26 +113,19 @@ def _or_dash(value: Number | None, form: Callable[[Number], str]) -> str:
     return "-" if value is None else form(value)
 
 
-def _legend(
-    profile: Profile, folded: bool, left_out: int, spell: Callable[[str], str]
-) -> Iterator[str]:
-    """Which layers did not run themselves, what is shown once, and what is not shown."""
+def _not_run(profile: Profile) -> Iterator[str]:
+    """Which layers did not run themselves."""
     ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
     if ran:
         which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
         yield f"* did not run: has the measurements of {which}"
-    every = spell("`all_layers=True` shows each layer")
-    if folded:
-        yield f"xN: N times, rows with the same mark in turn; {every}"
-    if left_out:
-        yield f"{left_out} rows are left out; {every}"
 
 
 def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
     """A key for each layer, equal for those that differ in nothing but numbers in their names."""
     return [
         (
-            _NUMBER.sub("#", layer.name),
+            without_numbers(layer.name),
             layer.type,
             layer.parameter_bytes,
             layer.measured_as is None,
@@ -153,44 +138,24 @@ def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
 
 
 def _layer_table(
-    profile: Profile,
-    measurement: Measurement,
-    rows: list[tuple[int, int]],
-    left_out: int,
-    ascii_only: bool,
+    profile: Profile, measurement: Measurement, rows: LayerRows, ascii_only: bool
 ) -> str:
-    """A row for each of `rows`, a layer and how often it repeats, `left_out` in the middle not."""
     slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
-    head, tail = len(rows) if not left_out else _MOST_ROWS * 3 // 4, _MOST_ROWS // 4
-    shown: list[list[str]] = []
-    for place, times in rows[:head] + (rows[-tail:] if left_out else []):
+
+    def cells(place: int) -> list[str]:
         layer, measured = profile.layers[place], measurement.layers[place]
         seconds = measured.forward_s + measured.backward_s
-        shown.append(
-            [
-                str(place),
-                _layer_name(layer),
-                f"x{times}" if times > 1 else "",
-                shorten(layer.type, stretch(12, 0.2)),
-                format_seconds(measured.forward_s),
-                format_seconds(measured.backward_s),
-                format_bytes(measured.output_bytes),
-                format_bytes(layer.parameter_bytes),
-                bar(seconds / slowest, 6, ascii_only),
-            ]
-        )
-    if left_out:
-        shown.insert(head, ["..", *[""] * (len(_LAYER_HEADINGS) - 1)])
-    folds = any(times > 1 for _, times in rows)
-    columns = [n for n in range(len(_LAYER_HEADINGS)) if folds or n != _TIMES]
-    left = [n for n, column in enumerate(columns) if column in _LEFT]
-    return table(
-        [_LAYER_HEADINGS[n] for n in columns],
-        [[row[n] for n in columns] for row in shown],
-        left=left,
-        verdicts=[columns.index(_TIMES)] if folds else [],
-        spare=[columns.index(n) for n in (8, 3)],
-    )
+        return [
+            _layer_name(layer),
+            shorten(layer.type, stretch(12, 0.2)),
+            format_seconds(measured.forward_s),
+            format_seconds(measured.backward_s),
+            format_bytes(measured.output_bytes),
+            format_bytes(layer.parameter_bytes),
+            bar(seconds / slowest, 6, ascii_only),
+        ]
+
+    return layer_table(rows, _LAYER_HEADINGS, cells, left=(1, 2, 7), spare=(7, 2))
 
 
 def _layer_name(layer: Layer) -> str:

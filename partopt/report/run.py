@@ -52,7 +52,7 @@ def _whole(run: Run) -> str:
     what = "microbatch" if run.plan.schedule.startswith("pipedream") else "iteration"
     rows = [
         [what, *_compared(run.predicted_s, run.measured_s)],
-        ["simulated with the run's own times", *_compared(run.own_times_s, run.measured_s)],
+        ["with the run's own times", *_compared(run.own_times_s, run.measured_s)],
         *_peak(run),
     ]
     below = f"{format_rate(run.samples_per_s, 'samples')}"

@@ -7,10 +7,18 @@ import msgspec
 from partopt.documents.scaling import Scaling, ScalingRow
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
-from partopt.report.figures import bought, bought_text, format_money, has_price
+from partopt.report.figures import (
+    bought,
+    bought_text,
+    format_money,
+    has_price,
+    speed_text,
+    speeds,
+    tokens_per_sample,
+)
 from partopt.report.table import label_lines, table
 from partopt.report.width import stretch
-from partopt.units import format_rate
+from partopt.units import format_number
 
 
 def render(scaling: Scaling) -> str:
@@ -20,10 +28,11 @@ def render(scaling: Scaling) -> str:
     samples for one unit of money, where a price is known, in place of the speed-up.
     """
     priced = any(has_price(row.figures) for row in scaling.rows)
+    unit, rates = speeds(scaling.rows)
     headings = [
         "DEVICES",
         "BATCH",
-        "SAMPLES/S",
+        f"{unit.upper()}/S",
         "PER 1.00" if priced else "x ONE",
         "EFFICIENCY",
         "PLANNER",
@@ -34,7 +43,7 @@ def render(scaling: Scaling) -> str:
     left = (1, *range(len(headings) - 4, len(headings)))
     rows = table(
         headings,
-        [_cells(row, priced) for row in scaling.rows],
+        [_cells(row, rate, priced) for row, rate in zip(scaling.rows, rates, strict=True)],
         left=left,
         gap=1,
         verdicts=(8,),
@@ -44,11 +53,11 @@ def render(scaling: Scaling) -> str:
     return "\n\n".join(filter(None, [rows, below]))
 
 
-def _cells(row: ScalingRow, priced: bool) -> list[str]:
+def _cells(row: ScalingRow, rate: float, priced: bool) -> list[str]:
     return [
         str(row.devices),
         f"{row.microbatch_size}" + (f"x{row.microbatches}" if row.microbatches else ""),
-        f"{row.samples_per_s:,.4g}",
+        format_number(rate),
         bought(row.figures) if priced else f"{row.speedup_over_one_device:.2f}",
         f"{row.efficiency:.0%}",
         shorten(row.planner, stretch(13, 0.4)),
@@ -70,7 +79,7 @@ def _choices(scaling: Scaling) -> list[tuple[str, str]]:
 def _choice(row: ScalingRow) -> str:
     figures = row.figures
     assert not isinstance(figures, msgspec.UnsetType)
-    speed = format_rate(row.samples_per_s, "samples")
+    speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     price = format_money(figures.price_per_hour or 0.0)
     devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
     return f"{devices} at {price} an hour: {speed}, {bought_text(figures)}"

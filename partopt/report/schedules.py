@@ -6,26 +6,16 @@ from collections.abc import Sequence
 
 from partopt.documents.plan import Plan
 from partopt.printable import shorten
+from partopt.report.figures import speeds
 from partopt.report.table import table
 from partopt.report.width import stretch
 from partopt.schedules import schedule
 from partopt.schedules.layout import MIRRORED
-from partopt.units import format_bytes, format_seconds
+from partopt.units import format_bytes, format_number, format_seconds
 
 _GRID_WIDTH = 10
 # by all of the stages, any of them
 _RECOMPUTED = {(True, True): "always", (False, True): "some", (False, False): "never"}
-_HEADINGS = [
-    "SCHEDULE",
-    "GRID",
-    "BATCH",
-    "RECOMP.",
-    "ITERATION",
-    "SAMPLES/S",
-    "BUBBLE",
-    "MEMORY",
-    "FITS",
-]
 
 
 def render(plans: Sequence[Plan]) -> str:
@@ -34,13 +24,25 @@ def render(plans: Sequence[Plan]) -> str:
     GRID: pipelines side by side x devices of each, x stages of a device where it has several, or
     unequal replicas of the stages; BATCH: samples of a microbatch x M.
     """
+    unit, rates = speeds([plan.predicted for plan in plans])
+    headings = [
+        "SCHEDULE",
+        "GRID",
+        "BATCH",
+        "RECOMP.",
+        "ITERATION",
+        f"{unit.upper()}/S",
+        "BUBBLE",
+        "MEMORY",
+        "FITS",
+    ]
     return table(
-        _HEADINGS,
-        [_cells(plan) for plan in plans],
+        headings,
+        [_cells(plan, rate) for plan, rate in zip(plans, rates, strict=True)],
         left=(0, 1, 2, 3, 8),
         gap=1,
-        verdicts=(8,),
-        spare=(3, 6),
+        verdicts=(0, 8),
+        spare=(3, 6, 4),
     )
 
 
@@ -53,7 +55,7 @@ def _grid(plan: Plan) -> str:
     return f"{pipelines}x{len(held) // pipelines}" + (f"x{chunks}" if chunks > 1 else "")
 
 
-def _cells(plan: Plan) -> list[str]:
+def _cells(plan: Plan, rate: float) -> list[str]:
     predicted = plan.predicted
     return [
         plan.schedule,
@@ -64,7 +66,7 @@ def _cells(plan: Plan) -> list[str]:
             any(stage.recompute for stage in plan.stages),
         ],
         format_seconds(predicted.iteration_s or 0.0),
-        f"{predicted.samples_per_s:,.4g}",
+        format_number(rate),
         f"{predicted.bubble:.1%}",
         format_bytes(plan.peak_memory_bytes),
         "yes" if plan.fits else "no",

@@ -8,14 +8,14 @@ from partopt.documents.simulation import Finding, SimulationDocument
 from partopt.report import advice, gantt
 from partopt.report.basis import basis_lines
 from partopt.report.changes import compare
-from partopt.report.figures import price_lines, speed_lines
+from partopt.report.figures import price_lines, speed_lines, speed_text, tokens_per_sample
 from partopt.report.head import head_of_simulation
 from partopt.report.limit import against_limit
 from partopt.report.shares import level_table, share_table
 from partopt.report.table import label_lines, paragraph
 from partopt.report.variation import variation_lines
 from partopt.report.width import columns
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the plan
 
@@ -65,10 +65,10 @@ def _outcome(document: SimulationDocument) -> list[tuple[str, str]]:
     period = f"{format_seconds(document.period_s)} a microbatch{_pace(document)}"
     count = len(document.ranks)
     devices = "device" if count == 1 else f"{count} devices"
-    speed = format_rate(document.samples_per_s, "samples")
+    speed = speed_text(document.samples_per_s, tokens_per_sample(document))
     return [
         ("speed", f"{speed}; {devices} idle {document.bubble:.1%} of the time"),
-        *speed_lines(document.figures),
+        *speed_lines(document),
         ("ran", ran),
         ("period", period + _prediction(document)),
         *price_lines(document.figures, document.topology.cluster.devices),

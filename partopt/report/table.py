@@ -31,8 +31,8 @@ def table(
 
     The columns named in `left` are aligned to the left, the others, numbers, to the right. Where
     the table is wider than the page, its widest texts are shortened, then columns stand closer,
-    then those named in `spare` are left out, the first first; numbers and the `verdicts`, which
-    have colours, are never shortened.
+    then those named in `spare` are left out, the first first; numbers and the `verdicts`, of which
+    some have colours, are never shortened.
     """
     cells = [list(headings), *map(list, rows)]
     texts = [column for column in left if column not in verdicts]

@@ -107,7 +107,9 @@ def _tables(document: TrialDocument) -> list[str]:
         if not tried.closed_form.agrees:
             reasons.setdefault(_verdict(tried.closed_form), []).append(tried.schedule)
     rows = [_cells(tried) for tried in document.tried]
-    parts = [table(_HEADINGS, rows, left=(0, 3), gap=1)] if rows else []
+    parts = []
+    if rows:
+        parts.append(table(_HEADINGS, rows, left=(0, 3), gap=1, verdicts=(0, 3), spare=(4, 3)))
     if document.refused:
         parts.append("\n".join(map(_refusal, document.refused)))
     if reasons:

@@ -1,5 +1,7 @@
 """`partopt plan --scaling`."""
 
+import shlex
+
 import jsonschema
 import pytest
 from click import unstyle
@@ -182,3 +184,28 @@ def test_thousands_of_devices(partopt, profile_file, topology_file):
     )
     assert (outcome.code, outcome.out.splitlines()[-1].split()[0]) == (0, "1024")
     assert all(len(line) <= 80 for line in unstyle(outcome.out).splitlines())
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["--schedule", "auto", "--global-batch", 32], ["--planner", "data_parallel"]]
+)
+def test_a_plan_of_one_stage_says_how_to_find_where_a_pipeline_is_faster(
+    partopt, profile_file, topology_file, given
+):
+    job = profile_file(uniform_profile(16)), "--topology", topology_file(flat(4, 1e15))
+    outcome = partopt("plan", *job, *given)
+    [hint] = outcome.hints
+    lead, command = hint.split(": ", 1)
+    assert lead == "from how many devices on a pipeline is faster"
+    rows = partopt(*shlex.split(command)[1:], "--json").document["rows"]
+    assert [row["devices"] for row in rows] == [4, 8, 16, 32]
+    assert rows[0]["shape"] == "4"
+
+
+@pytest.mark.parametrize(
+    "given", [["--planner", "straight"], ["--cuts", "4"], ["--for", "torch", *SYNCHRONOUS]]
+)
+def test_other_plans_do_not(scaled, given):
+    more = ["--microbatches", 8] if "--for" in given else []
+    outcome = scaled(*given, *more)
+    assert (outcome.code, outcome.hints) == (0, [])

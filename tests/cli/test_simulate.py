@@ -184,7 +184,7 @@ class TestMemory:
             outcome.errors[0],
         )
         assert outcome.hints == [
-            'partopt plan keeps within --memory "10000000 B" where any plan does'
+            'with --memory "10000000 B" partopt plan keeps within that where any plan does'
         ]
         assert partopt("simulate", tmp_path / "small.json", "--json").document["fits"] is False
 

@@ -13,6 +13,7 @@ from partopt.documents.profile import Device, Estimated, Group, Profile
 from partopt.documents.topology import Topology
 from partopt.job import Job
 from partopt.report.comparison import render as render_comparison
+from partopt.report.figures import speeds
 from partopt.report.groups import render as render_groups
 from partopt.report.plan import render as render_plan
 from partopt.report.scaling import render as render_scaling
@@ -137,11 +138,26 @@ def test_idle_devices_are_paid_too():
 
 def test_pages_say_what_is_known():
     page = " ".join(render_plan(plan_of(counted(tokens=10), priced(flat(2), 2.5))).split())
-    assert "6.67 tokens/s; 2 kflop/s a device" in page
+    assert (
+        "speed 6.67 tokens/s, 2.00 times one device; devices idle 0.0% 0.6667 samples/s; 2 k"
+        in page
+    )
     assert "MFU" not in page
     assert "price 5.00 an hour for 2 devices: 480 samples (4.8 k tokens) for 1.00" in page
     plain = render_plan(plan_of(chain_profile([1.0, 1.0]), flat(2)))
     assert "price" not in plain
+    assert "samples/s, 2.00 times one device; devices idle" in plain
+    assert "tokens" not in plain
+
+
+def test_tables_are_in_tokens_where_every_row_knows_them():
+    """6.67 tokens a second are the 0.667 samples of 10 each."""
+    tokens, samples = plan_of(counted(tokens=10), flat(2)), plan_of(counted(), flat(2))
+    told = render_scaling(scaling_of([tokens])).split()
+    assert (told[2], told[13]) == ("TOKENS/S", "6.67")
+    told = render_scaling(scaling_of([tokens, samples])).split()
+    assert (told[2], told[13]) == ("SAMPLES/S", "0.6667")
+    assert speeds([tokens.predicted, tokens.predicted]) == ("tokens", [pytest.approx(20 / 3)] * 2)
 
 
 def test_a_comparison_with_a_price_says_what_it_buys():

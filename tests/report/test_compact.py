@@ -13,18 +13,27 @@ from tests.report.timelines import example
 pytest.importorskip("matplotlib", reason="figures are an extra")
 
 
+def points(path):
+    """The coordinates of every corner of a path, of closed ones without the first again."""
+    found, begin = [], 0
+    for letter, given in re.findall(r"([a-zA-Z])([^a-zA-Z]*)", path):
+        numbers = [float(number) for number in re.findall(r"-?[0-9.]+", given)]
+        if letter == "M":
+            begin = len(found)
+        if letter in "Zz" and found[-2:] == found[begin : begin + 2]:
+            del found[-2:]
+        found += {"H": [*numbers, *found[-1:]], "V": [*found[-2:-1], *numbers]}.get(letter, numbers)
+    return found
+
+
 def shown(svg):
-    """The tag, the text and the numbers of every shape and text."""
+    """The tag, the text and the places of every shape and text."""
     root = ElementTree.fromstring(svg)
     for each in root.iter():
         tag = each.tag.rpartition("}")[2]
         if tag in ("path", "text", "use"):
-            numbers = [
-                float(number)
-                for name in ("d", "x", "y")
-                for number in re.findall(r"-?[0-9.]+", each.get(name, ""))
-            ]
-            yield tag, each.text, each.get("clip-path"), numbers
+            numbers = [float(each.get(name, 0)) for name in ("x", "y")]
+            yield tag, each.text, each.get("clip-path"), [*numbers, *points(each.get("d", ""))]
 
 
 def test_shapes_and_texts_stay_where_they_are(monkeypatch):

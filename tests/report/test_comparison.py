@@ -50,7 +50,7 @@ def test_a_table_of_one_plan():
         "cluster  test, 2 x device: level1 (2, 1 MB/s)",
         "",
         "PLANNER SHAPE STAGES PERIOD SAMPLES/S x ONE x DP MEMORY FITS VAR",
-        "gpipe   1-1        2 6.00 s      0.17  2.00 1.00   72 B yes    0",
+        "gpipe   1-1        2 6.00 s    0.1667  2.00 1.00   72 B yes    0",
         "",
         "x ONE, x DP: times one device, data parallelism. VAR: variance of stages, ms^2.",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +21,9 @@ def render(found: Difference) -> str:
     return click.unstyle(difference.render(found))
 
 
-def profile(seconds: list[float], names: str = "wxyz", size: int = 4, **fields: object) -> Profile:
+def profile(
+    seconds: list[float], names: Sequence[str] = "wxyz", size: int = 4, **fields: object
+) -> Profile:
     """Layers named by letters: a quarter of the seconds forward, 8 bytes of output each."""
     forward, backward = [each / 4 for each in seconds], [each * 3 / 4 for each in seconds]
     return profile_of(
@@ -118,12 +121,38 @@ def test_layers_that_take_no_time_have_no_ratio():
     assert ["0", "w", "0", "s", "0.0%"] in [line[:5] for line in page(found)]
 
 
+def test_what_repeats_in_both_is_shown_once_and_every_layer_with_all():
+    """Two blocks of two layers, the second slower in one of them: eight layers and then a head."""
+    names = [f"blocks.{place // 2}.{'ab'[place % 2]}" for place in range(8)] + ["head"]
+    before = profile([1.0, 2.0] * 4 + [1.0], names)
+    slower = Difference.between(before, profile([1.5, 2.0] * 4 + [2.0], names), NAMES)
+    lines = page(slower)[5:]
+    assert lines[0][:6] == ["0", "blocks.0.a", "x4", "1.00", "s", "7.7%"]
+    assert lines[1][:5] == ["1", "blocks.0.b", "x4", "2.00", "s"]
+    assert lines[0][-2:] == ["1.50", "1"]  # four times half a second
+    assert lines[2][0] == "8" and lines[2][-2:] == ["2.00", "2"]
+    assert "xN: N times" in render(slower)
+    every = click.unstyle(difference.render(slower, all_layers=True))
+    assert [f"\n{place} " in every for place in range(9)] == [True] * 9
+    assert "xN" not in every
+    once = profile([1.5, 2.0] + [1.0, 2.0] * 3 + [1.0], names)
+    first = page(Difference.between(before, once, NAMES))[5]
+    assert first[:4] == ["0", "blocks.0.a", "1.00", "s"]  # unlike the others in the second
+
+
+def test_many_layers_of_one_only_are_counted():
+    first, second = (profile([1.0] * 101, [*(f"{x}{n}x" for n in range(100)), "w"]) for x in "ab")
+    text = " ".join(render(Difference.between(first, second, NAMES)).split())
+    assert "only in the first: a0x, a1x" in text and "a19x, and 80 more" in text
+
+
 @pytest.mark.parametrize("seconds", [1e-9, 1.0, 999999.0])
 def test_the_page_fits_and_numbers_are_whole(seconds):
     names = [f"transformer.encoder.blocks.{index}.attention" for index in range(40)]
     first = profile_of([measurement([seconds] * 40, output_bytes=[2**40] * 40)], names=names)
     second = profile_of([measurement([seconds * 1.5] * 40)], names=names)
-    text = render(Difference.between(first, second, ("x" * 30, "y" * 30)))
+    found = Difference.between(first, second, ("x" * 30, "y" * 30))
+    text = click.unstyle(difference.render(found, all_layers=True))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("1.50") == 41
 

@@ -10,15 +10,19 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain
 from partopt.documents.plan import Plan
+from partopt.documents.stage import Stage
 from partopt.report.pictures.axes import Floats, draw_bars, seconds_axis
 from partopt.report.pictures.colours import ink, stage_colour
 from partopt.report.pictures.lettering import text_width
 from partopt.report.pictures.look import GREY, RED, SMALL
 from partopt.report.pictures.port_use import cut_use
+from partopt.report.ranks import format_ranks
+from partopt.units import format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CROWDED = 150  # bars, from which on lines around them would hide them
 _THIN, _THICK = 0.4, 3.0  # points of the line of a cut that is never busy, and always
 
 
@@ -56,7 +60,7 @@ def draw_times(axes: Axes, plan: Plan, chain: Chain | None, inches: float) -> No
     """
     layers = plan.stages[-1].stop
     middles, widths, up, down, colours = _stage_bars(plan) if chain is None else _bars(plan, chain)
-    line = 0.4 if layers <= 150 else 0.0
+    line = 0.4 if layers <= CROWDED else 0.0
     for colour in dict.fromkeys(colours.tolist()):
         own = colours == colour
         look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": line}
@@ -91,8 +95,10 @@ def _bars(plan: Plan, chain: Chain) -> Bars:
 
 
 def _draw_cuts(axes: Axes, plan: Plan) -> None:
-    """Dashed lines, red where it is a cut that binds."""
+    """Dashed lines, red where it is a cut that binds; of very many cuts that alone."""
     bound, used = binding_of(plan).cut, cut_use(plan)
+    if len(used) > CROWDED:
+        used = {cut: share for cut, share in used.items() if cut == bound}
     axes.vlines(
         [plan.stages[cut].start for cut in used],
         0,
@@ -117,7 +123,8 @@ def draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
     colours = _colours(plan)
     for colour in dict.fromkeys(colours.tolist()):
         own = colours == colour
-        look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+        line = 0.5 if len(widths) <= CROWDED else 0.0
+        look: Any = {"facecolor": colour, "edgecolor": "white", "linewidth": line}
         draw_bars(axes, middles[own], np.ones(own.sum()), widths[own], **look)
     for s, (stage, width, colour) in enumerate(zip(plan.stages, widths, colours, strict=True)):
         forms = [_stage_text(s, stage.replicas, stage.recompute), str(s)]
@@ -131,6 +138,21 @@ def draw_stages(axes: Axes, plan: Plan, inches: float) -> None:
         frame = Rectangle((stage.start, 0), stage.stop - stage.start, 1, fill=False)
         frame.set(edgecolor=RED, linewidth=1.5, clip_on=False, zorder=5)
         axes.add_patch(frame)
+
+
+def describe_stage(s: int, stage: Stage) -> str:
+    """A stage in words, its seconds those of a microbatch on one replica."""
+    names = stage.modules[0]
+    if len(stage.modules) > 1:
+        names = f"{names} .. {stage.modules[-1]}"
+    parts = [
+        f"stage {s}: layers {stage.start}-{stage.stop - 1} {names}",
+        f"ranks {format_ranks(stage.ranks)}",
+        f"forward {format_seconds(stage.forward_s)}",
+        f"backward {format_seconds(stage.backward_s)}",
+        *(["recomputed"] if stage.recompute else []),
+    ]
+    return ", ".join(parts)
 
 
 def _colours(plan: Plan) -> NDArray[Any]:

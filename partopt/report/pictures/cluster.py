@@ -33,12 +33,16 @@ def draw_cluster(axes: Axes, plan: Plan, box: Box, used: dict[Port, float]) -> N
 
 
 def use_lines(plan: Plan, used: dict[Port, float]) -> list[str]:
-    """Each level, its links, and for how much of the time the busiest of them is used."""
+    """Each level, its links, and the time that its bytes take of the port that has the most.
+
+    That is over the rate of the port, with all-reduces as rings: where they go otherwise it may be
+    more than there is.
+    """
     lines = []
     for k, level in enumerate(plan.topology.levels, 1):
         if level.size > 1:
             most = max((share for (own, _), share in used.items() if own == k), default=0.0)
-            lines.append(f"{level.name} {link_text(level)}: busiest port {min(1.0, most):.1%}")
+            lines.append(f"{level.name} {link_text(level)}: bytes over rate {most:.1%} of the time")
     return lines
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from partopt.documents.comparison import Comparison, ComparisonRow
-from partopt.documents.group_comparison import GroupComparison
+from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.report.basis import basis_lines, basis_of_several
+from partopt.report.figures import speeds
 from partopt.report.pictures.lettering import fit
 from partopt.report.pictures.look import GREY, SMALL, Heading, Sheet, legend_height
 from partopt.units import format_bytes, format_count, format_rate
@@ -24,38 +25,44 @@ _COLOUR, _FAR = "#0072B2", 8  # times the most memory: a limit above that is not
 
 
 class Point(NamedTuple):
-    """A plan as a point."""
+    """A plan as a point; `speed` is in `unit`, samples or tokens, a second."""
 
     name: str
-    samples_per_s: float
+    speed: float
+    unit: str
     memory_bytes: int
     fits: bool
 
 
 def points_of(comparison: Comparison | GroupComparison) -> list[Point]:
     """The rows of a comparison, of planners or of profiles."""
+    rows: Sequence[ComparisonRow | GroupRow] = comparison.rows
+    unit, rates = speeds(rows)
     return [
         Point(
             f"{row.planner if isinstance(row, ComparisonRow) else row.profile} {row.shape}",
-            row.samples_per_s,
+            rate,
+            unit,
             row.peak_memory_bytes,
             row.fits,
         )
-        for row in comparison.rows
+        for row, rate in zip(rows, rates, strict=True)
     ]
 
 
 def points_of_plans(plans: Sequence[Plan]) -> list[Point]:
     """The plans, by their schedules where these differ, else by their planners."""
+    unit, rates = speeds([plan.predicted for plan in plans])
     by_schedule = len({plan.schedule for plan in plans}) > 1
     return [
         Point(
             f"{plan.schedule if by_schedule else plan.planner} {plan.shape}",
-            plan.predicted.samples_per_s,
+            rate,
+            unit,
             plan.peak_memory_bytes,
             plan.fits,
         )
-        for plan in plans
+        for plan, rate in zip(plans, rates, strict=True)
     ]
 
 
@@ -70,22 +77,25 @@ def heading(comparison: Comparison | GroupComparison) -> Heading:
         basis = basis_of_several([(row.profile, row.estimated) for row in comparison.rows])
     parts.append(f"P = {comparison.topology.cluster.devices}")
     fitting = [point for point in points if point.fits]
-    best = max(fitting, key=lambda point: point.samples_per_s, default=None)
+    best = max(fitting, key=lambda point: point.speed, default=None)
     fastest = "nothing fits"
     if best is not None:
-        fastest = f"fastest {best.name} at {format_rate(best.samples_per_s, 'samples')}"
-    told = "; ".join(
-        f"{point.name}: {format_rate(point.samples_per_s, 'samples')}, "
-        f"{format_bytes(point.memory_bytes)}{'' if point.fits else ', does not fit'}"
-        for point in points
-    )
+        fastest = f"fastest {best.name} at {format_rate(best.speed, best.unit)}"
+    told = "; ".join(map(_describe, points))
     rests = "; ".join(text for _, text in basis)
     about = f"Speed against memory of plans. {told}{f'; {rests}' if rests else ''}."
     return Heading((*parts, fastest), about)
 
 
+def _describe(point: Point) -> str:
+    """A point in words."""
+    fits = "" if point.fits else ", does not fit"
+    speed = format_rate(point.speed, point.unit)
+    return f"{point.name}: {speed}, {format_bytes(point.memory_bytes)}{fits}"
+
+
 def draw(comparison: Comparison | GroupComparison, heading: Heading) -> Sheet:
-    """Samples/s against bytes on the fullest device, with the limit of a device as a line."""
+    """Speed against bytes on the fullest device, with the limit of a device as a line."""
     points, whole = points_of(comparison), LEFT + WIDTH + NAMES + RIGHT
     handles = handles_of(points)
     legend = legend_height(handles, whole)
@@ -107,7 +117,7 @@ def draw_points(sheet: Sheet, bottom: float, points: Sequence[Point], limit: int
     most = max(point.memory_bytes for point in points)
     near = limit is not None and limit <= _FAR * max(most, 1)
     right = max(most, limit if limit is not None and near else 1) * 1.06
-    top = max(max(point.samples_per_s for point in points), 1e-9) * 1.08
+    top = max(max(point.speed for point in points), 1e-9) * 1.08
     axes.set_xlim(0, right)
     axes.set_ylim(0, top)
     axes.patch.set_visible(False)  # lines to the names lie below
@@ -116,26 +126,28 @@ def draw_points(sheet: Sheet, bottom: float, points: Sequence[Point], limit: int
         _draw_front(axes, front, limit if limit is not None and near else right)
     for point in points:
         full = _COLOUR if point.fits else "white"
-        place = point.memory_bytes, point.samples_per_s
+        place = point.memory_bytes, point.speed
         axes.plot(*place, "o", ms=5, mfc=full, mec=_COLOUR, mew=1.0, clip_on=False, zorder=4)
     if limit is not None:
         _draw_limit(axes, height, limit, near, right)
-    _label_axes(axes)
-    _draw_names(sheet, bottom + _BELOW, height, [(p, p.samples_per_s / top) for p in points], right)
+    _label_axes(axes, points[0].unit)
+    for point in points:
+        sheet.tell_point(axes, point.memory_bytes, point.speed, _describe(point))
+    _draw_names(sheet, bottom + _BELOW, height, [(p, p.speed / top) for p in points], right)
 
 
 def _draw_front(axes: Axes, front: Sequence[Point], end: float) -> None:
     """A step at each point of the front, on to the end."""
     memory = [float(point.memory_bytes) for point in front]
-    speeds = [point.samples_per_s for point in front]
-    axes.step([*memory, end], [*speeds, *speeds[-1:]], where="post", color=GREY, lw=0.8)
+    heights = [point.speed for point in front]
+    axes.step([*memory, end], [*heights, *heights[-1:]], where="post", color=GREY, lw=0.8)
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
     """The points that fit and of which none is as fast with less memory, by memory."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.memory_bytes, -point.samples_per_s)):
-        if point.fits and (not front or point.samples_per_s > front[-1].samples_per_s):
+    for point in sorted(points, key=lambda point: (point.memory_bytes, -point.speed)):
+        if point.fits and (not front or point.speed > front[-1].speed):
             front.append(point)
     return front
 
@@ -152,7 +164,7 @@ def _draw_limit(axes: Axes, height: float, limit: int, near: bool, right: float)
     )
 
 
-def _label_axes(axes: Axes) -> None:
+def _label_axes(axes: Axes, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -160,7 +172,7 @@ def _label_axes(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.set_xlabel("memory of the fullest device", labelpad=2)
-    axes.set_ylabel("samples/s")
+    axes.set_ylabel(f"{unit}/s")
     axes.yaxis.set_label_coords(-0.5 / WIDTH, 0.5)
 
 

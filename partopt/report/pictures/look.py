@@ -18,6 +18,7 @@ from xml.sax.saxutils import escape
 from partopt.errors import PartoptError
 from partopt.printable import printable
 from partopt.report.pictures.compact import compact
+from partopt.report.pictures.hover import Spot, add_titles
 from partopt.report.pictures.lettering import pack, text_width
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ FORMS = ("svg", "pdf", "png")
 COLUMN, FULL = 3.5, 7.2  # inches of one column of a paper, and of two
 SIZE, SMALL, TITLE = 7.0, 6.0, 7.5  # points of text
 GREY, FAINT, RED = "#4D4D4D", "#EFEFEF", "#C00000"
+_NEAR = 0.06  # inches from a point, where it says what it is
 _MARGIN, _LINE = 0.08, 0.14  # inches beside and above the heading, and of a line of it
 _STYLE: Any = {
     "figure.dpi": 300,
@@ -89,6 +91,7 @@ class Sheet:
         lines = pack(heading.parts, width - 2 * _MARGIN, TITLE)
         self.width, self.height = width, height + _MARGIN / 2 + _LINE * len(lines)
         self.figure: Figure = Figure(figsize=(self.width, self.height))
+        self.spots: list[Spot] = []
         for number, line in enumerate(lines):
             self.text(_MARGIN, self.height - _MARGIN / 2 - _LINE * number, line, size=TITLE)
 
@@ -102,6 +105,22 @@ class Sheet:
         """A line of text whose upper left corner is at a place of the sheet, in inches."""
         place = left / self.width, top / self.height
         self.figure.text(*place, printable(text), **{"ha": "left", "va": "top"} | settings)
+
+    def tell(self, axes: Axes, left: float, right: float, text: str) -> None:
+        """What the axes say when they are pointed at between two of their values.
+
+        Once all is drawn, for by then they have their limits.
+        """
+        (x0, y0), (x1, y1) = axes.get_window_extent().get_points().tolist()
+        begin, end = (float(axes.transData.transform((at, 0))[0]) for at in (left, right))
+        dpi = self.figure.dpi
+        left, right = max(x0, begin) / dpi, min(x1, end) / dpi
+        self.spots.append(Spot(left, y0 / dpi, right, y1 / dpi, text))
+
+    def tell_point(self, axes: Axes, x: float, y: float, text: str) -> None:
+        """What a point of axes says when it is pointed at. As `tell`."""
+        middle, up = (float(at) / self.figure.dpi for at in axes.transData.transform((x, y)))
+        self.spots.append(Spot(middle - _NEAR, up - _NEAR, middle + _NEAR, up + _NEAR, text))
 
     def legend(self, handles: Mapping[str, Any]) -> None:
         """What marks mean, in `legend_height` inches at the bottom of the sheet."""
@@ -160,11 +179,12 @@ class Picture(NamedTuple):
         about = {title: heading.title, description: printable(heading.description)}
         content = io.BytesIO()
         with style():
-            figure = self.draw(heading).figure
-            figure.savefig(content, format=form, metadata=undated | about)
+            sheet = self.draw(heading)
+            sheet.figure.savefig(content, format=form, metadata=undated | about)
         if form != "svg":
             return content.getvalue()
-        return _describe(compact(content.getvalue()), heading)
+        svg = _describe(compact(content.getvalue()), heading)
+        return add_titles(svg, sheet.spots, sheet.height)
 
 
 def require_matplotlib() -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partopt.documents.plan import Plan
+from partopt.documents.stage import stages_text
 from partopt.report.memory import device_parts
 from partopt.report.pictures.axes import bytes_axis, draw_bars
+from partopt.report.pictures.chain import CROWDED
 from partopt.report.pictures.colours import MEMORY
 from partopt.report.pictures.lettering import text_width
 from partopt.report.pictures.look import GREY, RED, SMALL
@@ -57,6 +59,8 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     for name, (colour, hatch) in MEMORY.items():
         sizes = np.array([own[name] for own in parts], dtype=float)
         line: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.3, "hatch": hatch}
+        if len(held) > CROWDED:
+            line = {"edgecolor": "none", "linewidth": 0.0}
         draw_bars(axes, bars, sizes, width, bottom, facecolor=colour, **line)
         bottom += sizes
     peak, limit = float(bottom.max()), plan.memory_limit_bytes
@@ -79,6 +83,14 @@ def draw_memory(axes: Axes, plan: Plan, inches: float) -> None:
     axes.set_xticks(places, labels, rotation=90 if turned else 0)
     axes.set_xlabel("stages of a device", labelpad=2)
     axes.tick_params(axis="x", length=0)
+
+
+def describe_memory(plan: Plan, held: tuple[int, ...]) -> str:
+    """What fills a device that holds these stages, in words."""
+    parts = device_parts([plan.stages[s] for s in held])
+    words = [f"{name} {format_bytes(size)}" for name, size in parts.items() if size]
+    whole = f"{stages_text(held)}: {format_bytes(sum(parts.values()))}"
+    return ", ".join([whole, *words])
 
 
 def _label_limit(axes: Axes, right: float, top: float, limit: int, peak: float) -> None:

@@ -10,7 +10,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.report.pictures.boxes import boxes_of
-from partopt.report.pictures.chain import binding_of, draw_stages, draw_times
+from partopt.report.pictures.chain import binding_of, describe_stage, draw_stages, draw_times
 from partopt.report.pictures.cluster import draw_cluster, use_lines
 from partopt.report.pictures.colours import MEMORY
 from partopt.report.pictures.comparison import (
@@ -31,7 +31,12 @@ from partopt.report.pictures.look import (
     Sheet,
     legend_height,
 )
-from partopt.report.pictures.memory_bars import below_memory, draw_memory
+from partopt.report.pictures.memory_bars import (
+    below_memory,
+    describe_memory,
+    draw_memory,
+    held_stages,
+)
 from partopt.report.pictures.port_use import port_use
 from partopt.report.ranks import format_ranks
 
@@ -39,7 +44,7 @@ _LEFT, _RIGHT = 0.65, 0.1  # inches beside the panels
 _WIDTH = FULL - _LEFT - _RIGHT
 _TIMES, _STRIP, _MEMORY, _GAP, _LINE = 1.0, 0.16, 1.1, 0.14, 0.13  # inches
 _TOLD = 16  # stages that the description names
-_BUSY, _BINDS = "link, as thick as busy", "what binds"
+_BUSY, _BINDS = "link, as thick as its bytes over its rate", "what binds"
 _EXCEEDS = "exceeds the limit"
 
 
@@ -80,12 +85,20 @@ def draw(
     sheet = Sheet(FULL, strip + _STRIP + _TIMES + _LINE + 0.08, heading)
     if points:
         draw_points(sheet, legend, points, plan.memory_limit_bytes)
-    draw_memory(sheet.axes(_LEFT, memory, _WIDTH, _MEMORY), plan, _WIDTH)
+    held = sheet.axes(_LEFT, memory, _WIDTH, _MEMORY)
+    draw_memory(held, plan, _WIDTH)
     for number, line in enumerate(lines):
         sheet.text(0.1, cluster - 0.02 - _LINE * number, line)
     draw_cluster(sheet.axes(0.1, cluster, box.width, box.height), plan, box, used)
-    draw_stages(sheet.axes(_LEFT, strip, _WIDTH, _STRIP), plan, _WIDTH)
-    draw_times(sheet.axes(_LEFT, strip + _STRIP + 0.03, _WIDTH, _TIMES), plan, chain, _WIDTH)
+    stages = sheet.axes(_LEFT, strip, _WIDTH, _STRIP)
+    times = sheet.axes(_LEFT, strip + _STRIP + 0.03, _WIDTH, _TIMES)
+    draw_stages(stages, plan, _WIDTH)
+    draw_times(times, plan, chain, _WIDTH)
+    for s, stage in enumerate(plan.stages):
+        for axes in (stages, times):
+            sheet.tell(axes, stage.start, stage.stop, describe_stage(s, stage))
+    for place, own in enumerate(held_stages(plan)):
+        sheet.tell(held, place - 0.5, place + 0.5, describe_memory(plan, own))
     _draw_caption(sheet, strip + _STRIP + _TIMES + _LINE + 0.05, plan)
     sheet.legend(handles)
     return sheet

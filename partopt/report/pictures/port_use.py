@@ -20,8 +20,8 @@ def port_use(plan: Plan) -> dict[Port, float]:
     """The share of the time for which each port (k, c) is busy; ports without traffic are left out.
 
     A message takes the ports of the level at which its ends part, and on a bus those of all its
-    members. All-reduces count as rings of the ranks in their order, whatever the algorithm;
-    exchanges of tied parameters are not counted.
+    members. All-reduces count as rings from each rank to the next higher one, whatever the
+    algorithm; exchanges of tied parameters are not counted.
     """
     cuts = (_sent(plan, cut) for cut in range(1, len(plan.stages)))
     return _busy(plan, itertools.chain(*cuts, _reduced(plan)))
@@ -74,5 +74,6 @@ def _reduced(plan: Plan) -> Iterator[Message]:
     for stage in plan.stages:
         r = stage.replicas
         size = 2 * (r - 1) / r * stage.trained_bytes / (plan.microbatches or r)
-        for place, sender in enumerate(stage.ranks):
-            yield sender, stage.ranks[(place + 1) % r], size
+        ring = sorted(stage.ranks)  # so that it leaves a server once
+        for sender, receiver in zip(ring, [*ring[1:], *ring[:1]], strict=True):
+            yield sender, receiver, size

@@ -78,6 +78,10 @@ def draw(profile: Profile, heading: Heading) -> Sheet:
     axes[-1].tick_params(axis="x", bottom=True, labelbottom=True, pad=1)
     axes[-1].set_xticks(list(names), list(names.values()), rotation=90, fontsize=_LETTERS)
     _draw_folds(axes[0], columns, marks)
+    for place, layers in enumerate(columns.layers):
+        text = _describe(profile, chain, layers)
+        for panel in axes:
+            sheet.tell(panel, place - 0.5, place + 0.5, text)
     sheet.legend(_handles(labels))
     return sheet
 
@@ -108,6 +112,21 @@ def _handles(labels: list[str]) -> dict[str, Any]:
     handles[_CUT] = Line2D([], [], color="black", linewidth=1.0)
     handles[_RANGE] = Line2D([], [], color=GREY, linewidth=0.5, marker="|", markersize=4)
     return {label: handles[label] for label in labels}
+
+
+def _describe(profile: Profile, chain: Chain, layers: list[int]) -> str:
+    """The first layer of a column, and of how many more it is."""
+    n = layers[0]
+    parts = [
+        f"layer {n} {profile.layers[n].name}",
+        *([f"and {len(layers) - 1} like it"] if len(layers) > 1 else []),
+        f"forward {format_seconds(chain.f[n])}",
+        f"backward {format_seconds(chain.g[n])}",
+        f"weights {format_bytes(chain.parameter_bytes(n, n + 1))}",
+        f"stash {format_bytes(chain.stash_bytes(n, n + 1))}",
+        f"sends {format_bytes(chain.a[n + 1])}",
+    ]
+    return ", ".join(parts)
 
 
 def _spread(values: Floats, columns: Columns) -> tuple[Floats, Floats, Floats]:

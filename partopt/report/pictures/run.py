@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from partopt.report.basis import basis_text
 from partopt.report.pictures.axes import bytes_axis, draw_bars, draw_levels, seconds_axis
 from partopt.report.pictures.look import FULL, GREY, SMALL, Heading, Sheet, legend_height
 from partopt.report.run import error
-from partopt.units import format_seconds
+from partopt.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,11 @@ def draw(run: Run, heading: Heading) -> Sheet:
         axes = sheet.axes(_LEFT, bottom, _WIDTH, _PANEL)
         _draw_part(axes, name, *shown[name])
         _label_ranks(axes, run, last=bottom == below)
+        form = format_bytes if name == "peak_memory_bytes" else format_seconds
+        for place, (predicted, measured) in enumerate(zip(*shown[name], strict=True)):
+            text = f"rank {run.ranks[place].rank}, {_PARTS[name][0]}: predicted "
+            text += f"{_word(form, predicted)}, measured {_word(form, measured)}"
+            sheet.tell(axes, place - 0.5, place + 0.5, text)
         bottom += _PANEL + _GAP
     left = _LEFT + _NAME
     _draw_whole(sheet.axes(left, bottom, _WIDTH - _NAME, 3 * _BAR), run)
@@ -84,6 +90,10 @@ def _values(run: Run, name: str) -> Any:
 
 def _number(value: float | None) -> float:
     return np.nan if value is None else value
+
+
+def _word(form: Callable[[float], str], value: float) -> str:
+    return "-" if np.isnan(value) else form(value)
 
 
 def _draw_part(axes: Axes, name: str, predicted: Any, measured: Any) -> None:

@@ -1,4 +1,4 @@
-"""A scaling as a picture: samples/s against devices, beside the ideal."""
+"""A scaling as a picture: speed against devices, beside the ideal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from partopt.documents.scaling import Scaling, ScalingRow
 from partopt.report.basis import basis_text
+from partopt.report.figures import speed_text, speeds, tokens_per_sample
 from partopt.report.pictures.axes import Place, stack_labels
 from partopt.report.pictures.lettering import fit
 from partopt.report.pictures.look import GREY, SIZE, SMALL, Heading, Sheet, legend_height
-from partopt.units import format_count, format_rate
+from partopt.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,16 +30,12 @@ def heading(scaling: Scaling) -> Heading:
     best = max(fitting, key=lambda row: row.samples_per_s, default=None)
     fastest = "nothing fits"
     if best is not None:
-        fastest = f"{format_rate(best.samples_per_s, 'samples')} on {best.devices}"
+        fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     span = f"P = {fewest} to {most}" if fewest < most else f"P = {most}"
     parts = ("scaling", span, fastest)
-    told = "; ".join(
-        f"{row.devices} devices: {format_rate(row.samples_per_s, 'samples')}, {row.shape}, "
-        f"efficiency {row.efficiency:.0%}{'' if row.fits else ', does not fit'}"
-        for row in rows
-    )
+    told = "; ".join(map(_describe, rows))
     basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
-    return Heading(parts, f"Samples/s against devices. {told}.{basis}")
+    return Heading(parts, f"Speed against devices. {told}.{basis}")
 
 
 def draw(scaling: Scaling, heading: Heading) -> Sheet:
@@ -60,10 +57,20 @@ def draw(scaling: Scaling, heading: Heading) -> Sheet:
         if line is not None:
             top = below - 0.18 - _LINE * line
             sheet.text(middle, top, shape, size=SMALL, ha="center", color=GREY)
+    for row, rate in zip(rows, speeds(rows)[1], strict=True):
+        sheet.tell_point(axes, row.devices, max(rate, 1e-9), _describe(row))
     name = below - 0.2 - _LINE * lines
     sheet.text(_LEFT + _WIDTH / 2, name, "devices, and replicas of the stages", ha="center")
     sheet.legend(handles)
     return sheet
+
+
+def _describe(row: ScalingRow) -> str:
+    """A row in words."""
+    devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
+    speed = speed_text(row.samples_per_s, tokens_per_sample(row))
+    fits = "" if row.fits else ", does not fit"
+    return f"{devices}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
 
 
 def _span(rows: list[ScalingRow]) -> tuple[float, float]:
@@ -95,11 +102,11 @@ def _labels(rows: list[ScalingRow]) -> tuple[list[str], list[str], list[int | No
 
 def _draw_rows(axes: Axes, rows: list[ScalingRow]) -> None:
     devices = [row.devices for row in rows]
-    speeds = [max(row.samples_per_s, 1e-9) for row in rows]
-    ideal = speeds[0] / devices[0]
+    heights = [max(rate, 1e-9) for rate in speeds(rows)[1]]
+    ideal = heights[0] / devices[0]
     axes.plot(devices, [ideal * each for each in devices], color=GREY, lw=0.8, ls="--")
-    axes.plot(devices, speeds, color=_COLOUR, lw=1.2)
-    for row, speed in zip(rows, speeds, strict=True):
+    axes.plot(devices, heights, color=_COLOUR, lw=1.2)
+    for row, speed in zip(rows, heights, strict=True):
         full = _COLOUR if row.fits else "white"
         axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=_COLOUR, mew=1.0)
 
@@ -117,7 +124,7 @@ def _label_axes(axes: Axes, rows: list[ScalingRow]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
-    axes.set_ylabel("samples/s", fontsize=SIZE)
+    axes.set_ylabel(f"{speeds(rows)[0]}/s", fontsize=SIZE)
 
 
 def _handles(rows: list[ScalingRow]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from partopt import __version__
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
 from partopt.report.basis import basis_lines
-from partopt.report.figures import price_lines, speed_lines
+from partopt.report.figures import price_lines, speed_lines, speed_text
 from partopt.report.limit import against_limit
 from partopt.report.topology import cluster_lines
 from partopt.report.web.tables import (
@@ -26,7 +26,7 @@ from partopt.report.web.tables import (
     stage_table,
 )
 from partopt.report.web.timeline import timeline_of
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 _HERE = Path(__file__).parent
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
@@ -152,7 +152,7 @@ def _tiles(plan: Plan, simulation: SimulationDocument) -> list[dict[str, Any]]:
             f"an iteration of {plan.microbatches} microbatches of {plan.microbatch_size}",
         )
     tiles = [
-        (format_rate(predicted.samples_per_s, "samples"), "simulated speed"),
+        (speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample), "simulated speed"),
         (f"{predicted.speedup_over_one_device:.2f}x", f"the speed of {_one(plan)}"),
         pace,
         (f"{predicted.bubble:.1%}", "of the devices' time is idle"),
@@ -174,10 +174,9 @@ def _one(plan: Plan) -> str:
 
 
 def _remarks(plan: Plan) -> list[tuple[str, str]]:
-    figures = plan.predicted.figures
     return [
-        *speed_lines(figures),
-        *price_lines(figures, plan.topology.cluster.devices),
+        *speed_lines(plan.predicted),
+        *price_lines(plan.predicted.figures, plan.topology.cluster.devices),
         *basis_lines(plan.profile.estimated),
     ]
 

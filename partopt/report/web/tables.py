@@ -10,11 +10,12 @@ import numpy as np
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.simulation import SimulationDocument
 from partopt.documents.stage import Memory
+from partopt.report.figures import speed_text
 from partopt.report.pictures.colours import MEMORY
 from partopt.report.ranks import format_ranks
 from partopt.report.shares import MEANING, group_devices, time_parts
 from partopt.report.topology import link_text
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 # of computing and of the five ways to wait, apart in grey too
 _PARTS = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
@@ -100,7 +101,7 @@ def beside_table(plan: Plan) -> WebTable | None:
             str(each.microbatch_size),
             each.shape,
             format_seconds(each.period_s),
-            format_rate(each.samples_per_s, "samples"),
+            speed_text(each.samples_per_s, plan.profile.tokens_per_sample),
             format_bytes(each.peak_memory_bytes),
             "yes" if each.fits else "no",
         ]

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import partopt as po
 from partopt.report.pictures.boxes import boxes_of
@@ -73,6 +74,16 @@ def test_ports_are_as_busy_as_they_are_in_the_simulator(cluster, options):
         assert max(both) * 0.999 <= most <= sum(both) * 1.001
 
 
+def test_a_ring_leaves_a_server_once_whatever_the_order_of_its_replicas():
+    job = po.Job(uniform_profile(8), two_level(2, 2), planner="data_parallel")
+    plan = po.solve(job).plan
+    [stage] = plan.stages
+    turned = replace(plan, stages=[replace(stage, ranks=[0, 2, 1, 3])])
+    assert port_use(turned) == port_use(plan)
+    seconds = 2 * 3 / 4 * stage.trained_bytes / 4 / 1e9  # of each round of four, over 1 GB/s
+    assert port_use(plan)[2, 0] == pytest.approx(seconds / plan.predicted.period_s)
+
+
 def test_a_cut_is_as_busy_as_its_port():
     plan = po.solve(po.Job(uniform_profile(8), flat(2), planner="straight")).plan
     assert cut_use(plan) == {1: pytest.approx(port_use(plan)[1, 0])}
@@ -102,7 +113,12 @@ def test_equal_servers_are_drawn_once():
 @given(
     st.lists(
         st.builds(
-            Point, st.just(""), st.integers(1, 5).map(float), st.integers(1, 5), st.booleans()
+            Point,
+            st.just(""),
+            st.integers(1, 5).map(float),
+            st.just("samples"),
+            st.integers(1, 5),
+            st.booleans(),
         ),
         max_size=8,
     )
@@ -111,7 +127,7 @@ def test_the_front_is_what_no_other_beats(points):
     def beaten(own):
         return any(
             other.fits
-            and other.samples_per_s >= own.samples_per_s
+            and other.speed >= own.speed
             and other.memory_bytes <= own.memory_bytes
             and other != own
             for other in points

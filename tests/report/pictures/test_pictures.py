@@ -145,3 +145,54 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(PartoptError, match="a figure needs matplotlib"):
         po.draw(uniform_profile(4), tmp_path / "b.svg")
     assert [each.name for each in tmp_path.iterdir()] == ["a.svg"]
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def spots(svg):
+    """The text and the box, left, top, width and height, of all that can be pointed at."""
+    root = ElementTree.fromstring(svg)
+    assert root[-1].get("pointer-events") == "all"  # above all that is drawn
+    return [
+        (own[0].text, [float(own.get(name)) for name in ("x", "y", "width", "height")])
+        for own in root[-1]
+    ]
+
+
+@pytest.mark.parametrize("of", [cases.scaling([1, 8, 32]), cases.comparison(6)])
+def test_points_say_what_they_are_where_they_are_drawn(of):
+    svg = render(of, "svg")
+    middles = [(x + wide / 2, y + high / 2) for _, (x, y, wide, high) in spots(svg)]
+    root = ElementTree.fromstring(svg)
+    marks = [(float(own.get("x")), float(own.get("y"))) for own in root.iter(f"{SVG}use")]
+    for middle in middles:
+        assert any(middle == pytest.approx(mark, abs=0.05) for mark in marks)
+    assert len(middles) == len(of.rows)
+    for (text, _), row in zip(spots(svg), of.rows, strict=True):
+        assert row.shape in text
+        assert text.endswith("does not fit") is not row.fits
+
+
+def test_stages_and_layers_say_what_they_are_side_by_side():
+    plan, profile = cases.plan_of(4)
+    told = spots(render(plan, "svg", profile=profile))
+    of_stages = [(text, box) for text, box in told if text.startswith("stage 2: layers")]
+    stage = plan.stages[2]
+    assert f"layers {stage.start}-{stage.stop - 1} {stage.modules[0]} .. " in of_stages[0][0]
+    left, width = 46.8, 464.4 / len(profile.layers)  # points of the panel, and of a layer in it
+    for _, box in of_stages:
+        assert box[0] == pytest.approx(left + width * stage.start, abs=0.1)
+        assert box[2] == pytest.approx(width * (stage.stop - stage.start), abs=0.1)
+    layers = [text for text, _ in spots(render(profile, "svg"))]
+    for n, layer in enumerate(profile.layers):
+        assert sum(text.startswith(f"layer {n} {layer.name}, forward ") for text in layers) == 3
+
+
+def test_a_thousand_stages_are_half_a_megabyte_and_cannot_be_pointed_at():
+    of_many = timelines.plan_of(
+        "1f1b", [[rank] for rank in range(1024)], 8, topology=two_level(8, 128)
+    )
+    svg = render(of_many, "svg")
+    assert len(svg) < 600_000
+    assert b"pointer-events" not in svg

@@ -1,0 +1,188 @@
+"""Pages of every verb and document: as wide as they are told, and plain where the terminal is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click import unstyle
+from msgspec.structs import replace
+
+import partopt as po
+from partopt.documents.difference import Difference
+from partopt.documents.kinds import DOCUMENTS
+from partopt.documents.profile import Group
+from partopt.documents.run import Check, Run
+from partopt.links.fitted import FittedLinks
+from partopt.links.layout import levels_of
+from partopt.printable import shorten
+from partopt.report import links, profile
+from partopt.report.width import page_width
+from partopt.schedules import SCHEDULES
+from tests.cli.test_columns import LONG, NAMELESS, widest
+from tests.helpers import chain_profile, measurement, profile_of
+from tests.layouts.models import transformer
+from tests.links.synthetic import SWITCHED, level_samples
+from tests.links.synthetic import measurement as measured_links
+from tests.report.pictures import cases
+
+WIDTHS = [60, 80, 120, 200]
+NAME = "-".join(LONG[:2])
+HEAVY = chain_profile([0.0123] * 11 + [1.5], parameter_bytes=[10**9] * 12, names=LONG, name=NAME)
+
+
+def heavy_run() -> Run:
+    """A run that differs from one process, of a model and layers with long names."""
+    plan = replace(cases.run(6, NAME).plan, topology=NAMELESS.name, shape="-".join(["12"] * 20))
+    check = Check(
+        equal=False,
+        loss_error=1e-3,
+        largest_error=0.12345,
+        worst=LONG[0],
+        compared="gradients",
+        parameters=12345,
+    )
+    return replace(cases.run(6), plan=plan, check=check, remarks=[f"{name}: slow" for name in LONG])
+
+
+def kinds() -> Iterator[tuple[str, po.Plan]]:
+    """A document of every kind but files that people write."""
+    job = po.Job(HEAVY, NAMELESS, memory="30 GB", schedule="1f1b", microbatches=12, effort="quick")
+    plan = po.solve(job).plan
+    yield "profile", HEAVY
+    yield "plan", plan
+    yield "comparison", po.compare(job)[0]
+    yield "scaling", po.scale(job, [4, 12])
+    yield "simulation", po.simulate(plan, microbatches=7, jitter="5%", draws=3).document
+    yield "verification", po.verify(plan, HEAVY)
+    yield "difference", Difference.between(HEAVY, HEAVY, (f"{NAME}.json", "other.json"))
+    grouped = replace(HEAVY, group=Group(ranks=2))
+    jobs = {f"{NAME}.json": job, "tp2.json": po.Job(grouped, NAMELESS, schedule="pipedream")}
+    yield "groups", po.compare_groups(jobs)[0]
+    yield "run", heavy_run()
+    yield "trial", po.try_schedules(po.Uniform(stages=4, microbatches=8))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The documents in files."""
+    folder = tmp_path_factory.mktemp("documents")
+    found = {}
+    for kind, document in kinds():
+        found[kind] = folder / f"{kind}.json"
+        document.save(str(found[kind]))
+    found["flows"] = folder / "flows.json"
+    plan = po.Plan.load(str(found["plan"]))
+    found["flows"].write_text(po.export_plan(plan, "flows", stem="flows", suffix=".json").main)
+    found["topology"] = folder / "cluster.yaml"
+    found["topology"].write_text(NAMELESS.dump())
+    return found
+
+
+@pytest.fixture(scope="module")
+def solve():
+    """Solves the job of each schedule once."""
+    solved: dict[str, po.Result] = {}
+    original = po.solve
+
+    def once(job: po.Job, *progress: object) -> po.Result:
+        if job.schedule not in solved:
+            solved[job.schedule] = original(job, *progress)
+        return solved[job.schedule]
+
+    return once
+
+
+@pytest.fixture
+def commands(files, solve, profile_file, topology_file, monkeypatch) -> dict[str, list[object]]:
+    """Command lines that print a page: of documents, and of verbs whose page has more than one."""
+    monkeypatch.setattr(po, "solve", solve)
+    two_sizes = profile_of(
+        [measurement([0.0123] * 6, microbatch_size=size) for size in (1, 2)],
+        [10**9] * 6,
+        LONG[:6],
+        name=NAME,
+    )
+    job = [profile_file(two_sizes), "--topology", files["topology"], "--effort", "quick"]
+    layout = [profile_file(transformer(), "t.json"), "--topology", topology_file()]
+    return {
+        **{kind: ["show", file] for kind, file in files.items()},
+        "device": ["show", "h100"],
+        "tried": ["plan", *job, "--memory", "30 GB"],
+        "auto": ["plan", *job, "--schedule", "auto", "--global-batch", "12"],
+        "layout": [
+            "import",
+            "megatron",
+            "Et*4|t*3|t*3|t*2L",
+            "--profile",
+            *layout,
+            "--microbatches",
+            "8",
+        ],
+        "every layer": ["show", files["profile"], "--all"],
+        "schedule": ["schedule", "interleaved", "--stages", "4", "--microbatches", "8"],
+        "levels": ["show", files["topology"]],
+        "topologies": ["topology", "list"],
+    }
+
+
+def pages(partopt: Callable[..., object], commands: dict[str, list[object]]) -> Iterator[str]:
+    """The pages of the commands."""
+    for name, words in commands.items():
+        outcome = partopt(*words)
+        assert outcome.code == 0, (name, outcome.err)
+        yield outcome.out
+
+
+SHORTENED = {shorten(name, width) for name in SCHEDULES for width in range(4, len(name))}
+
+
+def test_there_is_a_document_of_every_kind(files):
+    assert {*files, "device"} == {*DOCUMENTS}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_is_as_wide_as_it_is_told(partopt, monkeypatch, commands, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for page in pages(partopt, commands):
+        assert len(widest(page)) <= width, page
+        assert not re.search(r"(does|DOES|NOT|FAILED|fits?)\.\.|\.\.(fit|FIT)\b", page)
+        assert not set(re.findall(r"\S+\.\.\S+", page)) & SHORTENED
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
+    levels = [level_samples(level, SWITCHED) for level in levels_of(16, 4)[:1]]
+    samples = measured_links(*levels, hosts=(LONG[0],) * 4)
+    with page_width(width):
+        fitted = FittedLinks.of(samples, NAMELESS.name, 4)
+        for page in (profile.render_sizes(HEAVY), links.render(fitted)):
+            assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
+
+
+def test_every_page_is_ascii_on_a_dumb_terminal(partopt, monkeypatch, commands):
+    assert not "".join(pages(partopt, commands)).isascii()
+    monkeypatch.setenv("TERM", "dumb")
+    assert "".join(pages(partopt, commands)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("told", "plain"),
+    [
+        ({}, False),
+        ({"TERM": "xterm", "LANG": "de_DE.UTF-8"}, False),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LANG": "C"}, True),
+        ({"LC_ALL": "POSIX", "LANG": "en_GB.UTF-8"}, True),
+        ({"LANG": "C", "LC_ALL": "en_GB.UTF-8"}, False),
+        ({"LANG": "C", "PYTHONIOENCODING": "utf-8"}, False),
+    ],
+)
+def test_a_locale_without_characters_has_plain_pages(partopt, monkeypatch, files, told, plain):
+    for name in ("PYTHONIOENCODING", "PYTHONUTF8"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert partopt("show", files["profile"]).out.isascii() is plain
