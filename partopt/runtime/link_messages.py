@@ -18,9 +18,10 @@ from partopt.runtime.context import Context, lost_connections
 
 LATE_FACTOR = 2.0  # a late receive is posted this many times a message's seconds after the send
 LATE_LEAST_S = 0.001
-# before a message: one behind the other takes a third of what one takes that comes out of a pause,
-# as those of a training do, when the other end sleeps and caches hold other things
+# before a small message: one behind the other takes a third of what one takes that comes out of a
+# pause, as those of a training do, when the other end sleeps and caches hold other things
 PAUSE_S = 0.003
+PAUSED_BYTES = 500_000  # up to there
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,13 @@ class Seconds(NamedTuple):
 
 
 def ping(peer: Peer, size_bytes: int, repetitions: int) -> Seconds:
-    """Half round trips as the rank that begins them, after a pause; receives are posted before."""
+    """Half round trips as the rank that begins them; receives are posted before."""
     message = _message(peer, size_bytes)
     trips, sends = [], []
     reply = peer.receive(size_bytes, 0)
     for turn in range(repetitions):
-        time.sleep(PAUSE_S)
+        if size_bytes <= PAUSED_BYTES:
+            time.sleep(PAUSE_S)
         began = time.perf_counter()
         sending = peer.send(message, turn)
         sent = time.perf_counter()
