@@ -44,7 +44,8 @@ class Value(NamedTuple):
 class Evaluator:
     """Simulates partitions of one problem whose devices have one stage each.
 
-    `spent` is the work: 1 for each simulation, and 1 for each `ACTIONS` of it.
+    `spent` is the work: 1 for each simulation, and 1 for each `ACTIONS` of it; `priced` are the
+    stages whose formulas were asked for.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -53,6 +54,7 @@ class Evaluator:
         self.spent = 0.0
         self._base = lru_cache(maxsize=None)(unplaced_stage)
         self._stage_s: dict[object, float] = {}
+        self.priced = 0
 
     def bound_s(self, partition: Partition) -> float:
         """What the simulator does not go below, by the formulas: seconds per microbatch."""
@@ -70,6 +72,7 @@ class Evaluator:
             *(lookup_key(stage.ranks) for stage in stages),
         )
         if key not in self._stage_s:
+            self.priced += 1
             self._stage_s[key] = stage_objective_s(partition, s, self.problem)
         return self._stage_s[key]
 

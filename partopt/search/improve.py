@@ -72,7 +72,7 @@ class _Search:
     @property
     def spent(self) -> float:
         """Simulations, and the work of bounding what was not simulated."""
-        return self.evaluator.spent + self.bounded
+        return self.evaluator.spent + self.bounded + _PRICED * self.evaluator.priced
 
     def run(self, lower_bound_s: float) -> None:
         """Simulate and step on until nothing is left that could be better."""
@@ -142,7 +142,8 @@ class _Search:
             if other in self.seen:
                 continue
             self.seen.add(other)
-            self.bounded += len(other.stages) * (_BOUNDED if self.moves.tables.able else _PRICED)
+            if self.moves.tables.able:
+                self.bounded += _BOUNDED * len(other.stages)
             if self.spent >= self.budget:
                 return
             bound_s = self.bound_s(other, self.limit_s)

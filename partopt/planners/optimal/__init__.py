@@ -40,7 +40,8 @@ FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
 PROOF = "a search for plans below the bound found none"
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
-_ROUGH = 0.005  # relative: the precision of a search whose bound is not met for another reason
+_ROUGH = 0.005  # relative: the precision with which a long chain is searched first
+_APART = 1.1  # times the bound that this proves: nearer, the search goes on until it is exact
 
 
 def plan(problem: Problem) -> Decision:
@@ -67,10 +68,11 @@ def least(
     """
     probes = [probe for probe in families(problem) if probe.family in among]
     incumbent, value = coarse_incumbent(problem, _LONG, _GRAIN)
-    if incumbent:  # of a long chain: where the nested search gives up, the other need not be exact
-        probes = probes[::-1]
-    best, value, lower = _search(probes, value, rough=incumbent is not None)
+    best, value, lower = _search(probes, value, SUM if incumbent is None else _ROUGH)
     best = best or incumbent
+    if incumbent and value <= _APART * lower:  # else some family gave up, and no more is proved
+        finer, value, lower = _search(probes, value)
+        best = finer or best
     return (best and break_ties(best, probes)), value, lower
 
 
@@ -157,13 +159,9 @@ def below(problem: Problem, seconds: float) -> tuple[Partition | None, float]:
 
 
 def _search(
-    probes: Sequence[FamilyProbe], value: float, rough: bool = False
+    probes: Sequence[FamilyProbe], value: float, precision: float = SUM
 ) -> tuple[Partition | None, float, float]:
-    """The best plan of all families below `value`, its objective, and a lower bound.
-
-    A `rough` value is far from the best. Once a family has given up, whose bound is rough, too, the
-    next are searched to `_ROUGH`.
-    """
+    """The best plan of all families below `value`, its objective, and a lower bound."""
     problem, best, lower = probes[0].problem, None, math.inf
     every = replica_counts(problem)
     for done, counts in enumerate(every):
@@ -171,13 +169,11 @@ def _search(
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
             continue
         for probe in probes:
-            gave_up = any(other.gave_up for other in probes)
-            found, value, bound = _least(probe, counts, value, rough, _ROUGH if gave_up else SUM)
+            found, value, bound = _least(probe, counts, value, precision)
             if not probe.complete or probe.gave_up:
                 probe.refute_between(_floor_s(probe, counts), value, counts)
                 bound = _floor_s(probe, counts)
             best, lower = found or best, min(lower, bound)
-            rough = rough and found is None
     return best, value, lower
 
 
@@ -194,15 +190,11 @@ def _floor_s(probe: FamilyProbe, counts: Counts) -> float:
 
 
 def _least(
-    probe: FamilyProbe,
-    counts: Counts,
-    value: float,
-    rough: bool = False,
-    precision: float = SUM,
+    probe: FamilyProbe, counts: Counts, value: float, precision: float = SUM
 ) -> tuple[Partition | None, float, float]:
     """The plan with the least period or iteration below `value`, that, and a lower bound.
 
-    Relative to these it is the least to `precision`. A `rough` value is approached from below.
+    Relative to these it is the least to `precision`.
     """
     problem, lower = probe.problem, _floor_s(probe, counts)
     slack = precision * (value if value < math.inf else lower)
@@ -212,5 +204,5 @@ def _least(
         min(lower, value),
         value,
         slack,
-        rough,
+        rough=precision > SUM,
     )
