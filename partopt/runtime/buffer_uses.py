@@ -63,16 +63,10 @@ class BufferUses:
                     if user == EVERYWHERE:  # whom it reaches is not known
                         text = f'{{1}} may read the buffer "{name}", which a layer changes'
                         yield (0, self._last), text
-                    elif user > writer:
-                        yield (
-                            (writer, user),
-                            f'{{1}} reads the buffer "{name}", which {{0}} changes',
-                        )
                     else:
-                        yield (
-                            (user, writer),
-                            f'{{0}} reads the buffer "{name}", which {{1}} changes',
-                        )
+                        reader, other = ("{1}", "{0}") if user > writer else ("{0}", "{1}")
+                        text = f'{reader} reads the buffer "{name}", which {other} changes'
+                        yield (min(user, writer), max(user, writer)), text
         for name, places in self._late.items():
             for entered in places:
                 for user in {max(user, 0) for user in self._users[name]}:

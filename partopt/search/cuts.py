@@ -97,7 +97,10 @@ class Tables:
         self.cuts = lru_cache(maxsize=None)(self._cuts)
 
     def bound_s(self, partition: Partition, beat_s: float = math.inf) -> float:
-        """What the simulator does not go below; from `beat_s` on it may be more."""
+        """What the simulator does not go below.
+
+        A bound that is no less than `beat_s` need not be the largest that is known.
+        """
         stages, problem = partition.stages, self.problem
         tables = self._stages(
             tuple(stage.ranks for stage in stages),

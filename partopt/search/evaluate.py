@@ -44,8 +44,7 @@ class Value(NamedTuple):
 class Evaluator:
     """Simulates partitions of one problem whose devices have one stage each.
 
-    `spent` is the work: 1 for each simulation, and 1 for each `ACTIONS` of it; `priced` are the
-    stages whose formulas were asked for.
+    `spent` is the work: 1 for each simulation, and 1 for each `ACTIONS` of it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -54,7 +53,11 @@ class Evaluator:
         self.spent = 0.0
         self._base = lru_cache(maxsize=None)(unplaced_stage)
         self._stage_s: dict[object, float] = {}
-        self.priced = 0
+
+    @property
+    def priced(self) -> int:
+        """Stages whose formulas were asked for."""
+        return len(self._stage_s)
 
     def bound_s(self, partition: Partition) -> float:
         """What the simulator does not go below, by the formulas: seconds per microbatch."""
@@ -72,7 +75,6 @@ class Evaluator:
             *(lookup_key(stage.ranks) for stage in stages),
         )
         if key not in self._stage_s:
-            self.priced += 1
             self._stage_s[key] = stage_objective_s(partition, s, self.problem)
         return self._stage_s[key]
 

@@ -111,7 +111,7 @@ class _Search:
     def bound_s(self, partition: Partition, beat_s: float = math.inf) -> float:
         """What the simulator does not go below; the formulas of plans where tables are too long.
 
-        From `beat_s` on it may go further below than this says it does not.
+        A bound that is no less than `beat_s` need not be the largest that is known.
         """
         if self.moves.tables.able:
             return self.moves.tables.bound_s(partition, beat_s)
