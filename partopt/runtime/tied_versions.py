@@ -36,7 +36,6 @@ class TiedVersions(Versions):
     def begin_step(self, first: int) -> None:
         """Begin at an empty pipeline, with microbatch `first`: versions are counted from there."""
         self.first, self.made = first, 0
-        self.kept: dict[int, Weights] = {0: self.newest}
         self.begun: list[tuple[Tensor, Any]] = []  # sums of rounds that have made no version yet
 
     def begin_exchange(self) -> None:
@@ -53,8 +52,7 @@ class TiedVersions(Versions):
         known = self.known[microbatch - self.first]
         while self.made < known:
             self._make_next()
-        self.kept = {number: each for number, each in self.kept.items() if number >= known}
-        return self.kept[known]
+        return self.newest  # no later microbatch knows of fewer rounds
 
     def end_round(self, number: int) -> None:
         """What a round adds is known later."""
@@ -72,7 +70,6 @@ class TiedVersions(Versions):
         parameter.grad = gradient
         self._step()
         self.made += 1
-        self.kept[self.made] = self.newest
 
 
 def known_rounds(plan: Plan, order: Order, s: int) -> list[int]:

@@ -34,8 +34,9 @@ class Versions:
     """PipeDream's weight stashing: a microbatch's backward uses the weights of its forward.
 
     The forward uses the newest ones. There is a new version after each round, of one microbatch on
-    each replica; one that no microbatch in flight uses is freed. `graded` are those in whose
-    `.grad` the sums of a round come: the parameters, or where replicas share them this one's rows.
+    each replica; one that no microbatch in flight uses is freed, and the newest one becomes the new
+    one where that is so. `graded` are those in whose `.grad` the sums of a round come: the
+    parameters, or where replicas share them this one's rows.
     """
 
     def __init__(
@@ -83,12 +84,17 @@ class Versions:
         """The weights that the forward of a microbatch uses."""
         return self.newest
 
+    def _is_newest_kept(self) -> bool:
+        """Whether some microbatch has the newest version yet, or will have it."""
+        return any(weights is self.newest for weights in self.in_flight.values())
+
     def _step(self) -> None:
         if self.optimizer_step is None:
             self._drop_gradients()
             return
-        self._use([weight.clone() for weight in self.newest])
-        # the new memory is nobody's saved tensor: autograd need not mind that it changes
+        if self._is_newest_kept():
+            self._use([weight.clone() for weight in self.newest])
+        # what changes is nobody's saved tensor: autograd need not mind
         with _unsafe_preserve_version_counter(tuple(self.parameters)):
             self.optimizer_step()
         self._drop_gradients()
@@ -146,14 +152,9 @@ class DoubleBuffered(Versions):
 
     def end_round(self, number: int) -> None:
         """Make a new version, if this round ends a batch; with tied parameters, begin to."""
-        rounds = [gradient_of(parameter) for parameter in self.graded]
-        self.total = (
-            [before + own for before, own in zip(self.total, rounds, strict=True)]
-            if self.total
-            else rounds
-        )
-        self._drop_gradients()  # those of the next round are summed over the replicas alone
         batch, left = divmod((number + 1) * self.replicas, self.batch)
+        if self.replicas > 1 or left == 0:
+            self._take_gradients()  # those of the next round are summed over the replicas alone
         if left == 0:
             self._finish_batch()
             self.ended = Ended(batch, self.total, _begin_sums(self.total, self.tied))
@@ -165,6 +166,18 @@ class DoubleBuffered(Versions):
         """End at an empty pipeline, with all versions made."""
         self._finish_batch()
 
+    def _take_gradients(self) -> None:
+        """Add the gradients of a round, or of several of one replica, to those of its batch."""
+        rounds = [gradient_of(parameter) for parameter in self.graded]
+        for before, own in zip(self.total, rounds, strict=bool(self.total)):
+            before.add_(own)
+        self.total = self.total or rounds
+        self._drop_gradients()
+
+    def _is_newest_kept(self) -> bool:
+        """The next batch has it, while the one behind that has the new one."""
+        return True
+
     def _finish_batch(self) -> None:
         """Make the version of the batch that ended last."""
         if self.ended is None:
@@ -174,13 +187,14 @@ class DoubleBuffered(Versions):
         with lost_connections():
             for work in sums:
                 work.wait()
+        self.kept = {batch - 1: self.newest}  # the one before is free, so that two are at once
         of_round = [parameter.grad for parameter in self.graded]
         for parameter, gradient in zip(self.graded, gradients, strict=True):
             parameter.grad = gradient
         self._step()
         for parameter, left in zip(self.graded, of_round, strict=True):
             parameter.grad = left
-        self.kept = {batch - 1: self.kept[batch - 1], batch: self.newest}
+        self.kept[batch] = self.newest
 
 
 class Ended(NamedTuple):
