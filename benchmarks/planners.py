@@ -236,6 +236,7 @@ def _chain(layers: int, seed: int):  # type: ignore[no-untyped-def]
         frozen_bytes=RangeSum(np.zeros(layers)),
         stash_bytes=RangeSum(outputs),
         transient_bytes=RangeMax(np.zeros(layers)),
+        parting=np.zeros(layers),
         layer_bytes=RangeMax(np.zeros(layers)),
     )
 

@@ -109,10 +109,12 @@ def with_memory_of(
     frozen_bytes: Sequence[int],
     transient_bytes: Sequence[int],
     frozen: Sequence[str] = (),
+    split_stash_bytes: int = 0,
 ) -> Profile:
     """The profile with these bytes of each layer, and shared parameters `frozen` by name.
 
-    Those count in `frozen_bytes` of each of their layers; every microbatch size takes the same.
+    Those count in `frozen_bytes` of each of their layers; every microbatch size takes the same, and
+    layer n keeps n + 1 times `split_stash_bytes`.
     """
 
     def freeze(layer: Layer, size: int) -> Layer:
@@ -120,8 +122,11 @@ def with_memory_of(
         return replace(layer, frozen_bytes=size, shared_parameters=shared)
 
     def load(measured: Measurement) -> Measurement:
-        pairs = zip(measured.layers, transient_bytes, strict=True)
-        return replace(measured, layers=[replace(own, transient_bytes=size) for own, size in pairs])
+        layers = [
+            replace(own, transient_bytes=size, split_stash_bytes=(n + 1) * split_stash_bytes)
+            for n, (own, size) in enumerate(zip(measured.layers, transient_bytes, strict=True))
+        ]
+        return replace(measured, layers=layers)
 
     pairs = zip(profile.layers, frozen_bytes, strict=True)
     return replace(

@@ -49,6 +49,8 @@ class Chain:
     stash_bytes: RangeSum  # stash(i, j)
     # transient(i, j), beside the stash of the whole range: layers free theirs as they are done
     transient_bytes: RangeMax
+    # of each layer, what a backward in two parts keeps between them beside the stash, shape (N,)
+    parting: NDArray[np.float64]
     layer_bytes: RangeMax  # of all parameters of a layer
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
@@ -105,6 +107,25 @@ class Chain:
         stash while another runs.
         """
         return self.transient_bytes.alone if split else self.transient_bytes
+
+    @cached_property
+    def parting_prefix(self) -> NDArray[np.float64]:
+        """Bytes that the layers before each cut keep between the parts, shape (N+1,)."""
+        return np.concatenate([[0.0], np.cumsum(self.parting)])
+
+    def split_stash(self, i: int, j: int) -> float:
+        """Bytes that layers [i, j) keep between the parts of a backward, beside the stash.
+
+        None from the first layer on: that has no gradient to send on, and no first part.
+        """
+        return float(self.parting_prefix[j] - self.parting_prefix[i]) if i else 0.0
+
+    @property
+    def split_stash_table(self) -> NDArray[np.float64]:
+        """`split_stash` of every i and j, shape (N+1, N+1); meaningless where j < i."""
+        table: NDArray[np.float64] = self.parting_prefix[None, :] - self.parting_prefix[:, None]
+        table[0] = 0.0
+        return table
 
     def busy_prefix(self, recompute: bool) -> NDArray[np.float64]:
         """`compute_prefix`, counting every forward twice if it is recomputed; shape (N+1,)."""
@@ -163,6 +184,7 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         frozen_bytes=chain.frozen_bytes.over(boundaries),
         stash_bytes=chain.stash_bytes.over(boundaries),
         transient_bytes=chain.transient_bytes.over(boundaries),
+        parting=np.add.reduceat(chain.parting, starts),
         layer_bytes=chain.layer_bytes.over(boundaries),
     )
 
@@ -197,6 +219,7 @@ def chain_of(profile: Profile, microbatch_size: int | None = None) -> Chain:
         transient_bytes=RangeMax(
             [layer.transient_bytes for layer in measurement.layers], stash_bytes
         ),
+        parting=np.array([float(layer.split_stash_bytes) for layer in measurement.layers]),
         layer_bytes=RangeMax([layer.parameter_bytes for layer in profile.layers]),
         optimizer_s=measurement.optimizer_s or 0.0,
         sixteen_bit=profile.dtype in SIXTEEN_BIT,

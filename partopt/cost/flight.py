@@ -7,6 +7,7 @@ first backward. All are read from the schedule's entry (`partopt.schedules.entry
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from partopt.schedules import schedule
 from partopt.schedules.entry import DeviceCounts, StageCounts, downstream
@@ -16,6 +17,23 @@ from partopt.schedules.entry import DeviceCounts, StageCounts, downstream
 # r_s      replicas of stage s
 # P, p     devices of one pipeline, and the place of one among them
 # v        chunks, stages of one device
+
+
+class Counts(NamedTuple):
+    """Microbatches of a replica of a stage.
+
+    `warmup` forwards come before its first backward, and the most that it holds are `held`, of
+    which `begun` have begun their backward.
+    """
+
+    warmup: int
+    held: int
+    begun: int
+
+
+def counts_of(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
+    """The counts of stage s. The schedule `name` has one stage on each device."""
+    return Counts(*(count(name, s, replicas, microbatches) for count in (warmup, in_flight, begun)))
 
 
 def noam(devices: int, input_replicas: int) -> int:
@@ -37,14 +55,15 @@ def in_flight(name: str, s: int, replicas: Sequence[int], microbatches: int | No
     return counts.in_flight(s, replicas, microbatches)
 
 
-def rebuilt(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """The most stashes that one replica of stage s keeps at once where it recomputes.
+def begun(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+    """The most microbatches at once whose backward one replica of stage s has begun, not ended.
 
-    They are kept until the backward ends. The schedule `name` has one stage on each device.
+    It begins with its recomputation, if any, and where it is in two parts ends with the second. The
+    schedule `name` has one stage on each device.
     """
     counts = schedule(name).counts
     assert isinstance(counts, StageCounts), "with several stages on a device, orders are counted"
-    return counts.rebuilt(s, replicas, microbatches)
+    return counts.begun(s, replicas, microbatches)
 
 
 def warmup(name: str, s: int, replicas: Sequence[int], microbatches: int | None) -> int:

@@ -62,6 +62,7 @@ class Layers(NamedTuple):
     trained: Differences
     frozen: Differences
     stash: Differences
+    parting: NDArray[np.float64]  # bytes of `Chain.parting_prefix`; 0 where not split
     transient: Maxima
     layer: Maxima  # parameters of a layer
     # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
@@ -93,6 +94,7 @@ class Held(NamedTuple):
     trained: float  # parameters with a gradient
     frozen: float  # parameters without one
     stash: float  # of one microbatch
+    split_stash: float  # of one between the parts of its backward, beside the stash
     transient: float  # the most that layers take while they run, beside the stash
     layer: float  # parameters of the largest layer
 
@@ -140,6 +142,7 @@ def layers_of(problem: Problem) -> Layers:
         trained=chain.trained_bytes.differences(),
         frozen=chain.frozen_bytes.differences(),
         stash=chain.stash_bytes.differences(),
+        parting=chain.parting_prefix * entry.split,
         transient=chain.transient(entry.split).maxima(),
         layer=chain.layer_bytes.maxima(),
         versions=entry.weight_versions,
@@ -195,11 +198,12 @@ def held_by(layers, i, j):  # type: ignore[no-untyped-def]
     """What a stage [i, j) holds."""
     trained = between(layers.trained, i, j)
     if layers.memory == np.inf:
-        return Held(trained, 0.0, 0.0, 0.0, 0.0)
+        return Held(trained, 0.0, 0.0, 0.0, 0.0, 0.0)
     return Held(
         trained,
         between(layers.frozen, i, j),
         between(layers.stash, i, j),
+        layers.parting[j] - layers.parting[i] if i else 0.0,
         largest(layers.transient, i, j),
         largest(layers.layer, i, j) if layers.kept.shard >= 3 else 0.0,
     )
@@ -275,7 +279,7 @@ def cost_of(layers, i, j, mode, held, after, message, tied):  # type: ignore[no-
 def memory_bytes(layers, stage, F, r):  # type: ignore[no-untyped-def]
     """Bytes on each of r devices of a stage, F in flight: `partopt.cost.memory.stage_memory`.
 
-    If it recomputes, with one stash rebuilt: what it keeps at the least.
+    With one backward begun: what it keeps at the least.
     """
     held, W, kept = stage.held, stage.held.trained, layers.kept
     own = (F if layers.versions == ALL_IN_FLIGHT else layers.versions) * W + held.frozen
@@ -283,7 +287,7 @@ def memory_bytes(layers, stage, F, r):  # type: ignore[no-untyped-def]
         np.rint(parameters_bytes(own, held.layer, r if kept.shard >= 3 else 1))
         + np.rint(kept.gradients * W / (r if kept.shard >= 2 else 1))
         + np.rint(kept.state * W / (r if kept.shard >= 1 else 1))
-        + np.rint((1 if stage.mode else F) * held.stash)
+        + np.rint((1 if stage.mode else F) * held.stash + held.split_stash)
         + np.rint((-(-kept.posted // r) if kept.posted else F) * (stage.before + stage.after))
         + np.rint(held.transient)
     )

@@ -49,6 +49,7 @@ class Sizes(NamedTuple):
     gradients: float
     state: float  # of the optimizer
     stash: float  # of one microbatch
+    split_stash: float  # of one microbatch between the parts of its backward, beside the stash
     transient: float  # the most that layers take while they run, beside the stash
     inputs: float  # that cross the cut before it, for one microbatch
     outputs: float  # and the cut behind it
@@ -101,7 +102,8 @@ def stage_memory(
     weight_versions: int,
     kept: Kept,
     replicas: int,
-    rebuilt: int,
+    begun: int,
+    recompute: bool,
     split: bool,
 ) -> Memory:
     """Bytes on each device that holds layers [i, j), by what they are for; see `device_memory`.
@@ -116,6 +118,7 @@ def stage_memory(
         kept.gradients * trained / gradients,
         kept.state * trained / state,
         chain.stash_bytes(i, j),
+        chain.split_stash(i, j) if split else 0.0,
         chain.transient(split)(i, j),
         chain.a[i],
         chain.a[j],
@@ -123,28 +126,34 @@ def stage_memory(
         parameters,
     )
     buffers = posted_buffers(kept.posted, replicas, in_flight)
-    return device_memory(sizes, in_flight, weight_versions, rebuilt, buffers)
+    return device_memory(sizes, in_flight, weight_versions, begun, recompute, buffers)
 
 
 def device_memory(
-    sizes: Sizes, in_flight: int, weight_versions: int, rebuilt: int, buffers: int
+    sizes: Sizes,
+    in_flight: int,
+    weight_versions: int,
+    begun: int,
+    recompute: bool,
+    buffers: int,
 ) -> Memory:
     """Bytes on a device, by what they are for, given the sizes of its stage.
 
     Frozen parameters have one version, no gradient and no state. There are so many `buffers` for
     what each cut brings: activations from the stage before, gradients from the stage after. A stage
     that recomputes keeps of a microbatch only its input, which is in that buffer, and the stash of
-    the `rebuilt` ones; `rebuilt` is 0 where nothing is recomputed. One backward runs at a time.
-    What it takes beside its stash comes to that: at its peak part of its stash may be gone.
+    the `begun` ones. These keep what the parts of their backward have between them, too. One
+    backward runs at a time. What it takes beside its stash comes to that: at its peak part of its
+    stash may be gone.
     """
-    activations = (rebuilt or in_flight) * sizes.stash
+    kept = begun if recompute else in_flight
     parts = {
         "parameters_bytes": parameters_bytes(
             weight_versions * sizes.trained + sizes.frozen, sizes.layer, sizes.sharers
         ),
         "gradients_bytes": sizes.gradients,
         "optimizer_bytes": sizes.state,
-        "activations_bytes": activations,
+        "activations_bytes": kept * sizes.stash + begun * sizes.split_stash,
         "buffers_bytes": buffers * (sizes.inputs + sizes.outputs),
         "transient_bytes": sizes.transient,
     }
@@ -161,7 +170,10 @@ def memory_table(
     recompute: bool,
     split: bool,
 ) -> NDArray[np.float64]:
-    """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i."""
+    """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i.
+
+    With one microbatch whose backward has begun: there may be more.
+    """
     trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
     inputs, outputs = chain.a[:, None], chain.a[None, :]
     parameters, gradients, state = shares(kept, replicas)
@@ -170,7 +182,7 @@ def memory_table(
         parameters_bytes(own, chain.layer_bytes.table, parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
-        (1 if recompute else in_flight) * stash,
+        (1 if recompute else in_flight) * stash + (chain.split_stash_table if split else 0.0),
         posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
         chain.transient(split).table,
     ]

@@ -87,6 +87,7 @@ def _between(low: Measurement, high: Measurement, size: int) -> Measurement:
                 else mix(a.backward_input_s, b.backward_input_s),
                 output_bytes=mix_whole(a.output_bytes, b.output_bytes),
                 transient_bytes=mix_whole(a.transient_bytes, b.transient_bytes),
+                split_stash_bytes=mix_whole(a.split_stash_bytes, b.split_stash_bytes),
                 forward_flops=mix_whole(a.forward_flops or 0, b.forward_flops or 0),
             )
             for a, b in zip(low.layers, high.layers, strict=True)

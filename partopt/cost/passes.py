@@ -82,7 +82,7 @@ def message_s(problem: Problem, c: int) -> float:
 def most_in_flight(stage: Assignment, problem: Problem) -> int:
     """The most microbatches in flight for which a stage fits; 0 where not even one does.
 
-    One that recomputes keeps one stash at the least. With `problem.caution` some are left free.
+    With one backward begun, at the least. With `problem.caution` some are left free.
     """
     limit = problem.memory_bytes
     if limit is None:
@@ -98,17 +98,22 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
             entry.versions_of(F),
             problem.kept,
             len(stage.ranks),
-            int(problem.recomputes(stage)),
+            1,
+            problem.recomputes(stage),
             entry.split,
         ).total_bytes
 
-    least, ten = held_bytes(1), held_bytes(11)
-    if least > limit or ten == least:
-        return 0 if least > limit else NEVER
-    # each term is rounded to whole bytes
-    F = int(min(NEVER, 10 * (limit - least + 4 * ROUNDED_BYTES) / (ten - least) + 2))
-    while held_bytes(F) > limit:
-        F -= 1
+    if held_bytes(1) > limit:
+        return 0
+    F, more = 1, 1
+    while more:  # each takes no more than those before it, but that terms are whole bytes
+        held, ten = held_bytes(F), held_bytes(F + 10)
+        if ten == held:
+            return NEVER
+        more = min(NEVER - F, int(10 * (limit - held + 4 * ROUNDED_BYTES) / (ten - held)) + 2)
+        while held_bytes(F + more) > limit:
+            more -= 1
+        F += more
     return max(1, int(F / problem.caution))
 
 

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from partopt.cost.collectives import members_crossed
-from partopt.cost.flight import (
-    chunks_in_flight,
-    in_flight,
-    noam,
-    rebuilt,
-    warmup,
-    weight_versions,
-)
+from partopt.cost.flight import Counts, chunks_in_flight, counts_of, noam, weight_versions
 from partopt.cost.iteration import iteration_s
 from partopt.cost.memory import stage_memory
 from partopt.cost.period import (
@@ -50,7 +43,7 @@ def price(
     return plan_of(
         partition,
         problem,
-        [_stage(partition, s, replicas, flight, problem) for s, flight in enumerate(flights)],
+        [_stage(partition, s, counts, problem) for s, counts in enumerate(flights)],
         _communication(partition, problem),
         _predicted(partition, problem),
         planner,
@@ -102,16 +95,11 @@ def _request(partition: Partition, problem: Problem, planner: str) -> Request:
     )
 
 
-def _stage(
-    partition: Partition, s: int, replicas: Replicas, flight: tuple[int, int], problem: Problem
-) -> Stage:
-    """Stage s with its microbatches in flight and its forwards before its backwards."""
-    stage, (held, before) = partition.stages[s], flight
-    kept = _rebuilt(partition, s, replicas, problem)
-    r = len(stage.ranks)
-    unplaced = unplaced_stage(
-        stage.start, stage.stop, problem.recomputes(stage), held, before, kept, r, problem
-    )
+def _stage(partition: Partition, s: int, counts: Counts, problem: Problem) -> Stage:
+    """Stage s with its counts of microbatches."""
+    stage = partition.stages[s]
+    recompute, r = problem.recomputes(stage), len(stage.ranks)
+    unplaced = unplaced_stage(stage.start, stage.stop, recompute, counts, r, problem)
     return structs.replace(
         unplaced,
         ranks=list(stage.ranks),
@@ -124,16 +112,13 @@ def unplaced_stage(
     start: int,
     stop: int,
     recompute: bool,
-    held: int,
-    before: int,
-    kept: int,
+    counts: Counts,
     replicas: int,
     problem: Problem,
 ) -> Stage:
     """Layers [start, stop) as a stage whose replicas have no ranks yet, which exchanges nothing.
 
-    It has `held` microbatches in flight, `before` forwards before its first backward, and keeps the
-    stash of `kept` microbatches that it rebuilds.
+    It has these `counts` of microbatches.
     """
     stage, chain = Assignment(start, stop, range(replicas), recompute), problem.chain
     messages, back_messages = map(int, problem.messages_each_way[:, start])
@@ -145,9 +130,9 @@ def unplaced_stage(
         replicas=replicas,
         ranks=[],
         recompute=recompute,
-        warmup=before,
-        in_flight=held,
-        weight_versions=weight_versions(problem.schedule, held),
+        warmup=counts.warmup,
+        in_flight=counts.held,
+        weight_versions=weight_versions(problem.schedule, counts.held),
         compute_s=compute_s(stage, problem),
         forward_s=forward,
         backward_s=max(0.0, chain.compute_s(start, stop) - forward),
@@ -165,60 +150,51 @@ def unplaced_stage(
         stash_bytes=round(chain.stash_bytes(start, stop)),
         transient_bytes=round(chain.transient(split=False)(start, stop)),
         split_transient_bytes=round(chain.transient(split=True)(start, stop)),
+        split_stash_bytes=round(chain.split_stash(start, stop)),
         layer_bytes=round(chain.layer_bytes(start, stop)) if shared else 0,
-        memory=_memory(stage, held, kept, problem),
+        memory=_memory(stage, counts, problem),
     )
 
 
-def _flights(partition: Partition, replicas: Replicas, problem: Problem) -> list[tuple[int, int]]:
-    """Microbatches in flight and warm-up of every stage.
+def _flights(partition: Partition, replicas: Replicas, problem: Problem) -> list[Counts]:
+    """The counts of every stage.
 
-    Where devices hold several stages: an even share of what the device holds.
+    Where devices hold several stages: an even share of what the device holds, and one backward
+    begun, which the simulation corrects.
     """
     name, M, stages = problem.schedule, problem.microbatches, range(len(replicas))
     if schedule(name).shape == STRAIGHT:
-        return [(in_flight(name, s, replicas, M), warmup(name, s, replicas, M)) for s in stages]
+        return [counts_of(name, s, replicas, M) for s in stages]
     assert M is not None
     P = devices_used(partition) // replicas[0]
     v = len(replicas) // P
     own = [-(-chunks_in_flight(name, p, P, v, -(-M // replicas[0])) // v) for p in range(P)]
-    return [(max(1, own[s % P]), max(0, own[s % P] - 1)) for s in stages]
+    return [Counts(max(0, own[s % P] - 1), max(1, own[s % P]), 1) for s in stages]
 
 
-def _memory(stage: Assignment, held: int, kept: int, problem: Problem) -> Memory:
-    """Bytes on each device of a stage that holds so many microbatches and keeps so many rebuilt."""
+def _memory(stage: Assignment, counts: Counts, problem: Problem) -> Memory:
+    """Bytes on each device of a stage with these counts of microbatches."""
     return stage_memory(
         problem.chain,
         stage.start,
         stage.stop,
-        held,
-        weight_versions(problem.schedule, held),
+        counts.held,
+        weight_versions(problem.schedule, counts.held),
         problem.kept,
         len(stage.ranks),
-        kept,
+        counts.begun,
+        problem.recomputes(stage),
         schedule(problem.schedule).split,
     )
-
-
-def _rebuilt(partition: Partition, s: int, replicas: Replicas, problem: Problem) -> int:
-    """Stashes that stage s rebuilds and keeps, 0 where it does not recompute.
-
-    Where devices hold several stages: one, which the simulation corrects.
-    """
-    if not problem.recomputes(partition.stages[s]):
-        return 0
-    if schedule(problem.schedule).shape != STRAIGHT:
-        return 1
-    return rebuilt(problem.schedule, s, replicas, problem.microbatches)
 
 
 def peak_memory_bytes(partition: Partition, problem: Problem) -> int:
     """Bytes on the fullest device of a partition whose devices have one stage each."""
     replicas = Replicas(len(stage.ranks) for stage in partition.stages)
     return max(
-        _memory(stage, held, _rebuilt(partition, s, replicas, problem), problem).total_bytes
-        for s, (stage, (held, _)) in enumerate(
-            zip(partition.stages, _flights(partition, replicas, problem), strict=True)
+        _memory(stage, counts, problem).total_bytes
+        for stage, counts in zip(
+            partition.stages, _flights(partition, replicas, problem), strict=True
         )
     )
 

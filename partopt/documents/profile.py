@@ -120,7 +120,9 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     """Median seconds and bytes of one layer for one microbatch.
 
     `backward_input_s` is the input-gradient part of the backward. `transient_bytes` is the peak
-    that lives only while the layer runs, beside what is kept for its backward.
+    that lives only while the layer runs, beside what is kept for its backward. `split_stash_bytes`
+    is what a backward in two parts keeps between them beside that: the gradients that arrive where
+    weights part from the layer's input.
 
     `forward_flops` counts the floating-point operations of the matrix products and convolutions of
     the forward.
@@ -133,6 +135,7 @@ class LayerMeasurement(documents.Part, frozen=True, kw_only=True, omit_defaults=
     backward_stdev_s: Seconds = 0.0
     output_bytes: Bytes = 0
     transient_bytes: Bytes = 0
+    split_stash_bytes: Bytes = 0
     forward_flops: Bytes | None = None
 
 

@@ -271,6 +271,7 @@ def summarize(
             structure.output_bytes.get(index, 0),
             structure.flops.get(index, 0),
             structure.transient_bytes.get(index, 0),
+            structure.split_stash_bytes.get(index, 0),
         )
         for index in range(len(structure.layers))
     ]
@@ -299,6 +300,7 @@ def _layer(
     output_bytes: int,
     forward_flops: int,
     transient_bytes: int,
+    split_stash_bytes: int,
 ) -> LayerMeasurement:
     return LayerMeasurement(
         forward_s=statistics.median(forward_s),
@@ -307,6 +309,7 @@ def _layer(
         backward_stdev_s=_stdev(backward_s),
         output_bytes=output_bytes,
         transient_bytes=transient_bytes,
+        split_stash_bytes=split_stash_bytes,
         forward_flops=forward_flops,
     )
 

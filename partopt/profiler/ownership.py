@@ -50,22 +50,52 @@ def hook_input_gradients(
     `hook_layer_changes`, and at its first node: what autograd does before it grows with the edges.
     """
     owned = _owned_nodes(loss, began)
+    edges = _edges_between(owned)
+    runs = _leading(owned, {node for node, _ in edges})  # one that is asked for need not run itself
+    running = [(layer, node) for layer, node in owned if node in runs]
+    _announce_changes(running, None, entered)
+    return [GradientEdge(node, index) for node, index in edges]
+
+
+def hook_parting_nodes(
+    loss: Tensor, began: list[tuple[int, int]], arrived: Callable[[int, Tensor], None]
+) -> None:
+    """Have the backward of `loss` call `arrived(layer, gradient)` where ways part.
+
+    One leads to a layer before, another to weights alone. What arrives there is what the first part
+    of a backward keeps for the second: gradients of the layers' inputs come in the first, those of
+    weights in the second.
+    """
+    owned = _owned_nodes(loss, began)
+    runs = _leading(owned, {node for node, _ in _edges_between(owned)})
     layers = {node: layer for layer, node in owned}
-    edges = {
+    for layer, node in owned:
+        following = [each for each, _ in node.next_functions if each is not None]
+        if node in runs and any(
+            layers.get(each, layer) == layer and each not in runs for each in following
+        ):
+            node.register_prehook(_pass_on(layer, arrived))
+
+
+def _edges_between(owned: list[tuple[int, Node]]) -> set[tuple[Node, int]]:
+    """The edges that lead from one layer to another: the node that they lead to, and its input."""
+    layers = {node: layer for layer, node in owned}
+    return {
         (following, index)
         for layer, node in owned
         for following, index in node.next_functions
         if layers.get(following, layer) != layer
     }
-    leads = {node for node, _ in edges}  # a node that is asked for need not run itself
-    runs = set()
+
+
+def _leading(owned: list[tuple[int, Node]], ends: set[Node]) -> set[Node]:
+    """The nodes that lead to one of `ends`."""
+    leads, found = set(ends), set()
     for _, node in reversed(owned):  # those that a node leads to come before it
         if any(following in leads for following, _ in node.next_functions):
             leads.add(node)
-            runs.add(node)
-    running = [(layer, node) for layer, node in owned if node in runs]
-    _announce_changes(running, None, entered)
-    return [GradientEdge(node, index) for node, index in edges]
+            found.add(node)
+    return found
 
 
 def _owned_nodes(loss: Tensor, began: list[tuple[int, int]]) -> list[tuple[int, Node]]:
@@ -92,6 +122,15 @@ def _announce_changes(
 def _announce(layer: int, entered: Callable[[int], None]) -> Callable[[Any], None]:
     def prehook(_gradients: Any) -> None:
         entered(layer)
+
+    return prehook
+
+
+def _pass_on(layer: int, arrived: Callable[[int, Tensor], None]) -> Callable[[Any], None]:
+    def prehook(gradients: Any) -> None:
+        for gradient in gradients:
+            if gradient is not None:
+                arrived(layer, gradient)
 
     return prehook
 

@@ -10,7 +10,8 @@ from partopt.errors import PartoptError
 from partopt.profiler.group import RankGroup
 from partopt.profiler.structure import Structure
 
-_Held = tuple[list[Layer], list[StashGroup], dict[int, int]]  # and what passes, by layer
+# and by layer what passes, and what a split backward keeps
+_Held = tuple[list[Layer], list[StashGroup], dict[int, int], dict[int, int]]
 
 
 def combine_ranks(structure: Structure, group: RankGroup) -> Structure:
@@ -18,16 +19,23 @@ def combine_ranks(structure: Structure, group: RankGroup) -> Structure:
 
     Raises PartoptError, on every rank, where the ranks do not have the same layers.
     """
-    own = structure.layers, structure.stash_groups, structure.transient_bytes
+    passing, split = dict(structure.transient_bytes), dict(structure.split_stash_bytes)
+    own = structure.layers, structure.stash_groups, passing, split
     ranks: list[_Held] = group.gather(own)
-    _check_same_layers([layers for layers, _, _ in ranks])
-    layers, kept, passing = max(ranks, key=_bytes)
-    return replace(structure, layers=layers, stash_groups=kept, transient_bytes=passing)
+    _check_same_layers([layers for layers, *_ in ranks])
+    layers, kept, passing, split = max(ranks, key=_bytes)
+    return replace(
+        structure,
+        layers=layers,
+        stash_groups=kept,
+        transient_bytes=passing,
+        split_stash_bytes=split,
+    )
 
 
 def _bytes(held: _Held) -> int:
     """Bytes of a rank: parameters, what is kept, and the most that passes."""
-    layers, kept, passing = held
+    layers, kept, passing, _ = held
     return (
         sum(layer.parameter_bytes for layer in layers)
         + sum(each.bytes for each in kept)

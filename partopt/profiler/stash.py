@@ -75,6 +75,26 @@ class StashRecorder:
         ]
 
 
+class PartingGradients:
+    """What the first part of a split backward keeps for the second: gradients, by layer.
+
+    `size_bytes` counts each storage once that `memory` saw made.
+    """
+
+    def __init__(self, memory: MemoryMode) -> None:
+        self.size_bytes: defaultdict[int, int] = defaultdict(int)
+        self._memory = memory
+        self._noted: set[int] = set()
+
+    def note(self, layer: int, gradient: Tensor) -> None:
+        """Count a gradient that arrives where a layer's weights part from its input."""
+        for part in local_tensors(gradient):
+            block = self._memory.block_of(part)
+            if block is not None and block not in self._noted:
+                self._noted.add(block)
+                self.size_bytes[layer] += part.untyped_storage().nbytes()
+
+
 def stash_groups(kept: Iterable[Kept]) -> list[profile.StashGroup]:
     """Bytes kept, by the set of layers that keep them."""
     merged: defaultdict[tuple[int, ...], int] = defaultdict(int)

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from partopt.documents.profile import Layer, StashGroup, Tensor
 from partopt.profiler.branches import find_branching
 from partopt.profiler.dataflow import DataflowMode, output_recorder
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
+from partopt.profiler.ownership import (
+    hook_layer_changes,
+    hook_parting_nodes,
+    next_node_number,
+)
 from partopt.profiler.parameters import describe_layers
 from partopt.profiler.splitting import split_large_units
-from partopt.profiler.stash import StashRecorder, stash_groups
+from partopt.profiler.stash import PartingGradients, StashRecorder, stash_groups
 from partopt.profiler.step import Inputs, run_loss, zero_gradients
 from partopt.profiler.subject import Subject
 from partopt.profiler.tracker import Tracker
@@ -33,6 +37,7 @@ class Structure:
     tensors: list[Tensor]
     stash_groups: list[StashGroup]
     transient_bytes: dict[int, int]
+    split_stash_bytes: dict[int, int]
     users: Mapping[str, set[int]]  # of the parameters
 
 
@@ -56,6 +61,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
     flow = DataflowMode(subject.model, tracker)
     memory = MemoryMode(subject.model, inputs)
     stash = StashRecorder(subject.model, tracker, memory)
+    parting = PartingGradients(memory)
     began = [(next_node_number(), 0)]
 
     def entered(layer: int) -> None:
@@ -76,6 +82,7 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         kept = stash.kept(loss)
         memory.enter_backward(tracker.current)
         hook_layer_changes(loss, began, entered_backward)
+        hook_parting_nodes(loss, began, parting.note)
         with memory.settled_gradients(subject.model):
             loss.backward()  # type: ignore[no-untyped-call]
     if had_gradients:
@@ -91,5 +98,6 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         transient_bytes(
             memory.events, {each.block: min(each.layers) for each in kept if each.block is not None}
         ),
+        parting.size_bytes,
         flow.users,
     )

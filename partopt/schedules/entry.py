@@ -54,8 +54,8 @@ class StageCounts:
 
     # the most microbatches between their forward and the end of their backward
     in_flight: Callable[[int, Sequence[int], int | None], int]
-    # the most microbatches whose stash is kept at once after recomputation has rebuilt it
-    rebuilt: Callable[[int, Sequence[int], int | None], int]
+    # the most microbatches at once whose backward, or the recomputation before it, has begun
+    begun: Callable[[int, Sequence[int], int | None], int]
     # forwards before the first backward
     warmup: Callable[[int, Sequence[int], int | None], int]
     # plans state the warm-up, which may be deeper: `row` follows `place.warmup`

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.schedules.order import B, F, Order, W
+from partopt.schedules.order import B, F, I, Order, W
 
 Integers = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ def in_flight(order: Order) -> Integers:
     """
     most = np.zeros(order.ranks, dtype=np.int64)
     busy = np.flatnonzero(np.diff(order.rows))
-    most[busy] = _peaks(_change(order), order.rows[busy])
+    most[busy] = _peaks(order.kind == F, _ends(order), order.rows[busy])
     return most
 
 
@@ -44,29 +44,38 @@ def in_flight_by_stage(order: Order) -> Held:
 
     They are counted as in `in_flight`.
     """
+    return _by_stage(order, order.kind == F)
+
+
+def begun_by_stage(order: Order) -> Held:
+    """The most microbatches at once whose backward each rank has begun, of each of its stages."""
+    return _by_stage(order, (order.kind == B) | (order.kind == I))
+
+
+def _by_stage(order: Order, begins: NDArray[np.bool_]) -> Held:
+    """The most microbatches at once between an action that `begins` and the end of the backward."""
     rank = np.repeat(np.arange(order.ranks), np.diff(order.rows))
     key = rank * (int(order.stage.max(initial=0)) + 1) + order.stage
     places = np.argsort(key, kind="stable")
     first = np.flatnonzero(np.diff(key[places], prepend=-1))
     at = places[first]
-    return Held(rank[at], order.stage[at].astype(np.int64), _peaks(_change(order)[places], first))
+    most = _peaks(begins[places], _ends(order)[places], first)
+    return Held(rank[at], order.stage[at].astype(np.int64), most)
 
 
-def _change(order: Order) -> Integers:
-    """What each action adds to what is held."""
-    change: Integers = (order.kind == F).astype(np.int64) - ((order.kind == B) | (order.kind == W))
-    return change
+def _ends(order: Order) -> NDArray[np.bool_]:
+    ends: NDArray[np.bool_] = (order.kind == B) | (order.kind == W)
+    return ends
 
 
-def _peaks(change: Integers, first: Integers) -> Integers:
-    """The largest sum of changes since the beginning of each section, at least 0.
+def _peaks(begins: NDArray[np.bool_], ends: NDArray[np.bool_], first: Integers) -> Integers:
+    """The most that are between their beginning and the end of their last action, by section.
 
     Sections begin at `first`, and none is empty.
     """
     if not len(first):
         return np.zeros(0, dtype=np.int64)
-    level = np.cumsum(change)
-    peaks: Integers = np.maximum(
-        np.maximum.reduceat(level, first) - (level[first] - change[first]), 0
-    )
+    after = np.cumsum(begins.astype(np.int64) - ends)
+    before = (after - begins + ends)[first]
+    peaks: Integers = np.maximum(np.maximum.reduceat(after + ends, first) - before, 0)
     return peaks

@@ -46,7 +46,7 @@ SCHEDULE = Schedule(
     counts=StageCounts(
         in_flight=lambda s, replicas, M: min(all_own(s, replicas, M), len(replicas)),
         # as many Ws are behind their Is as there are devices before this one
-        rebuilt=lambda s, replicas, M: min(all_own(s, replicas, M), s + 1),
+        begun=lambda s, replicas, M: min(all_own(s, replicas, M), s + 1),
         warmup=downstream(1).warmup,
         takes_warmup=False,
         kernel=Kernel(DEPTH),

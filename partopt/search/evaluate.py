@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import in_flight, rebuilt, warmup
+from partopt.cost.flight import counts_of
 from partopt.cost.iteration import stage_objective_s
 from partopt.cost.period import tied_exchange_s, tied_groups
 from partopt.cost.price import plan_of, unplaced_stage
@@ -134,10 +134,9 @@ class Evaluator:
         replicas = Replicas(len(stage.ranks) for stage in partition.stages)
         stages = []
         for s, stage in enumerate(partition.stages):
-            recompute, of = problem.recomputes(stage), (problem.schedule, s, replicas, M)
-            kept = rebuilt(*of) if recompute else 0
-            layers, counts = (stage.start, stage.stop), (in_flight(*of), warmup(*of))
-            base = self._base(*layers, recompute, *counts, kept, replicas[s], problem)
+            counts = counts_of(problem.schedule, s, replicas, M)
+            recompute = problem.recomputes(stage)
+            base = self._base(stage.start, stage.stop, recompute, counts, replicas[s], problem)
             tied_s = tied_exchange_s(partition, s, problem)
             stages.append(replace(base, ranks=list(stage.ranks), tied_exchange_s=tied_s))
         return plan_of(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import blocking_warmups, weight_versions
+from partopt.cost.flight import Counts, blocking_warmups, weight_versions
 from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
@@ -184,9 +184,8 @@ class WarmupTrials:
 def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     """Bytes on a device of the stage with `held` microbatches in flight."""
     versions, split = weight_versions(plan.schedule, held), schedule(plan.schedule).split
-    # under schedules that take warm-ups a stage keeps one stash that is rebuilt
-    kept = kept_by(plan)
-    return with_counts(stage, held - 1, held, versions, 1, split, kept).memory.total_bytes
+    counts = Counts(held - 1, held, 1)  # schedules that take warm-ups do whole backwards
+    return with_counts(stage, counts, versions, split, kept_by(plan)).memory.total_bytes
 
 
 def _fits(execution: Execution) -> bool:

@@ -56,10 +56,10 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
     """The most bytes that each rank holds at once, shape (ranks,).
 
     A stage keeps its stash from the start of a forward to the end of the backward or, where that is
-    split, of W. A stage that recomputes keeps its input alone, in the buffer that it came in, and
-    the stash from the start of R, or of the backward where the schedule has no R. The order
-    suffices without times: a rank runs one action after the other, and two joined ones both take
-    before either gives back.
+    split, of W, and from I to W what lies between these. A stage that recomputes keeps its input
+    alone, in the buffer that it came in, and the stash from the start of R, or of the backward
+    where the schedule has no R. The order suffices without times: a rank runs one action after the
+    other, and two joined ones both take before either gives back.
     """
     during, after = _levels(order, slice(0, len(order.kind)), _stashing(order, plan))
     busy = np.flatnonzero(np.diff(order.rows))
@@ -103,9 +103,11 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     for s, stage in enumerate(plan.stages):
         if stage.recompute:
             taken[[R] if s in recomputed else [B, I], s] = stage.stash_bytes
-            given[[B, W], s] = stage.stash_bytes
         else:
-            taken[F, s] = given[[B, W], s] = stage.stash_bytes
+            taken[F, s] = stage.stash_bytes
+        given[[B, W], s] = stage.stash_bytes
+        taken[I, s] += stage.split_stash_bytes
+        given[W, s] += stage.split_stash_bytes
     return _Steps(taken, given)
 
 

@@ -9,11 +9,12 @@ import re
 
 from msgspec.structs import replace
 
+from partopt.cost.flight import Counts
 from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
-from partopt.schedules.in_flight import in_flight_by_stage
+from partopt.schedules.in_flight import begun_by_stage, in_flight_by_stage
 from partopt.schedules.order import I, Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
@@ -56,14 +57,15 @@ def _with_counts_of(order: Order, plan: Plan) -> list[Stage]:
 
     Each keeps one version of its weights.
     """
-    held = in_flight_by_stage(order)
+    held, begun = in_flight_by_stage(order), begun_by_stage(order)
     return [
         with_counts(
             stage,
-            forwards_first(order, stage.ranks[0], s),
-            int(held.most[held.stage == s].max()),
+            Counts(
+                forwards_first(order, stage.ranks[0], s),
+                *(int(each.most[each.stage == s].max()) for each in (held, begun)),
+            ),
             versions=1,
-            rebuilt=1,
             split=bool((order.kind == I).any()),
             kept=kept_by(plan),
         )

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from partopt.cost.collectives import allreduce_s, tied_s
-from partopt.cost.flight import in_flight, noam, rebuilt, warmup, weight_versions
+from partopt.cost.flight import Counts, begun, counts_of, noam, weight_versions
 from partopt.cost.memory import Kept, Sizes, device_memory, posted_buffers, shares
 from partopt.cost.sharding import exchange_by, exchange_topology, kept_by
 from partopt.documents.plan import Plan
@@ -54,22 +54,20 @@ def with_conditions(
         )
     changed = replace(plan, schedule=name, microbatches=M, **fields)
     changed = _on_network(changed, topology or plan.topology)
-    counts, kept = _counts(changed, warmups), _rebuilt(changed)
+    counts = _counts(changed, warmups)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(
         changed,
-        noam=usual if warmups is None else counts[0][1],
+        noam=usual if warmups is None else counts[0].held,
         stages=[
             with_counts(
                 stage,
-                first,
-                held,
-                weight_versions(name, held),
-                kept[s],
+                own,
+                weight_versions(name, own.held),
                 schedule(name).split,
                 kept_by(changed),
             )
-            for s, (stage, (first, held)) in enumerate(zip(changed.stages, counts, strict=True))
+            for stage, own in zip(changed.stages, counts, strict=True)
         ],
     )
 
@@ -89,30 +87,15 @@ def _on_network(plan: Plan, topology: Topology) -> Plan:
     return replace(plan, topology=topology, stages=stages)
 
 
-def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[tuple[int, int]]:
-    """The warm-up and the microbatches in flight of each stage, under the plan's schedule."""
+def _counts(plan: Plan, warmups: Sequence[int] | None) -> list[Counts]:
+    """The counts of each stage, under the plan's schedule."""
     name, M = plan.schedule, plan.microbatches
     replicas = Replicas(stage.replicas for stage in plan.stages)
     if not _is_straight(plan):
         return _count(order(name, layout_of(plan)), plan)
     if warmups is not None:
-        return [(own, own + 1) for own in warmups]
-    return [
-        (warmup(name, s, replicas, M), in_flight(name, s, replicas, M))
-        for s in range(len(replicas))
-    ]
-
-
-def _rebuilt(plan: Plan) -> list[int]:
-    """Stashes that each stage keeps after rebuilding them; one where devices hold several stages.
-
-    They count for stages that recompute alone.
-    """
-    replicas, one_stage = [stage.replicas for stage in plan.stages], _is_straight(plan)
-    return [
-        rebuilt(plan.schedule, s, replicas, plan.microbatches) if one_stage else 1
-        for s in range(len(replicas))
-    ]
+        return [Counts(own, own + 1, begun(name, s, replicas, M)) for s, own in enumerate(warmups)]
+    return [counts_of(name, s, replicas, M) for s in range(len(replicas))]
 
 
 def _is_straight(plan: Plan) -> bool:
@@ -146,20 +129,20 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def with_counts(
-    stage: Stage, warmup: int, held: int, versions: int, rebuilt: int, split: bool, kept: Kept
-) -> Stage:
-    """The stage with this warm-up, `held` microbatches in flight and `versions` of its weights.
+def with_counts(stage: Stage, counts: Counts, versions: int, split: bool, kept: Kept) -> Stage:
+    """The stage with these `counts` of microbatches and `versions` of its weights.
 
-    Its memory is updated to them, to the `rebuilt` stashes that it keeps if it recomputes, and to
-    backwards that are `split` or not; `kept` is what its trainer keeps.
+    Its memory is updated to them, and to backwards that are `split` or not; `kept` is what its
+    trainer keeps.
     """
+    held = counts.held
     sizes = Sizes(
         stage.trained_bytes,
         stage.frozen_bytes,
         stage.memory.gradients_bytes,
         stage.memory.optimizer_bytes,
         stage.stash_bytes,
+        stage.split_stash_bytes if split else 0,
         stage.transient(split),
         stage.input_bytes,
         stage.output_bytes,
@@ -167,8 +150,10 @@ def with_counts(
         shares(kept, stage.replicas)[0],
     )
     buffers = posted_buffers(kept.posted, stage.replicas, held)
-    memory = device_memory(sizes, held, versions, rebuilt if stage.recompute else 0, buffers)
-    return replace(stage, warmup=warmup, in_flight=held, weight_versions=versions, memory=memory)
+    memory = device_memory(sizes, held, versions, counts.begun, stage.recompute, buffers)
+    return replace(
+        stage, warmup=counts.warmup, in_flight=held, weight_versions=versions, memory=memory
+    )
 
 
 def forwards_first(order: Order, rank: int, s: int) -> int:
@@ -178,32 +163,34 @@ def forwards_first(order: Order, rank: int, s: int) -> int:
     return int((kind[: int(np.argmax((kind == B) | (kind == I)))] == F).sum())
 
 
-def _count(order: Order, plan: Plan) -> list[tuple[int, int]]:
-    """For each stage the forwards before its first backward and the microbatches it holds.
+def _count(order: Order, plan: Plan) -> list[Counts]:
+    """The counts of each stage, held and begun when its device is fullest.
 
-    It holds these when its device is fullest. The stages of one device are not fullest at once;
-    counted this way, their memory adds up to what the device needs.
+    The stages of one device are not fullest at once; counted this way, their memory adds up to what
+    the device needs.
     """
-    counts: dict[int, tuple[int, int]] = {}
+    stashes = np.array([max(1, each.stash_bytes) for each in plan.stages])
+    again = np.array([each.recompute for each in plan.stages])
+    waiting = np.where(again, [max(1, each.input_bytes) for each in plan.stages], stashes)
+    working = np.where(again, stashes, 0)
+    parting = np.array([each.split_stash_bytes for each in plan.stages])
+    counts: dict[int, Counts] = {}
     for rank, stages in plan.stages_by_rank().items():
         own = slice(order.rows[rank], order.rows[rank + 1])
         kind, stage = order.kind[own], order.stage[own]
-        change = (kind == F).astype(np.int64) - ((kind == B) | (kind == W))
-        size = np.array(
-            [
-                plan.stages[s].input_bytes
-                if plan.stages[s].recompute
-                else plan.stages[s].stash_bytes
-                for s in stage
-            ]
-        )
-        fullest = int(
-            np.argmax(np.cumsum(change * np.maximum(size, 1)) + (change < 0) * np.maximum(size, 1))
-        )
+        enters, begins, ends = kind == F, (kind == B) | (kind == I), (kind == B) | (kind == W)
+        of_begun = working[stage] + parting[stage] * (kind != B)
+        taken = enters * waiting[stage] + begins * of_begun
+        given = ends * (waiting[stage] + of_begun)
+        fullest = int(np.argmax(np.cumsum(taken - given) + given))
         for s in stages:
-            held = int(change[: fullest + 1][stage[: fullest + 1] == s].sum()) + int(
-                stage[fullest] == s and change[fullest] < 0
+            its = stage[: fullest + 1] == s
+            done = ends[: fullest + 1] & its
+            done[fullest] = False
+            held, begun = (
+                int((each[: fullest + 1] & its).sum() - done.sum()) for each in (enters, begins)
             )
-            before = counts.get(s, (0, 1))
-            counts[s] = max(before[0], forwards_first(order, rank, s)), max(before[1], held)
+            before = counts.get(s, Counts(0, 1, 0))
+            first = forwards_first(order, rank, s)
+            counts[s] = Counts(*map(max, before, (first, held, begun)))
     return [counts[s] for s in range(len(plan.stages))]

@@ -111,7 +111,7 @@ def test_the_most_in_flight_is_what_the_memory_allows(schedule, M, model, data):
 
                 def taken_bytes(F, i=i, j=j, mode=mode):
                     versions = weight_versions(schedule, F)
-                    kept = given.kept, r, mode
+                    kept = given.kept, r, 1, bool(mode)
                     held = stage_memory(model, i, j, F, versions, *kept, split=False)
                     return held.total_bytes
 

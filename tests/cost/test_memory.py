@@ -75,7 +75,16 @@ whole_memory = partial(stage_memory, split=False)  # of a stage whose backwards 
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
     memory = stage_memory(
-        CHAIN, 1, 3, in_flight=3, weight_versions=3, kept=ADAM, replicas=1, rebuilt=0, split=False
+        CHAIN,
+        1,
+        3,
+        in_flight=3,
+        weight_versions=3,
+        kept=ADAM,
+        replicas=1,
+        begun=1,
+        recompute=False,
+        split=False,
     )
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
@@ -87,25 +96,43 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 def test_recomputation_keeps_the_inputs_in_their_buffers_and_one_microbatch_of_stash():
     memory = stage_memory(
-        CHAIN, 1, 3, in_flight=3, weight_versions=1, kept=SGD, replicas=1, rebuilt=1, split=False
+        CHAIN,
+        1,
+        3,
+        in_flight=3,
+        weight_versions=1,
+        kept=SGD,
+        replicas=1,
+        begun=1,
+        recompute=True,
+        split=False,
     )
     assert (memory.activations_bytes, memory.buffers_bytes) == (34, 3 * 10)
 
 
 def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
     memory = stage_memory(
-        CHAIN, 1, 3, in_flight=3, weight_versions=1, kept=SGD, replicas=1, rebuilt=2, split=False
+        CHAIN,
+        1,
+        3,
+        in_flight=3,
+        weight_versions=1,
+        kept=SGD,
+        replicas=1,
+        begun=2,
+        recompute=True,
+        split=False,
     )
     assert (memory.activations_bytes, memory.buffers_bytes) == (2 * 34, 3 * 10)
 
 
 def test_a_stage_in_the_middle_receives_from_both_sides():
-    assert whole_memory(CHAIN, 1, 2, 2, 1, SGD, 1, 0).buffers_bytes == 2 * (10 + 20)
+    assert whole_memory(CHAIN, 1, 2, 2, 1, SGD, 1, 1, False).buffers_bytes == 2 * (10 + 20)
 
 
 def test_sixteen_bit_weights_bring_a_master_copy():
     kept = kept_of("adam", MemoryRules(), sixteen_bit=True)
-    memory = whole_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, kept, 1, 0)
+    memory = whole_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, kept, 1, 1, False)
     assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2
 
 
@@ -123,7 +150,16 @@ def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
     assert (chain.trained_bytes(1, 3), chain.frozen_bytes(1, 3)) == (300, 200)
     assert chain.tied == []
     memory = stage_memory(
-        chain, 1, 3, in_flight=3, weight_versions=3, kept=ADAM, replicas=1, rebuilt=0, split=False
+        chain,
+        1,
+        3,
+        in_flight=3,
+        weight_versions=3,
+        kept=ADAM,
+        replicas=1,
+        begun=1,
+        recompute=False,
+        split=False,
     )
     assert memory.parameters_bytes == 3 * 300 + 200
     assert (memory.gradients_bytes, memory.optimizer_bytes) == (300, 600)
@@ -140,10 +176,10 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
         [measurement([1.0] * 3, output_bytes=[0] * 3, stash_groups=[([0, 1], 500), ([2], 30)])]
     )
     chain = chain_of(with_memory_of(profile, [0] * 3, [0, 90, 40]))
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 0, split).transient_bytes == beside
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 0, split).activations_bytes == 3 * 530
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, split).transient_bytes == beside
-    assert stage_memory(chain, 0, 2, 3, 1, SGD, 1, 0, split).transient_bytes == 90
+    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, False, split).transient_bytes == beside
+    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, False, split).activations_bytes == 3 * 530
+    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, True, split).transient_bytes == beside
+    assert stage_memory(chain, 0, 2, 3, 1, SGD, 1, 1, False, split).transient_bytes == 90
 
 
 @pytest.mark.parametrize("optimizer", sorted(STATE_BYTES))
@@ -172,8 +208,6 @@ def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, d
     table = memory_table(model, held, versions, given.kept, r, recompute, split)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
-            formula = stage_memory(
-                model, i, j, held, versions, given.kept, r, int(recompute), split
-            )
+            formula = stage_memory(model, i, j, held, versions, given.kept, r, 1, recompute, split)
             compiled = memory_bytes(layers, stage_cost(layers, i, j, int(recompute)), held, r)
             assert formula.total_bytes == table[i, j] == compiled

@@ -140,6 +140,7 @@ def fits(problem: Problem, stage: Assignment, F: int) -> bool:
         weight_versions(problem.schedule, F),
         problem.kept,
         len(stage.ranks),
+        1,
         problem.recomputes(stage),
         SCHEDULES[problem.schedule].split,
     )

@@ -62,6 +62,7 @@ def chain(
         frozen_bytes=RangeSum([0.0] * len(forward)),
         stash_bytes=RangeSum([1.0] * len(forward)),
         transient_bytes=RangeMax([0.0] * len(forward)),
+        parting=np.zeros(len(forward)),
         layer_bytes=RangeMax([float(weight) for weight in weights]),
     )
 
@@ -109,13 +110,16 @@ def memory_rules(draw: st.DrawFn, microbatches: int | None) -> MemoryRules:
 @st.composite
 def with_memory(draw: st.DrawFn, model: Chain) -> Chain:
     """The chain with frozen parameters, a stash, and backwards that take memory beside it."""
-    sizes = draw(st.lists(numbers, min_size=model.layers, max_size=model.layers))
+    sizes, parting = (
+        draw(st.lists(numbers, min_size=model.layers, max_size=model.layers)) for _ in range(2)
+    )
     stash = draw(shared_sizes(model.layers))
     return replace(
         model,
         frozen_bytes=draw(shared_sizes(model.layers)),
         stash_bytes=stash,
         transient_bytes=RangeMax([3 * size for size in sizes], stash),
+        parting=np.array(parting, dtype=float),
     )
 
 

@@ -99,7 +99,7 @@ def test_more_sharding_and_more_replicas_never_take_more(data, held, sixteen_bit
 
     def taken_bytes(shard: str, r: int) -> int:
         kept = kept_of("adam", MemoryRules(shard=shard), sixteen_bit)
-        return stage_memory(model, i, j, held, 1, kept, r, 0, split=False).total_bytes
+        return stage_memory(model, i, j, held, 1, kept, r, 1, False, split=False).total_bytes
 
     for r in range(1, 5):
         taken = [taken_bytes(shard, r) for shard in SHARDED]
@@ -122,7 +122,7 @@ def test_four_replicas_hold_a_quarter_each(shard, expected):
     """Of parameters two layers are whole at a time, the one that runs and the next."""
     kept = kept_of("adam", MemoryRules(shard=shard), sixteen_bit=False)
     model = chain([1] * 10, [1] * 10, [0] * 9, [10] * 10)
-    memory = stage_memory(model, 0, 10, 1, 1, kept, 4, 0, split=False)
+    memory = stage_memory(model, 0, 10, 1, 1, kept, 4, 1, False, split=False)
     held = memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes
     assert held == expected
 

@@ -75,7 +75,7 @@ def modelled_bytes(profile: Profile) -> int:
     """What a plan says that one stage of all layers holds: weights, gradients and activations."""
     chain = chain_of(profile)
     kept = kept_of("sgd", MemoryRules(), chain.sixteen_bit, None)
-    stage = stage_memory(chain, 0, chain.layers, 1, 1, kept, 1, rebuilt=0, split=False)
+    stage = stage_memory(chain, 0, chain.layers, 1, 1, kept, 1, 1, recompute=False, split=False)
     return stage.total_bytes
 
 

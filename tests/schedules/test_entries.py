@@ -107,7 +107,7 @@ def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
 @examples(60)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 40))
-def test_stages_keep_as_many_rebuilt_stashes_as_the_entry_says(entry, replicas, M):
+def test_as_many_backwards_have_begun_as_the_entry_says(entry, replicas, M):
     """From the start of the R, or of the backward that recomputes, to the end of the backward."""
     if not entry.uneven:
         replicas = replicas[:1] * len(replicas)
@@ -121,7 +121,7 @@ def test_stages_keep_as_many_rebuilt_stashes_as_the_entry_says(entry, replicas, 
             row = found.kind[found.rows[rank] : found.rows[rank + 1]]
             kept = np.cumsum(np.isin(row, rebuilding)) - np.cumsum(np.isin(row, [B, W]))
             most = max(most, int((kept + np.isin(row, [B, W])).max(initial=0)))
-        assert most == entry.counts.rebuilt(s, replicas, None if entry.asynchronous else M)
+        assert most == entry.counts.begun(s, replicas, None if entry.asynchronous else M)
 
 
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)

@@ -20,12 +20,12 @@ TIED = {"names": list("abcdef"), "shared": [("weight", [0, 3], 10**5)]}
 
 
 def manual(**options: Any) -> Made:
-    """Six equal layers as 2-1-1 on four devices."""
+    """Six equal layers on four devices, by default as 2-1-1."""
     problem = problem_of(
         options.pop("profile", uniform_profile(6)),
         flat(4, 10e9, memory_bytes=10**9),
-        cuts=(2, 4),
-        replicas=(2, 1, 1),
+        cuts=options.pop("cuts", (2, 4)),
+        replicas=options.pop("replicas", (2, 1, 1)),
         **options,
     )
     return plan_alone("manual", problem)[0], problem
@@ -99,6 +99,13 @@ KINDS: dict[str, Callable[[], Made]] = {
     "manual": manual,
     "frozen and transient": lambda: manual(
         profile=with_memory_of(uniform_profile(6), [4 * 10**5] * 6, list(range(1, 7)))
+    ),
+    "split backwards": lambda: manual(
+        profile=with_memory_of(uniform_profile(6), [0] * 6, [0] * 6, split_stash_bytes=10**5),
+        cuts=(3,),
+        replicas=(2, 2),
+        schedule="zb-h1",
+        microbatches=8,
     ),
     "a deeper warm-up": lambda: manual(blocking_allreduce=True),
     "grid": grid,

@@ -66,8 +66,8 @@ def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: A
     ranks = ranks_of(SCHEDULES[name].shape, P, v, d)
     straight = plan_of([1] * len(ranks), schedule="1f1b", microbatches=microbatches, **costs)
     stages = [
-        structs.replace(stage, ranks=own, replicas=len(own))
-        for stage, own in zip(straight.stages, ranks, strict=True)
+        structs.replace(stage, ranks=own, replicas=len(own), split_stash_bytes=s % 3)
+        for s, (stage, own) in enumerate(zip(straight.stages, ranks, strict=True))
     ]
     laid = structs.replace(
         straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0)

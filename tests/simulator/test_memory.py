@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partopt import planners, schedules
 from partopt.cost.problem import problem_of
@@ -97,6 +98,14 @@ def test_split_backwards_give_back_with_the_weights_part():
     assert peak_memory_bytes(order_of("FIWFIW"), plan).tolist() == [BASE + 10]
 
 
+def test_what_a_split_backward_keeps_between_its_parts_is_there_for_as_long():
+    plan = plan_of("1f1b", [[0]], 2)
+    plan = replace(plan, stages=[replace(plan.stages[0], split_stash_bytes=7)])
+    assert peak_memory_bytes(order_of("FIFIWW"), plan).tolist() == [BASE + 2 * (10 + 7)]
+    assert peak_memory_bytes(order_of("FFIWIW"), plan).tolist() == [BASE + 20 + 7]
+    assert peak_memory_bytes(order_of("FFBB"), plan).tolist() == [BASE + 20]
+
+
 def test_of_two_joined_actions_both_take_before_either_gives_back():
     plan = plan_of("1f1b", [[0]], 3)
     assert peak_memory_bytes(order_of("FBFB"), plan).tolist() == [BASE + 10]
@@ -124,7 +133,7 @@ def test_under_zb_h1_the_formula_says_what_the_simulation_says(recompute, S, r, 
     """At every stage, with weight gradients that are late and stashes that they still need."""
     profile = uniform_profile(5, stash_groups=[([0], 3 * 10**6), ([1, 2], 10**6), ([4], 7)])
     problem = problem_of(
-        profile,
+        with_memory_of(profile, [0] * 5, [0] * 5, split_stash_bytes=10**5),
         flat(10),
         schedule="zb-h1",
         microbatches=turns * r,
