@@ -27,7 +27,7 @@ class Memory:
     @classmethod
     def free(cls, device: torch.device) -> Memory:
         """What is free now; without limit where the system does not tell."""
-        host = _free_host_bytes()
+        host = free_host_bytes()
         on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host
         return cls(host, on_device, COPIES[device.type])
 
@@ -67,7 +67,7 @@ def size_of(model: nn.Module, dtype: torch.dtype, copies: int) -> Size:
     return size
 
 
-def _free_host_bytes() -> float:
+def free_host_bytes() -> float:
     """The memory that is available, or what the control group leaves of it if that is less."""
     return min(_available_bytes(), _control_group_bytes())
 

@@ -22,6 +22,7 @@ from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context
 from partopt.runtime.launcher import is_under_torchrun, run_ranks
 from partopt.runtime.module import StageModule
+from partopt.runtime.parameters import build_whole
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
@@ -152,7 +153,8 @@ def stage_module(
     try:
         training = Training(plan, found, plan.microbatches or 1, seed)
         record, _ = record_training(training, place)
-        return stage_of_training(training, record, s, place)
+        whole = build_whole(training.build, seed)
+        return stage_of_training(training, record, s, whole, place)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
 

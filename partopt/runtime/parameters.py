@@ -28,23 +28,26 @@ def shared_parameters(record: Record, starts: Sequence[int]) -> dict[str, list[i
     return {name: stages for name, stages in users.items() if len(stages) > 1}
 
 
-def materialise(
-    model: nn.Module,
-    names: Collection[str],
-    build: Callable[[], nn.Module],
-    seed: int,
-    device: torch.device | None = None,
-) -> None:
-    """Give the parameters `names` of `model`, and all its other tensors, the values of the whole.
-
-    The whole model is what `build` makes on the CPU after `torch.manual_seed(seed)`; it takes its
-    memory meanwhile. The other parameters of `model` are on the meta device afterwards, frozen.
-    Tied parameters stay tied, number formats and random numbers of the process as they were.
-    """
+def build_whole(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What `build` makes after `torch.manual_seed(seed)`; random numbers go on as they were."""
     random = RandomState(torch.device("cpu"))
     torch.manual_seed(seed)
     whole = build()
     random.restore()
+    return whole
+
+
+def materialise(
+    model: nn.Module,
+    names: Collection[str],
+    whole: nn.Module,
+    device: torch.device | None = None,
+) -> None:
+    """Give the parameters `names` of `model`, and all its other tensors, the values of `whole`.
+
+    They are copies. The other parameters of `model` are on the meta device afterwards, frozen. Tied
+    parameters stay tied, and number formats as they were.
+    """
     values = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
     modules = dict(whole.named_modules())
@@ -62,11 +65,11 @@ def materialise(
             setattr(module, name, made[id(parameter)])  # an RNN keeps a list of its own, too
         for name, buffer in list(module._buffers.items()):
             if buffer is not None:
-                filled = buffers[prefix + name].to(buffer.dtype)
-                module._buffers[name] = filled.to(device or filled.device)
+                filled = buffers[prefix + name]
+                module._buffers[name] = filled.to(device or filled.device, buffer.dtype, copy=True)
         for name, value in vars(modules[prefix.removesuffix(".")]).items():
             if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                vars(module)[name] = value.to(device or value.device)
+                vars(module)[name] = value.to(device or value.device, copy=True)
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
@@ -80,7 +83,7 @@ def _parameter(
     if value is None:
         empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
         return nn.Parameter(empty, requires_grad=False)
-    given = value.detach().to(device or value.device, like.dtype)
+    given = value.detach().to(device or value.device, like.dtype, copy=True)
     return nn.Parameter(given, requires_grad=like.requires_grad)
 
 

@@ -26,11 +26,17 @@ from partopt.runtime.gradients import Tied
 from partopt.runtime.inputs import SPREAD, Microbatches
 from partopt.runtime.module import StageModule
 from partopt.runtime.optimizers import mean_over, optimizer_of
-from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
+from partopt.runtime.parameters import (
+    build_whole,
+    materialise,
+    own_parameter_names,
+    shared_parameters,
+)
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.shares import shares_of
 from partopt.runtime.torch_engine import execute_on_torch
+from partopt.runtime.turns import in_turns
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
@@ -102,7 +108,7 @@ class RankTraining:
         self.optimizers: dict[int, Optimizer] = {}
         self.first = 0  # number of the step's first microbatch
         self.record, self.trained = record_training(self.training, self.context.device)
-        self.stages = {s: self._stage(s) for s in self.held}
+        self.stages = in_turns(self.context, whole_bytes(self.training), self._stages)
         self.tied = self._tied()
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
         self.shares = shares_of(plan, self.context, parameters, self.tied)
@@ -119,10 +125,16 @@ class RankTraining:
         uses = 2 if stage.recompute else 1  # a recomputation reads them again
         return Microbatches(self.training.source, replica, *self._drawn, uses)
 
-    def _stage(self, s: int) -> ReplayStage:
+    def _stages(self) -> dict[int, ReplayStage]:
+        if not self.held:
+            return {}
+        whole = build_whole(self.training.build, self.training.seed)
+        return {s: self._stage(s, whole) for s in self.held}
+
+    def _stage(self, s: int, whole: nn.Module) -> ReplayStage:
         training, inputs = self.training, self.inputs[s]
         return ReplayStage(
-            stage_of_training(training, self.record, s, self.context.device),
+            stage_of_training(training, self.record, s, whole, self.context.device),
             lambda number: inputs(self.first + number),
             1.0 if training.asynchronous else 1.0 / training.microbatches,
             training.plan.stages[s].recompute,
@@ -218,14 +230,23 @@ def without_weights(training: Training, device: torch.device) -> tuple[nn.Module
     return model, training.cast(model, device)
 
 
+def whole_bytes(training: Training) -> int:
+    """Bytes of the model's parameters as they are built, in float32."""
+    stages = training.plan.stages
+    return sum(stage.parameter_bytes for stage in stages) * 4 // training.dtype.itemsize
+
+
 def stage_of_training(
-    training: Training, record: Record, s: int, device: torch.device
+    training: Training, record: Record, s: int, whole: nn.Module, device: torch.device
 ) -> StageModule:
-    """Stage s of the model, whose `record` is given, with the weights of its own layers alone."""
+    """Stage s of the model, whose `record` is given, with the weights of its own layers alone.
+
+    They are copies of those of the `whole` model.
+    """
     stage = training.plan.stages[s]
     model, loss_fn = without_weights(training, device)
     names = own_parameter_names(record, stage.start, stage.stop)
-    materialise(model, names, training.build, training.seed, device)
+    materialise(model, names, whole, device)
     place = s, len(training.plan.stages)
     example = examples_of(training, device)(0)
     return StageModule(model, record, stage.start, stage.stop, loss_fn, place, example)

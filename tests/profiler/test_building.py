@@ -265,7 +265,7 @@ def model(tmp_path: Path) -> str:
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, free_bytes: float) -> None:
-    monkeypatch.setattr(free_memory, "_free_host_bytes", lambda: free_bytes)
+    monkeypatch.setattr(free_memory, "free_host_bytes", lambda: free_bytes)
 
 
 def measured(model: str, **options: bool | None) -> Profile:
@@ -315,15 +315,15 @@ def test_a_module_that_the_file_built_may_be_measured_so(model: str) -> None:
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "_CGROUP", tmp_path)
-    alone = free_memory._free_host_bytes()
+    alone = free_memory.free_host_bytes()
     assert alone > 0
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("700\n")
     assert free_memory._control_group_bytes() == float("inf")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert free_memory._free_host_bytes() == 300
+    assert free_memory.free_host_bytes() == 300
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200\n")
-    assert free_memory._free_host_bytes() == 500
+    assert free_memory.free_host_bytes() == 500
 
 
 def test_host_and_device_have_their_own_room() -> None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,12 +26,13 @@ from partopt.runtime.launcher import run_local
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.shares import shares_of
 from partopt.runtime.sleeping import SleepingStage
+from partopt.runtime.turns import in_turns
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from tests.runtime.plans import all_plans, looped, straight
 from tests.runtime.stages import LinearStage
 
-RANKS, STEPS, SLEEPING_STEPS = 4, 2, 3
+RANKS, STEPS, SLEEPING_STEPS, TURN_S = 4, 2, 3, 0.05
 STALE_AND_TIED = (
     ([1, 1, 1], "overlap"),
     ([1, 1, 1, 1], "blocking"),
@@ -229,10 +232,23 @@ def run_sleeping(
     return engine(plan, stage_of, context=context, steps=SLEEPING_STEPS)
 
 
-def main(context: Context) -> tuple[list[Ran], list[RankRecord]]:
-    """What came of all cases, and the records of the sleeping plans."""
+def run_turn(context: Context, size_bytes: float) -> tuple[int, int]:
+    """When a rank began and ended what takes so much memory; the ranks are of two hosts."""
+    placed = dataclasses.replace(context, host=f"host{context.rank % 2}")
+
+    def make() -> tuple[int, int]:
+        began_ns = time.perf_counter_ns()
+        time.sleep(TURN_S)
+        return began_ns, time.perf_counter_ns()
+
+    return in_turns(placed, size_bytes, make)
+
+
+def main(context: Context) -> tuple[list[Ran], list[RankRecord], list[tuple[int, int]]]:
+    """What came of all cases, the records of the sleeping plans, and two times in turns."""
     ran = [run_case(case, context) for case in cases()]
-    return ran, [run_sleeping(plan, context) for plan in sleeping()]
+    slept = [run_sleeping(plan, context) for plan in sleeping()]
+    return ran, slept, [run_turn(context, size_bytes) for size_bytes in (1e18, 0.0)]
 
 
 if __name__ == "__main__":

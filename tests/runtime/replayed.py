@@ -49,7 +49,7 @@ class Replayed:
         for start, stop in zip(starts, [*starts[1:], len(self.layers)], strict=True):
             model = copy.deepcopy(self.model)
             names = own_parameter_names(record, start, stop)
-            materialise(model, names, lambda: copy.deepcopy(self.model), 0)
+            materialise(model, names, self.model)
             place, example = (len(modules), len(starts)), self.inputs[0]
             modules.append(StageModule(model, record, start, stop, self.loss_fn, place, example))
         return modules

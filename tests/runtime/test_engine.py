@@ -17,7 +17,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.execution import execute as simulate
 from partopt.simulator.timeline import Timeline
-from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, cases, sleeping
+from tests.runtime.engine_cases import RANKS, SLEEPING_STEPS, Case, Ran, cases, sleeping
 from tests.runtime.launched import outcome_of
 from tests.runtime.plans import straight
 from tests.runtime.references import expected
@@ -35,7 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.fixture(scope="module")
 def ran(results: list[Any]) -> dict[str, list[Ran]]:
     """What every rank was left with, by case."""
-    return {case.name: [cases[i] for cases, _ in results] for i, case in enumerate(CASES)}
+    return {case.name: [cases[i] for cases, *_ in results] for i, case in enumerate(CASES)}
 
 
 def test_every_schedule_is_a_case():
@@ -112,7 +112,7 @@ def check_times(timeline: Timeline) -> None:
 )
 def test_sleeping_stages_take_about_as_long_as_simulated(i: int, plan: Plan, results: list[Any]):
     """The best of the steps, at its own action times; more than that is another program's load."""
-    records = [sleeping_records[i] for _, sleeping_records in results]
+    records = [sleeping_records[i] for _, sleeping_records, _ in results]
     steps = [measured_execution(plan, records, step) for step in range(SLEEPING_STEPS)]
     ratio = min(each.makespan_s / with_measured_times(each).makespan_s for each in steps)
     assert 0.9 < ratio < 1.4
@@ -150,3 +150,16 @@ def test_replicas_keep_the_momentum_of_their_own_rows_alone(case: Case, ran: dic
     for s, stage in enumerate(case.plan.stages):
         kept = [ran[case.name][rank].state[s] for rank in sorted(stage.ranks)]
         assert kept == [5 * own for own in rows[stage.replicas]]
+
+
+def test_ranks_of_a_host_take_turns_where_memory_is_short(results: list[Any]):
+    short, ample = ([each[2][case] for each in results] for case in range(2))
+    assert len(_at_once(short)) == 2  # one of each host
+    assert len(_at_once(ample)) == RANKS
+
+
+def _at_once(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The most of these spans of time that have a moment in common."""
+    return max(
+        ([span for span in spans if span[0] <= began < span[1]] for began, _ in spans), key=len
+    )

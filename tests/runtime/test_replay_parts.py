@@ -14,7 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.step import run_loss
 from partopt.runtime.crossings import cut_before
-from partopt.runtime.parameters import materialise, own_parameter_names, shared_parameters
+from partopt.runtime.parameters import (
+    build_whole,
+    materialise,
+    own_parameter_names,
+    shared_parameters,
+)
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.units import number_calls
@@ -313,7 +318,7 @@ def test_a_model_on_meta_gets_the_weights_of_its_seed() -> None:
     layers = number_calls(["tokens", "blocks.0", "blocks.1", "blocks.2", "norm", "head"])
     record = record_model(model, inputs, gpt_loss, layers)
     names = own_parameter_names(record, 2, 6)
-    materialise(model, names, small_gpt, 11)
+    materialise(model, names, build_whole(small_gpt, 11))
     for name, each in model.named_parameters():
         assert each.is_meta == (name not in names)
         assert each.is_meta or torch.equal(each, whole.get_parameter(name))
@@ -332,7 +337,7 @@ def test_a_recurrent_layer_gets_its_weights_where_it_looks_for_them() -> None:
 
     with build_without_weights(fake_mode()):
         model = build()
-    materialise(model, dict(model.named_parameters()), build, 11)
+    materialise(model, dict(model.named_parameters()), build_whole(build, 11))
     torch.manual_seed(11)
     inputs, whole = torch.ones(2, 4), build()
     torch.testing.assert_close(model(inputs), whole(inputs), rtol=0.0, atol=0.0)
@@ -349,7 +354,7 @@ class Noisy(nn.Linear):
 def test_a_tensor_that_is_a_mere_attribute_is_that_of_the_seed() -> None:
     torch.manual_seed(11)
     whole, model = Noisy(), Noisy()
-    materialise(model, [], Noisy, 11)
+    materialise(model, [], build_whole(Noisy, 11))
     assert torch.equal(model.noise, whole.noise)
 
 
