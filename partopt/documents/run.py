@@ -15,7 +15,7 @@ Share = Annotated[float, msgspec.Meta(ge=0)]
 class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """The plan that was run: the model, as its profile has it, and what the page of a run repeats.
 
-    `estimated` is as in a plan's profile.
+    `tokens_per_sample` and `estimated` are as in a plan's profile.
     """
 
     model: str
@@ -28,6 +28,7 @@ class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     microbatch_size: Count
     microbatches: Count
     topology: str
+    tokens_per_sample: Count | None = None
     estimated: str | None = None
 
 

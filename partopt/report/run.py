@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from partopt.documents.run import RankSeconds, Run
 from partopt.report.basis import basis_lines
+from partopt.report.figures import speed_text
 from partopt.report.table import label_lines, table
-from partopt.units import format_bytes, format_rate, format_seconds
+from partopt.units import format_bytes, format_seconds
 
 _ENGINES = {"torch": "torch's runtime", "partopt": "own engine"}
 _KINDS = ("forward_s", "backward_s", "transfer_s", "allreduce_s", "idle_s")
@@ -55,8 +56,8 @@ def _whole(run: Run) -> str:
         ["with the run's own times", *_compared(run.own_times_s, run.measured_s)],
         *_peak(run),
     ]
-    below = f"{format_rate(run.samples_per_s, 'samples')}"
-    return table(["", "PREDICTED", "MEASURED", "ERROR"], rows) + f"\n{below}"
+    speed = speed_text(run.samples_per_s, run.plan.tokens_per_sample)
+    return table(["", "PREDICTED", "MEASURED", "ERROR"], rows) + f"\n{speed}"
 
 
 def _peak(run: Run) -> Iterator[list[str]]:

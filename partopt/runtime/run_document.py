@@ -87,6 +87,7 @@ def put_together(
             microbatch_size=plan.microbatch_size,
             microbatches=training.microbatches,
             topology=plan.topology.name,
+            tokens_per_sample=plan.profile.tokens_per_sample,
             estimated=plan.profile.estimated,
         ),
         engine=training.engine,
