@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -142,14 +143,14 @@ def _import_from(folder: Path) -> Iterator[None]:
 
     Another folder may have others of the same name.
     """
-    before = set(sys.modules)
+    last = next(reversed(sys.modules))
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
+        for name in [*itertools.takewhile(lambda name: name != last, reversed(sys.modules))]:
             origin = getattr(sys.modules[name], "__file__", None)
             if origin and Path(origin).parent == folder:
                 del sys.modules[name]

@@ -32,7 +32,9 @@ class RandomNumbers:
     def seed(seed: int) -> None:
         """Draw the numbers that follow from `seed`."""
         numpy: Any = sys.modules.get("numpy")
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for all devices
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed % 2**32)

@@ -63,6 +63,7 @@ class ReplayStage(Stage):
         device = next((each.device for each in self.own_parameters.values()), torch.device("cpu"))
         self._device = device
         self._graphs: dict[int, _Graph] = {}
+        self._inputs: dict[int, Inputs] = {}
         self._kept: dict[int, _Kept] = {}
         self._weight_parts: dict[int, WeightPart] = {}
 
@@ -71,6 +72,10 @@ class ReplayStage(Stage):
         """The buffers that the stage's forwards may change, by their names in the model."""
         buffers = {name: holder[key] for holder, key, name in self._module.changing}
         return {name: each for name, each in buffers.items() if each is not None}
+
+    def prepare(self, microbatch: int) -> None:
+        """Have the model's own inputs of a microbatch ready, whose forward comes next."""
+        self._inputs[microbatch] = self._inputs_of(microbatch)
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Run the forward; where the stage recomputes, only its inputs are kept."""
@@ -126,7 +131,9 @@ class ReplayStage(Stage):
             for tensor, crossing in zip(taken, self.receives, strict=True)
             if crossing.gradient
         ]
-        made = self._module(*taken, inputs=self._inputs_of(microbatch))
+        if microbatch not in self._inputs:
+            self.prepare(microbatch)
+        made = self._module(*taken, inputs=self._inputs.pop(microbatch))
         if isinstance(made, Tensor):
             self.losses[microbatch] = made.detach()
             return [], _Graph(leaves, [made * self._scale])

@@ -40,6 +40,9 @@ class SleepingStage:
         size = own.trained_bytes if own.replicas > 1 else 0
         self.parameters: Sequence[nn.Parameter] = [nn.Parameter(torch.zeros(size // 4))]
 
+    def prepare(self, microbatch: int) -> None:
+        """Have nothing ready: there are no inputs."""
+
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Sleep for a forward."""
         _sleep(self.seconds[F])

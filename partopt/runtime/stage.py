@@ -33,6 +33,9 @@ class Stage(Protocol):
     sends: Sequence[Crossing]  # of the cut behind it; of the last stage none
     parameters: Sequence[nn.Parameter]  # those that train, each once
 
+    def prepare(self, microbatch: int) -> None:
+        """Have the model's own inputs of a microbatch ready, whose forward comes next."""
+
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         """Run the forward; where the stage recomputes, only its inputs are kept."""
 

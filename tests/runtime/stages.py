@@ -55,6 +55,9 @@ class LinearStage:
         self.forwards = 0
         self.log: list[str] = [] if log is None else log  # what was run, as orders name it
 
+    def prepare(self, microbatch: int) -> None:
+        """There are no inputs but those that are received."""
+
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> list[Tensor]:
         self.log.append(f"{self.s}F{microbatch % self.M}")
         inputs = self._inputs(microbatch, received)
