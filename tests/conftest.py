@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import sys
@@ -47,6 +48,15 @@ class Outcome(NamedTuple):
             for line in self.err.splitlines()
             if line.startswith("hint:  ")
         ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects_are_not_searched_for_garbage() -> None:
+    """What is there before a module's tests is left out of `gc.collect`, which the profiler calls
+    often: with all tests and torch in one process it would take most of its tests' time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
