@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
 
 load_profile()
+# every worker would have as many threads as there are cores, and they would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class Outcome(NamedTuple):
