@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,8 @@ from tests.examples import load_profile
 from tests.helpers import flat, uniform_profile
 
 load_profile()
+# every worker would have as many threads as there are cores, and they would wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class Outcome(NamedTuple):
@@ -47,6 +51,15 @@ class Outcome(NamedTuple):
             for line in self.err.splitlines()
             if line.startswith("hint:  ")
         ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects_are_not_searched_for_garbage() -> None:
+    """What is there before a module's tests is left out of `gc.collect`, which the profiler calls
+    often: with all tests and torch in one process it would take most of its tests' time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.timeline import Stepper
 from partopt.report.profile import render_sizes
+from tests.forked import run_forked
 from tests.helpers import ROOT, run_process
 
 MODEL = """
@@ -244,16 +245,15 @@ def test_a_process_answers_with_error_hint_and_code(
     tmp_path: Path, content: str, code: int, message: str, hint: str
 ) -> None:
     (tmp_path / "net.py").write_text(content)
-    result = run_process(
-        ["profile", str(tmp_path / "net.py"), "--device", "cpu", "-o", str(tmp_path / "net.json")]
-    )
-    error, explanation = result.stderr.decode().splitlines()[-2:]
+    words = ["--device", "cpu", "-o", str(tmp_path / "net.json")]
+    result = run_forked("partopt", ["profile", str(tmp_path / "net.py"), *words])
+    error, explanation = result.stderr.splitlines()[-2:]
     assert error.startswith("error: ")
     assert message in error
     assert explanation.startswith("hint:")
     assert hint in explanation
     assert result.returncode == code
-    assert result.stdout == b""
+    assert result.stdout == ""
 
 
 SLOW_AT_TWO = MODEL.replace(
@@ -270,17 +270,13 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize(("number", "ignored", "word", "code"), STOPS.values(), ids=STOPS.keys())
-@pytest.mark.parametrize(("slow", "kept"), [(2, [1]), (1, None)])
+@pytest.mark.parametrize(
+    ("stop", "slow", "kept"), [*((stop, 2, [1]) for stop in STOPS), ("foreground", 1, None)]
+)
 def test_a_signal_keeps_what_is_finished(
-    tmp_path: Path,
-    slow: int,
-    kept: list[int] | None,
-    number: int,
-    ignored: bool,
-    word: str,
-    code: int,
+    tmp_path: Path, stop: str, slow: int, kept: list[int] | None
 ) -> None:
+    number, ignored, word, code = STOPS[stop]
     (tmp_path / "net.py").write_text(f"SLOW = {slow}\n{SLOW_AT_TWO}")
     output = tmp_path / "net.json"
     arguments = [
@@ -403,7 +399,8 @@ def test_an_error_at_a_later_size_keeps_what_is_finished(
     )
     (tmp_path / "net.py").write_text(MODEL.replace("    return torch.randn", failure))
     source, output = tmp_path / "net.py", tmp_path / "net.json"
-    result = run_process(
+    result = run_forked(
+        "partopt",
         [
             "profile",
             str(source),
@@ -415,9 +412,9 @@ def test_an_error_at_a_later_size_keeps_what_is_finished(
             "1,2,4",
             "-o",
             str(output),
-        ]
+        ],
     )
-    said = result.stderr.decode().splitlines()
+    said = result.stderr.splitlines()
     assert result.returncode == 2
     assert said[-2].startswith(
         f"error: {source}: example_inputs: raised RuntimeError: no kernel for this size"

@@ -43,7 +43,7 @@ def least_nested_s(given: Problem) -> float:
     return value
 
 
-@examples(150)
+@examples(60)
 @given(
     stashed(5),
     clusters(levels=3, devices=8, sizes=3),
@@ -75,7 +75,7 @@ def test_equals_exhaustive_search(
     assert least_nested_s(given) == (pytest.approx(best.seconds, rel=1e-11) if best else math.inf)
 
 
-@examples(100)
+@examples(40)
 @given(stashed(5), clusters(levels=3, devices=12), st.booleans())
 def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model, cluster, serial):
     given = problem(model, cluster, serial_transfers=serial)
@@ -84,7 +84,7 @@ def test_never_worse_than_the_published_recurrence_under_the_physical_cost(model
     assert best <= published * (1 + 1e-12)
 
 
-@examples(100)
+@examples(40)
 @given(stashed(3), clusters(levels=3, devices=8, sizes=3))
 def test_any_ranks_carry_no_more_than_the_relaxed_probe_says(model, cluster):
     """Of every stage of every nested plan: its all-reduce and both of its sides are no shorter than

@@ -112,20 +112,20 @@ def check(given: Problem) -> None:
     assert exhaustive.holds(partition, given)
 
 
-@examples(150)
+@examples(60)
 @given(stashed(), clusters(levels=1), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_one_level(model, cluster, recompute, serial):
     check(problem(model, cluster, recompute=recompute, serial_transfers=serial, memory_bytes=None))
 
 
-@examples(150)
+@examples(60)
 @given(stashed(), clusters(), st.booleans(), st.booleans(), st.booleans())
 def test_equals_exhaustive_search_on_several_levels(model, cluster, recompute, serial, blocking):
     options = {"serial_transfers": serial, "blocking_allreduce": blocking}
     check(problem(model, cluster, recompute=recompute, **options))
 
 
-@examples(150)
+@examples(60)
 @given(
     stashed(),
     clusters(),
@@ -149,25 +149,25 @@ def test_equals_exhaustive_search_under_a_memory_limit(
     )
 
 
-@examples(30)
+@examples(15)
 @given(stashed(8), clusters(devices=8), st.sampled_from([None, 60, 150]))
 def test_equals_exhaustive_search_on_eight_layers_and_devices(model, cluster, memory_bytes):
     check(problem(model, cluster, memory_bytes=memory_bytes))
 
 
-@examples(100)
+@examples(40)
 @given(stashed(5), clusters(devices=5), st.integers(10, 300))
 def test_equals_exhaustive_search_where_stages_choose_to_recompute(model, cluster, memory_bytes):
     check(problem(model, cluster, recompute_per_stage=True, memory_bytes=memory_bytes))
 
 
-@examples(100)
+@examples(40)
 @given(stashed(), clusters(), st.sampled_from(["uniform", "none"]), st.sampled_from([None, 100]))
 def test_equals_exhaustive_search_with_replication_bound(model, cluster, replication, memory_bytes):
     check(problem(model, cluster, replication=replication, memory_bytes=memory_bytes))
 
 
-@examples(100)
+@examples(40)
 @given(stashed(), clusters(), st.integers(1, 5), st.sampled_from([None, 150]))
 def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes):
     given = problem(
@@ -179,7 +179,7 @@ def test_takes_exactly_the_stages_asked_for(model, cluster, stages, memory_bytes
 SYNCHRONOUS = st.sampled_from(["1f1b", "1f1b-eager", "gpipe", "zb-h1"])
 
 
-@examples(150)
+@examples(60)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -203,7 +203,7 @@ def test_equals_exhaustive_search_for_synchronous_schedules(
     )
 
 
-@examples(100)
+@examples(40)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -223,7 +223,7 @@ def test_equals_exhaustive_search_for_synchronous_stages_that_choose_to_recomput
     check(problem(model, cluster, schedule=schedule, microbatches=M, **options))
 
 
-@examples(100)
+@examples(40)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -243,7 +243,7 @@ def test_takes_exactly_the_stages_asked_for_under_synchronous_schedules(
     check(problem(model, cluster, schedule=schedule, microbatches=3, **options))
 
 
-@examples(100)
+@examples(40)
 @given(
     stashed(), clusters(), st.lists(st.integers(0, 5)), st.sampled_from(["exchange", "together"])
 )
@@ -277,7 +277,7 @@ def objective(given: Problem) -> float:
         return math.inf
 
 
-@examples(100)
+@examples(40)
 @given(
     stashed(8),
     clusters(levels=2, devices=12),

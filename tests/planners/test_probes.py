@@ -35,7 +35,7 @@ def agree(given: Problem, T: float) -> None:
             assert answer.plan is None or objective_s(answer.plan, given) <= T * (1 + NEAR)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     stashed(5),
     clusters(devices=5),
@@ -63,7 +63,7 @@ def test_equals_the_plain_probe_around_the_least_period(
         agree(on, factor * (best.seconds if best else 1e6))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     stashed(4),
     clusters(devices=4),
@@ -90,7 +90,7 @@ def test_equals_the_plain_probe_around_the_least_iteration(
         agree(on, factor * (best.seconds if best else 1e6))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stashed(4), clusters(devices=4), st.sampled_from([1, 3, 8]), st.booleans())
 def test_equals_the_plain_probe_where_backwards_are_in_two_parts(model, cluster, M, serial):
     on = problem(model, cluster, schedule="zb-h1", microbatches=M, serial_transfers=serial)
@@ -100,7 +100,7 @@ def test_equals_the_plain_probe_where_backwards_are_in_two_parts(model, cluster,
         agree(on, factor * best.seconds)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(stashed(9), clusters(levels=2, devices=6), st.sampled_from([None, 60, 120]))
 def test_blocks_of_few_cuts_leave_the_least_period_as_it_is(model, cluster, memory_bytes):
     """Nine layers are five blocks of two and three of four, so that ends are passed over in both;
@@ -119,7 +119,7 @@ def test_blocks_of_few_cuts_leave_the_least_period_as_it_is(model, cluster, memo
     assert value == (pytest.approx(best.seconds, rel=1e-11) if best else 1e6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     stashed(9), clusters(levels=2, devices=6), st.sampled_from([None, 60, 120]), st.integers(2, 4)
 )

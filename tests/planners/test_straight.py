@@ -28,7 +28,7 @@ def least_objective(given: Problem) -> float:
     )
 
 
-@examples(300)
+@examples(100)
 @given(
     chains(5),
     clusters(levels=2, devices=5),

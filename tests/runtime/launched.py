@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from tests.forked import run_forked
 from tests.helpers import ROOT
 
 
@@ -23,12 +22,6 @@ def outcome_of(module: str, factory: pytest.TempPathFactory) -> Any:
     with FileLock(f"{path}.lock"):
         if not path.exists():
             partial = path.with_suffix(".partial")
-            subprocess.run(
-                [sys.executable, "-m", module, str(partial)],
-                cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                check=True,
-                timeout=300,
-            )
+            run_forked(module, [str(partial)], ROOT).check_returncode()
             partial.rename(path)
     return pickle.loads(path.read_bytes())

@@ -35,7 +35,7 @@ class Replayed:
     layers: list[LayerKey]
     profile: Profile
 
-    @property
+    @cached_property
     def record(self) -> Record:
         return record_model(self.model, self.inputs[0], self.loss_fn, self.layers)
 
@@ -62,8 +62,9 @@ class Replayed:
             for module in self.modules(starts)
         ]
 
+    @cached_property
     def reference(self) -> tuple[list[Tensor], dict[str, Tensor], nn.Module]:
-        """Losses and gradients of a copy of the model itself."""
+        """Losses and gradients of a copy of the model itself, which has seen the inputs once."""
         model = copy.deepcopy(self.model)
         losses = [run_loss(model, each, self.loss_fn) for each in self.inputs]
         sum(losses).backward()  # type: ignore[union-attr]
@@ -83,7 +84,7 @@ class Exported(Replayed):
     """The same, cut by torch.export."""
 
     @cached_property
-    def record(self) -> Record:  # type: ignore[override]
+    def record(self) -> Record:
         return export_model(self.model, self.inputs[0], self.loss_fn, self.layers)
 
 
@@ -188,7 +189,7 @@ def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 def error_of_stages(case: Replayed, starts: Sequence[int] | None = None, **options: Any) -> float:
     """The worst error of the gradients of stages, whose losses must be those of the model."""
     recompute, tolerance = options.pop("recompute", False), options.pop("tolerance", 1e-6)
-    losses, gradients, _ = case.reference()
+    losses, gradients, _ = case.reference
     stages = case.stages(starts or case.thirds(), recompute=recompute)
     torch.testing.assert_close(run_forwards(stages), losses, rtol=tolerance, atol=0.0)
     run_backwards(stages, recompute=recompute, **options)

@@ -177,7 +177,7 @@ def test_inputs_that_are_written_to_stay_as_they_are() -> None:
     case = parts(lambda self, x: self.c(self.b(self.a(x.mul_(2.0)) + x)))
     case.inputs = [torch.randn(2, 4) for _ in case.inputs]
     own = replace(case, inputs=[each.clone() for each in case.inputs])
-    losses, gradients, _ = replace(case, inputs=[each.clone() for each in case.inputs]).reference()
+    losses, gradients, _ = replace(case, inputs=[each.clone() for each in case.inputs]).reference
     stages = own.stages([0, 1, 2], recompute=True)
     assert run_forwards(stages) == losses
     run_backwards(stages, recompute=True)
@@ -202,7 +202,7 @@ def test_a_module_says_each_time_what_it_drops() -> None:
         stage.model.b.p = 0.0
     losses = run_forwards(stages)
     case.model.b.p = 0.0
-    assert losses == case.reference()[0]
+    assert losses == case.reference[0]
 
 
 def test_a_model_without_weights_is_exported_as_one_with_them() -> None:

@@ -1,4 +1,4 @@
-"""Fifty random faults in real runs: each names what failed, ends soon, and leaves nothing."""
+"""Random faults in real runs, two of each kind: each is named, ends soon, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.helpers import ROOT
 
-COUNT = 50
+COUNT = 22
 
 
-def test_fifty_random_faults():
+def test_random_faults():
     done = subprocess.run(
         [sys.executable, "benchmarks/kills.py", "--count", str(COUNT), "--json"],
         cwd=ROOT,
@@ -31,7 +31,7 @@ def test_fifty_random_faults():
     assert [each for each in outcomes if each["left"]] == []
     assert [each for each in outcomes if each["broken"]] == []  # the last checkpoint
     kinds = Counter(each["fault"]["kind"] for each in outcomes)
-    assert len(kinds) == 11 and min(kinds.values()) == COUNT // 11
+    assert len(kinds) == 11 and set(kinds.values()) == {COUNT // 11}
     assert {(each["fault"]["engine"], each["fault"]["saves"]) for each in outcomes} == {
         (engine, saves) for engine in ("torch", "partopt") for saves in (True, False)
     }

@@ -76,7 +76,7 @@ def test_random_numbers_between_layers_are_drawn_by_one_stage(leaves: Leaves) ->
     case = leaves(lambda: Parts(forward, a=linear(), b=linear(), c=linear()))
     stages = case.stages([0, 1, 2])
     torch.manual_seed(3)
-    losses, gradients, _ = case.reference()
+    losses, gradients, _ = case.reference
     torch.manual_seed(3)
     assert run_forwards(stages) == losses
     run_backwards(stages)
@@ -106,7 +106,7 @@ def test_recomputation_keeps_the_inputs_alone(leaves: Leaves) -> None:
 def test_running_statistics_are_those_of_the_model(leaves: Leaves, recompute: bool) -> None:
     norms = (nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     case = leaves(sequence(linear(), norms[0], nn.ReLU(inplace=True), linear(), norms[1]))
-    _, _, whole = case.reference()
+    _, _, whole = case.reference
     stages = case.stages([0, 2, 3], recompute=recompute)
     run_forwards(stages)
     run_backwards(stages, recompute=recompute)
@@ -204,7 +204,7 @@ def test_a_frozen_stage_in_front_has_no_gradient(leaves: Leaves) -> None:
         return nn.Sequential(linear().requires_grad_(False), linear(), linear())
 
     case = leaves(build)
-    _, gradients, _ = case.reference()
+    _, gradients, _ = case.reference
     stages = case.stages([0, 1, 2])
     assert [each.gradient for each in stages[1].receives] == [False]
     assert stages[0].parameters == []
@@ -240,7 +240,7 @@ def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s(leaves: Leaves
 @pytest.mark.parametrize("split", [False, True])
 def test_gradients_add_up_in_the_memory_that_is_there(leaves: Leaves, split: bool) -> None:
     case = leaves(thrice)
-    _, gradients, _ = case.reference()
+    _, gradients, _ = case.reference
     stages = case.stages([0, 2, 4])
     places = [[torch.zeros_like(each) for each in stage.parameters] for stage in stages]
     for stage, own in zip(stages, places, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.report.run import render
 from partopt.runtime.running import check_run, run_plan
+from tests.forked import run_forked
 from tests.helpers import flat
 
 MODEL = '''
@@ -118,8 +118,7 @@ def made(tmp_path_factory) -> Any:
 
 
 def partopt(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "partopt", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_forked("partopt", [str(argument) for argument in arguments])
 
 
 def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process(made, tmp_path):

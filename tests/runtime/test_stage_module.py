@@ -67,7 +67,7 @@ def test_three_stages_in_a_row_are_the_model(make: Any, kind: type[Replayed]) ->
     modules = case.modules(case.thirds())
     losses = [chain(modules, inputs) for inputs in case.inputs]
     (sum(losses) / len(losses)).backward()  # type: ignore[union-attr, operator]
-    expected, gradients, _ = case.reference()
+    expected, gradients, _ = case.reference
     torch.testing.assert_close([loss.detach() for loss in losses], expected)
     assert worst_error(gradients_of(modules), gradients) < 1e-6
     assert [(each.stage, each.stages) for each in modules] == [(0, 3), (1, 3), (2, 3)]
