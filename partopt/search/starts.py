@@ -26,12 +26,15 @@ from partopt.planners.optimal.probes import Counts
 from partopt.schedules import schedule
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
+from partopt.search.short_runs import ShortRuns
 
 LIMIT = 2_000_000  # layers times devices: above, each start takes seconds
 BUDGET = 10_000  # simulations, as `partopt.search.improve.BUDGET` counts them
 CELLS = 64  # of the coarse chain that is planned for, at most
+CHEAP = 32  # of one whose cells begin where the least is sent
 STAGES = (2, 3, 4, 5, 6, 7, 8, 12, None)  # of the partitions; None for any number
 CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # times fewer microbatches in flight than fit
+NEAR = 1.15  # times what is to be beaten: an asynchronous start so slow in a short run is left out
 _SLACK = 0.005  # of the least objective: nearer, the simulator decides
 
 
@@ -48,11 +51,14 @@ def simulated_starts(
     No plan takes less than `lower_s` per microbatch. Nothing is looked for when `BUDGET` is spent.
     """
     evaluator, found, M = Evaluator(problem), [], problem.microbatches or 1
+    runs = ShortRuns(evaluator) if schedule(problem.schedule).asynchronous else None
 
     def limit_s() -> float:
         return M * min(beat_s, best.seconds if best.over == 0 else math.inf)
 
     for partition in coarse_starts(problem, M * lower_s, limit_s):
+        if runs is not None and runs.best_s(partition) >= NEAR * limit_s():
+            continue
         value = evaluator.value(partition)  # at its best warm-up: one guess may be far off
         found.append((partition, value))
         best = min(best, value, key=lambda each: each[:2])
@@ -72,6 +78,8 @@ def coarse_starts(
     """
     bounds = problem.boundaries()
     starts = bounds[: -1 : -(-(len(bounds) - 1) // CELLS)]
+    if schedule(problem.schedule).asynchronous:  # whose messages wait for each other all the time
+        starts = cheap_starts(problem, CHEAP)
     coarse = dataclasses.replace(problem, cut_at=starts).coarsen()
     for probe, stages in _probes(coarse):
         if stages is None or stages <= len(starts):
@@ -90,6 +98,14 @@ def _probes(problem: Problem) -> Iterator[tuple[ContiguousProbe, int | None]]:
     limited = problem.memory_bytes is not None and schedule(problem.schedule).takes_warmup
     for caution in CAUTIONS if limited else ():
         yield ContiguousProbe(dataclasses.replace(problem, caution=caution), shapes), problem.stages
+
+
+def cheap_starts(problem: Problem, cells: int) -> list[int]:
+    """Layers that stages may begin with: 0, and of each of `cells` ranges that sent the least."""
+    bounds, traffic = problem.boundaries()[:-1], problem.chain.traffic
+    size = -(-len(bounds) // cells)
+    ranges = (bounds[place : place + size] for place in range(1, len(bounds), size))
+    return [0, *(min(own, key=lambda bound: float(traffic[bound])) for own in ranges)]
 
 
 def keep_whole_groups(shapes: Shapes) -> Shapes:

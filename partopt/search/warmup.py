@@ -212,19 +212,25 @@ def best_trial(trials: WarmupTrials, usual: Trial | None) -> Trial | None:
     return best if best is None or best is first else _leaner(trials, first, best)
 
 
-def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
-    """The plan at as deep a warm-up as fits; `usual` where it deadlocks there.
+def warmups_that_fit(plan: Plan, most: Sequence[int]) -> list[int]:
+    """w_s of the plan, but no more than `most`, and no more than comes in.
 
     A stage takes in no more than the one before holds, (w_s + 1) r_s microbatches.
     """
-    plan, replicas = trials.plan, trials.replicas
-    held = [min(stage.warmup, own) for stage, own in zip(plan.stages, most, strict=True)]
-    if held == [stage.warmup for stage in plan.stages]:
-        return usual
+    stages = plan.stages
+    held = [min(stage.warmup, own) for stage, own in zip(stages, most, strict=True)]
     for s in range(1, len(held)):
-        if held[s - 1] < plan.stages[s - 1].warmup:
-            taken_in = (held[s - 1] + 1) * replicas[s - 1] // replicas[s]
+        if held[s - 1] < stages[s - 1].warmup:
+            taken_in = (held[s - 1] + 1) * stages[s - 1].replicas // stages[s].replicas
             held[s] = min(held[s], max(0, taken_in - 1))
+    return held
+
+
+def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
+    """The plan at as deep a warm-up as fits; `usual` where it deadlocks there."""
+    held = warmups_that_fit(trials.plan, most)
+    if held == [stage.warmup for stage in trials.plan.stages]:
+        return usual
     found = trials.at(held)
     return usual if found is None or not found.fits else found
 
