@@ -1,9 +1,9 @@
 """The pace of asynchronous partitions by short runs, to compare many of them.
 
 Where memory is short, a partition is simulated at up to a dozen warm-ups, each until it settles or
-for thousands of microbatches. A few rounds of its largest stage, at the warm-up that is most likely,
-order partitions nearly as that does, in a hundredth of the time. They are for comparison alone: the
-first rounds of a plan are not its steady state.
+for thousands of microbatches. A few rounds of its largest stage, at the warm-up that is likely to
+be near the best, order partitions nearly as that does, in much less time. They are for comparison
+alone: the first rounds of a plan are not its steady state.
 """
 
 from __future__ import annotations
