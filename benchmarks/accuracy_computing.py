@@ -21,7 +21,6 @@ from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
 from partopt.documents.run import RankSeconds, Run
 from partopt.documents.topology import Topology
-from partopt.schedules import SCHEDULES
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RANKS = 2
@@ -168,10 +167,6 @@ def _memory_reason(run: Run, error: float) -> str:
     """What plan and run count differently, as far as that is known."""
     if error > 0:
         return "the plan counts all gradients while activations are at their most"
-    if SCHEDULES[run.plan.schedule].asynchronous:
-        return "not explained"
-    if SCHEDULES[run.plan.schedule].split:
-        return "what a backward in two parts keeps between them is in no plan"
     if run.plan.shape == str(RANKS):
         return "a bucket is a copy of its gradients, and AdamW takes memory while it steps"
     return "what the engine keeps of messages, and AdamW takes while it steps, is in no plan"
