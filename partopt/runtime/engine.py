@@ -181,11 +181,11 @@ class _Run:
     def _run_action(self, action: Action) -> None:
         step, place, kind = self.step, action.place, action.kind
         progress, record = self.context.progress, self.delivery.record
+        waits = EXCHANGING if kind == U else RECEIVING
+        progress.act(step, kind, action.stage, action.microbatch, waits)
         if kind == F:  # before its input has come, and in no time of the action
             self.stages[action.stage].prepare(step * self.microbatches + action.microbatch)
         came_ns = time.perf_counter_ns()
-        waits = EXCHANGING if kind == U else RECEIVING
-        progress.act(step, kind, action.stage, action.microbatch, waits)
         received = self.delivery.receive(step, action)
         if kind == U:
             self.updates.prepare(action.stage)

@@ -60,8 +60,11 @@ def simulated_s(given: Problem) -> float:
 
 
 def uncontended(on: Topology) -> Topology:
-    """The topology with so many links that no message waits for another, or takes of a device."""
-    free = {"links": 64, "overhead_s": 0.0, "copy_bytes_per_s": msgspec.UNSET}
+    """The topology with so many links that no message waits for another, or takes of a device, and
+    whose all-reduces take no time where they have no bytes.
+    """
+    unset = dict.fromkeys(("copy_bytes_per_s", "allreduce"), msgspec.UNSET)
+    free = {"links": 64, "overhead_s": 0.0, **unset}
     return structs.replace(on, levels=[structs.replace(level, **free) for level in on.levels])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import textwrap
 from collections.abc import Sequence
@@ -204,7 +205,8 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     assert "changes of 8 parameters" in render(document)
     over = partopt("run", plan, model, "--steps", 2, "--microbatches", 6)
     assert over.returncode != 0
-    assert "ended after 3 microbatches, before number " in over.stderr
+    # those of a replica, or all six: whichever rank comes first to what is not there
+    assert re.search(r"ended after [36] microbatches, before number ", over.stderr)
     assert "rank" in over.stderr and "Traceback" not in over.stderr
     with pytest.raises(PartoptError, match="7 microbatches a step are no multiple of its 2"):
         run_plan(Plan.load(plan), find_model(model), microbatches=7)
