@@ -12,7 +12,7 @@ from msgspec import structs
 
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.cost.ranges import RangeSum
-from partopt.documents.topology import Topology
+from partopt.documents.topology import AllReduceRates, Topology
 from partopt.planners.optimal import pipelines
 from partopt.schedules import schedule
 from partopt.search.warmup import WarmupTrials
@@ -63,8 +63,8 @@ def uncontended(on: Topology) -> Topology:
     """The topology with so many links that no message waits for another, or takes of a device, and
     whose all-reduces take no time where they have no bytes.
     """
-    unset = dict.fromkeys(("copy_bytes_per_s", "allreduce"), msgspec.UNSET)
-    free = {"links": 64, "overhead_s": 0.0, **unset}
+    at_once = AllReduceRates(latency_s=0.0)
+    free = {"links": 64, "overhead_s": 0.0, "allreduce": at_once, "copy_bytes_per_s": msgspec.UNSET}
     return structs.replace(on, levels=[structs.replace(level, **free) for level in on.levels])
 
 
