@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "options": DOCUMENTS | {"schedules"},
     "job": PLANNING | {"options"},
     "planners": PLANNING | {"registry"},
-    "importers": DOCUMENTS | {"registry"},
+    "importers": PLANNING | {"registry"},  # a step that ends a backward is taken off it
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator"},

@@ -54,6 +54,8 @@ class Chain:
     layer_bytes: RangeMax  # of all parameters of a layer
     optimizer_s: float = 0.0
     sixteen_bit: bool = False
+    # of each layer, the optimizer's step where every backward ends with one, shape (N,)
+    stepping: NDArray[np.float64] | None = None
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
@@ -61,12 +63,29 @@ class Chain:
 
         `compute_s` is the difference of two entries.
         """
-        return np.concatenate([[0.0], np.cumsum(self.f + self.g)])
+        seconds = self.f + self.g
+        if self.stepping is not None:
+            seconds = seconds + self.stepping
+        return np.concatenate([[0.0], np.cumsum(seconds)])
 
     @cached_property
     def forward_prefix(self) -> NDArray[np.float64]:
         """Forward seconds of the layers before each cut, shape (N+1,)."""
         return np.concatenate([[0.0], np.cumsum(self.f)])
+
+    def with_steps(self) -> Chain:
+        """The chain whose backwards each end with the optimizer's step of their parameters.
+
+        It takes each layer's share of the trained bytes, tied ones in the first of their layers.
+        """
+        before = self.trained_bytes.row(0, self.layers)
+        if not self.optimizer_s or not before[-1]:
+            return self
+        return replace(self, stepping=np.diff(before) / before[-1] * self.optimizer_s)
+
+    def steps_s(self, i: int, j: int) -> float:
+        """Seconds of the steps that end the backwards of layers [i, j)."""
+        return 0.0 if self.stepping is None else float(self.stepping[i:j].sum())
 
     @cached_property
     def _weight_prefix(self) -> NDArray[np.float64]:
@@ -160,7 +179,7 @@ class Chain:
         return float(self.forward_prefix[j] - self.forward_prefix[i])
 
     def compute_s(self, i: int, j: int, recompute: bool = False) -> float:
-        """C(i, j): forward and backward seconds of layers [i, j).
+        """C(i, j): forward and backward seconds of layers [i, j), and of steps that end these.
 
         With `recompute` the forward counts twice.
         """
@@ -185,6 +204,7 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         stash_bytes=chain.stash_bytes.over(boundaries),
         transient_bytes=chain.transient_bytes.over(boundaries),
         parting=np.add.reduceat(chain.parting, starts),
+        stepping=None if chain.stepping is None else np.add.reduceat(chain.stepping, starts),
         layer_bytes=chain.layer_bytes.over(boundaries),
     )
 

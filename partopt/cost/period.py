@@ -265,6 +265,8 @@ def optimizer_step_s(stage: Assignment, problem: Problem) -> float:
     Replicas that hold a share of its state each update a share of its parameters.
     """
     chain = problem.chain
+    if chain.stepping is not None:
+        return chain.steps_s(stage.start, stage.stop)
     own, total = (
         chain.trained_bytes(stage.start, stage.stop),
         chain.trained_bytes(0, chain.layers),

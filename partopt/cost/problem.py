@@ -17,7 +17,13 @@ from partopt.cost.figures import peak_flops, sample_flops
 from partopt.cost.links import Network, network_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
-from partopt.cost.sharding import Exchange, early_bytes, exchange_of, exchange_topology
+from partopt.cost.sharding import (
+    Exchange,
+    early_bytes,
+    exchange_of,
+    exchange_topology,
+    steps_in_backwards,
+)
 from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
 from partopt.documents.plan import (
@@ -266,7 +272,10 @@ def problem_of(
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     grouped = topology.in_groups(profile.group_ranks)
     chain = chain_of(profile, microbatch_size)
-    return Problem(profile=profile, topology=grouped, chain=chain, **options)  # type: ignore[arg-type]
+    problem = Problem(profile=profile, topology=grouped, chain=chain, **options)  # type: ignore[arg-type]
+    if steps_in_backwards(problem.schedule, problem.kept):
+        return replace(problem, chain=chain.with_steps())
+    return problem
 
 
 def problem_from_plan(plan: Plan, profile: Profile) -> Problem:

@@ -20,6 +20,7 @@ from partopt.cost.collectives import allreduce_over
 from partopt.cost.memory import Kept, kept_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import AllReduceRates, Level, Topology
+from partopt.schedules import schedule
 
 GRADIENTS, PARAMETERS = 2, 3  # of `Kept.shard`
 
@@ -71,6 +72,14 @@ def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
     sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
     return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
+
+
+def steps_in_backwards(schedule_name: str, kept: Kept) -> bool:
+    """Whether backwards are counted with the optimizer's step that ends each under a schedule.
+
+    It is left out where replicas step shares of the parameters, which they exchange first.
+    """
+    return schedule(schedule_name).steps_in_backwards and not kept.shard
 
 
 def exchange_by(plan: Plan) -> Exchange:

@@ -64,14 +64,14 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     more where activations are recomputed; `backward_weight_s` is the part of the backward that the
     gradients of the weights take. `allreduce_s` is one all-reduce of the gradients over the ranks,
     `tied_exchange_s` the exchange of those of tied parameters with other stages, `optimizer_s` one
-    step of the optimizer. `frozen_bytes` are those of `parameter_bytes` that have no gradient.
-    `input_bytes` and `output_bytes` cross the cuts before and after the stage, per microbatch; over
-    the one before it go `back_bytes` of gradients, where these are fewer, in `back_messages`, and
-    the input comes in `messages`. `stash_bytes` are what its backward needs kept, and
-    `split_stash_bytes` what one in two parts keeps between them beside that. While the backward
-    runs it takes `transient_bytes` beside them, or `split_transient_bytes` where it is in two parts
-    and frees no stash as it goes. `layer_bytes` are the parameters of its largest layer, where its
-    replicas hold a share of the parameters each.
+    step of the optimizer, within `backward_s` where each backward ends with one. `frozen_bytes` are
+    those of `parameter_bytes` that have no gradient. `input_bytes` and `output_bytes` cross the
+    cuts before and after the stage, per microbatch; over the one before it go `back_bytes` of
+    gradients, where these are fewer, in `back_messages`, and the input comes in `messages`.
+    `stash_bytes` are what its backward needs kept, and `split_stash_bytes` what one in two parts
+    keeps between them beside that. While the backward runs it takes `transient_bytes` beside them,
+    or `split_transient_bytes` where it is in two parts and frees no stash as it goes. `layer_bytes`
+    are the parameters of its largest layer, where its replicas hold a share of the parameters each.
     """
 
     start: Index

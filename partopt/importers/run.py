@@ -6,26 +6,33 @@ A run knows what each stage took; its layers are scaled alike. Bytes are the pro
 from __future__ import annotations
 
 from partopt import documents
+from partopt.cost.chain import chain_of
 from partopt.documents.profile import Device, Profile
 from partopt.documents.run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.importers.times import measurement_of, spread, with_times
+from partopt.schedules import schedule
 
 
 def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
     """The profile `onto` at the microbatch size of `run`, with the times of its stages.
 
     The layers of a stage are scaled so that their sum is what the stage took: forward, backward
-    less what it recomputed, and the part of the backward for the weights where the schedule has it
-    apart. `where` names the run in errors and notes. Raises PartoptError for a run of another model
-    than the profile's, and for one on GPUs, where actions are timed as they are launched.
+    less what it recomputed and less a step that ended it, as long as the profile has it, and the
+    part of the backward for the weights where the schedule has it apart. `where` names the run in
+    errors and notes. Raises PartoptError for a run of another model than the profile's, and for one
+    on GPUs, where actions are timed as they are launched.
     """
     _check(run, onto, where)
     measured = measurement_of(onto, run.plan.microbatch_size)
-    layers = []
+    chain, layers = chain_of(onto, run.plan.microbatch_size), []
+    if schedule(run.plan.schedule).steps_in_backwards:
+        chain = chain.with_steps()
     for stage in run.stages:
-        own = measured.layers[stage.start : stage.start + len(stage.modules)]
-        layers += spread(own, stage.forward_s, _backward_s(stage), stage.backward_weight_s)
+        stop = stage.start + len(stage.modules)
+        backward_s = max(0.0, _backward_s(stage) - chain.steps_s(stage.start, stop))
+        own = measured.layers[stage.start : stop]
+        layers += spread(own, stage.forward_s, backward_s, stage.backward_weight_s)
     stepped = [stage.optimizer_s for stage in run.stages if stage.optimizer_s is not None]
     optimizer_s = sum(stepped) if len(stepped) == len(run.stages) else measured.optimizer_s
     same = onto.device.name == run.device
@@ -38,7 +45,7 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
 def _backward_s(stage: StageSeconds) -> float:
     """The backward alone: without the forward that it began with."""
     within = stage.recompute and stage.recompute_s is None
-    return max(stage.backward_s - (stage.forward_s if within else 0.0), 0.0)
+    return stage.backward_s - (stage.forward_s if within else 0.0)
 
 
 def _check(run: Run, onto: Profile, where: str) -> None:
@@ -78,7 +85,13 @@ def _notes(run: Run, onto: Profile, where: str) -> list[documents.Note]:
     if run.steps == 1:
         text = f"{where} has one step, which warms up: what it took is longer than later ones"
         notes.append(documents.Note(code="first-step", text=text))
-    if any(stage.optimizer_s is None for stage in run.stages):
+    if schedule(run.plan.schedule).steps_in_backwards:
+        text = (
+            "its backwards end with the optimizer's step, taken off as the profile has it, not as "
+            "it ran"
+        )
+        notes.append(documents.Note(code="optimizer-in-backward", text=text))
+    elif any(stage.optimizer_s is None for stage in run.stages):
         text = "an asynchronous schedule steps within its backwards, which are longer by that"
         notes.append(documents.Note(code="optimizer-in-backward", text=text))
     return notes + [documents.Note(code="doubtful-run", text=text) for text in run.remarks]

@@ -25,7 +25,6 @@ from partopt.runtime.shares import NO_SHARES, Shares
 from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.order import A, B, F, I, R, U, W
 from partopt.simulator.restate import layout_of
 
@@ -112,7 +111,7 @@ def check_tied(plan: Plan, holders: Sequence[Sequence[int]]) -> None:
     `holders` are the ranks that hold each.
     """
     entry = schedule(plan.schedule)
-    if not entry.asynchronous or entry.weight_versions != ALL_IN_FLIGHT:
+    if not entry.steps_in_backwards:
         return
     hint = "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`"
     if plan.memory_rules.shard != "none":

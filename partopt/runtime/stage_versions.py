@@ -14,7 +14,6 @@ from partopt.runtime.shares import Shares
 from partopt.runtime.tied_versions import TiedVersions, known_rounds
 from partopt.runtime.versions import DoubleBuffered, Step, Versions, batch_of
 from partopt.schedules import schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.order import Order
 
 
@@ -77,9 +76,9 @@ def versions_of(
     """
     replicas = plan.stages[stage].replicas
     graded = parameters if shares is None else shares.graded
-    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT and tied:
+    if schedule(plan.schedule).steps_in_backwards and tied:
         return _stashed(plan, order, parameters, optimizer_step, tied, replicas)
-    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
+    if schedule(plan.schedule).steps_in_backwards:
         return Versions(parameters, graded, optimizer_step, replicas)
     batch, shared = batch_of(plan, order), shares is not None
     return DoubleBuffered(parameters, graded, optimizer_step, replicas, batch, tied, shared)

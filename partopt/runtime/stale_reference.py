@@ -17,7 +17,6 @@ from partopt.runtime.one_process import Reference, WholeModel, largest
 from partopt.runtime.training import Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.order import A, B, F, Order
 from partopt.simulator.restate import layout_of
 
@@ -125,7 +124,7 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int, tied: bool = False)
     ends when the next one begins. 2BW's, of batch t, knows of all batches but the last: t - 1
     (Narayanan et al., ICML 2021, section 3.1).
     """
-    if schedule(plan.schedule).weight_versions != ALL_IN_FLIGHT:
+    if not schedule(plan.schedule).steps_in_backwards:
         G = batch_of_stage(plan, orders, s)
         return [max(0, m // G - 1) for m in range(M)]
     own = orders.stage == s

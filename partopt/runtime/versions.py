@@ -19,7 +19,6 @@ from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
 from partopt.runtime.parameters import gradient_of
 from partopt.schedules import schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.order import Order
 
@@ -216,7 +215,7 @@ def _place_of(parameter: nn.Parameter, parameters: Sequence[nn.Parameter]) -> in
 
 def batch_of_stage(plan: Plan, order: Order, stage: int) -> int:
     """Microbatches whose gradients an asynchronous stage adds up before it steps."""
-    if schedule(plan.schedule).weight_versions == ALL_IN_FLIGHT:
+    if schedule(plan.schedule).steps_in_backwards:
         return plan.stages[stage].replicas
     return batch_of(plan, order)
 

@@ -126,6 +126,11 @@ class Schedule:
         """
         return self.counts.kernel if isinstance(self.counts, StageCounts) else None
 
+    @property
+    def steps_in_backwards(self) -> bool:
+        """Whether every backward ends with a step of the optimizer, which makes a version."""
+        return self.weight_versions == ALL_IN_FLIGHT
+
     def versions_of(self, held: int) -> int:
         """Versions of its weights that a stage keeps with `held` microbatches in flight."""
         return self.weight_versions or held

@@ -19,7 +19,7 @@ from partopt.schedules.order import I, Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import forwards_first, layout_of, with_counts
+from partopt.simulator.restate import forwards_first, layout_of, with_counts, with_steps_of
 from partopt.simulator.work import work_of
 
 
@@ -45,6 +45,7 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     rank and the action, where the order is malformed, does not match this plan or deadlocks.
     """
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
+    synchronous = with_steps_of(synchronous, plan)
     order = from_csv(text, layout_of(synchronous))
     counted = replace(synchronous, stages=_with_counts_of(order, synchronous))
     work = work_of(counted, False)

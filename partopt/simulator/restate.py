@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partopt.cost.collectives import allreduce_s, tied_s
 from partopt.cost.flight import Counts, begun, counts_of, noam, weight_versions
 from partopt.cost.memory import Kept, Sizes, device_memory, posted_buffers, shares
-from partopt.cost.sharding import exchange_by, exchange_topology, kept_by
+from partopt.cost.sharding import exchange_by, exchange_topology, kept_by, steps_in_backwards
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
@@ -53,7 +53,7 @@ def with_conditions(
             schedule=name,
         )
     changed = replace(plan, schedule=name, microbatches=M, **fields)
-    changed = _on_network(changed, topology or plan.topology)
+    changed = _on_network(with_steps_of(changed, plan), topology or plan.topology)
     counts = _counts(changed, warmups)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(
@@ -70,6 +70,24 @@ def with_conditions(
             for stage, own in zip(changed.stages, counts, strict=True)
         ],
     )
+
+
+def with_steps_of(changed: Plan, plan: Plan) -> Plan:
+    """`changed`, made from `plan`, whose backwards end with steps if its schedule has that."""
+    sign = _steps_in_backwards(changed) - _steps_in_backwards(plan)
+    stages = [
+        replace(
+            stage,
+            compute_s=max(0.0, stage.compute_s + sign * stage.optimizer_s),
+            backward_s=max(0.0, stage.backward_s + sign * stage.optimizer_s),
+        )
+        for stage in changed.stages
+    ]
+    return replace(changed, stages=stages) if sign else changed
+
+
+def _steps_in_backwards(plan: Plan) -> bool:
+    return plan.microbatches is None and steps_in_backwards(plan.schedule, kept_by(plan))
 
 
 def _on_network(plan: Plan, topology: Topology) -> Plan:

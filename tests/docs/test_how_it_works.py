@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+from dataclasses import replace
 
 import click
 import pytest
@@ -41,6 +42,7 @@ SPLIT = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
 CHAIN, TOPOLOGY, PLAN = PROBLEM.chain, PROBLEM.topology, price(SPLIT, PROBLEM, "manual")
 B = TOPOLOGY.levels[0].bandwidth_bytes_per_s
 MS, MB = 1e3, 1e-6
+STEPPING = replace(CHAIN, optimizer_s=1.9 / MS).with_steps()
 
 # What the functions say of every line of the worked example, in its units.
 COMPUTED = {
@@ -89,6 +91,8 @@ COMPUTED = {
     "T(0..3, 3)": lambda: stage_s(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS,
     "recurrence's cut 2": lambda: cut_s(CHAIN.a[2], B) * MS,
     "A(0..3, 3)": lambda: planners.decide("pipedream", PROBLEM).certificate.objective_s * MS,
+    "steps of stage 0": lambda: STEPPING.steps_s(0, 2) * MS,
+    "steps of stage 1": lambda: STEPPING.steps_s(2, 3) * MS,
 }
 LINES = [
     re.split(r" += ", line) for line in blocks(read("how-it-works.md"), "worked")[0].splitlines()

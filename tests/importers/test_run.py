@@ -23,6 +23,9 @@ ONTO = profile_of(
     ],
     [4, 8, 8, 0],
 )
+STEPPING = replace(
+    ONTO, measurements=[replace(each, optimizer_s=0.25) for each in ONTO.measurements]
+)
 # what each stage of two layers takes, as the simulator has it: a backward without the forward
 TAKEN = [(0.5, 1.5, 0.25, 0.1), (0.125, 0.75, 0.25, 0.2)]
 
@@ -89,14 +92,16 @@ def run_of(plan: Plan, **fields: Any) -> Run:
         ("gpipe", "always"),
         ("zb-h1", "always"),
         ("pipedream", "never"),
+        ("pipedream", "always"),
+        ("pipedream-2bw", "never"),
     ],
 )
 def test_planning_again_and_simulating_takes_what_the_run_took(name: str, recompute: str):
     options = {"schedule": name, "recompute": recompute}
-    if name == "pipedream":
+    if asynchronous := schedule(name).asynchronous:
         options["microbatches"] = None
     before = plan_of(**options)
-    again = import_run(run_of(before), ONTO)
+    again = import_run(run_of(before), STEPPING if asynchronous else ONTO)
     plan = plan_of(again, **options)
     seconds = work_of(plan, schedule(name).recomputes).seconds
     for s, (forward, backward, weight, _) in enumerate(TAKEN):
@@ -107,8 +112,9 @@ def test_planning_again_and_simulating_takes_what_the_run_took(name: str, recomp
         if schedule(name).split:
             assert seconds[I, s] == pytest.approx(backward - weight + within)
             assert seconds[W, s] == pytest.approx(weight)
-    if name == "pipedream":
+    if asynchronous:
         assert "optimizer-in-backward" in [note.code for note in again.notes]
+        assert again.measurements[0].optimizer_s == 0.25
     else:
         assert seconds[U].sum() == pytest.approx(0.3)
 
