@@ -99,21 +99,25 @@ def print_computing(topology: Topology, quick: bool) -> None:
     print(
         f"\n{'':6}{'schedule':16}{'shape':9}{'engine':9}{'predicted':>11}{'measured':>11}", end=""
     )
-    print(f"{'error':>8}{'own times':>11}{'actions':>9}")
+    print(f"{'error':>8}{'own times':>11}{'actions':>9}{'drift':>8}")
     for found in ran:
         run = found.run
         print(
-            f"{_name(run)}{run.predicted_s * 1e3:8.1f} ms{run.measured_s * 1e3:8.1f} ms"
-            f"{run.predicted_s / run.measured_s - 1:+8.1%}"
-            f"{run.own_times_s / run.measured_s - 1:+11.1%}{computing.compute_error(run):+9.1%}"
+            f"{_name(run)}{found.predicted_s * 1e3:8.1f} ms{run.measured_s * 1e3:8.1f} ms"
+            f"{found.predicted_s / run.measured_s - 1:+8.1%}"
+            f"{run.own_times_s / run.measured_s - 1:+11.1%}{computing.compute_error(found):+9.1%}"
+            f"{found.drift:+8.1%}"
         )
         for why in computing.misses(found):
             print(f"{'':6}  {why}")
     print_memory([found.run for found in ran])
     print(f"\n{'mean of the errors':22}{'predicted':>12}{'worst':>9}{'own times':>12}{'worst':>9}")
     times = [
-        (abs(run.predicted_s / run.measured_s - 1), abs(run.own_times_s / run.measured_s - 1))
-        for run, _ in ran
+        (
+            abs(found.predicted_s / found.run.measured_s - 1),
+            abs(found.run.own_times_s / found.run.measured_s - 1),
+        )
+        for found in ran
     ]
     print_means("stages that compute", times)
 

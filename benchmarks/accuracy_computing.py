@@ -1,8 +1,9 @@
 """Plans for real models on two ranks: profiled, planned and run by partopt's own code.
 
-Each process has one thread, and there are no more than cores. Profiles are measured twice: alone,
-and by as many processes at once as a plan has ranks, which share caches and memory as a run does.
-Plans are made of the second; how far the first is from it is what the sharing costs.
+Each process has one thread, and there are no more than cores. Profiles are measured alone, and by
+as many processes at once as a plan has ranks, which share caches and memory as a run does; how far
+the first is from the second is what the sharing costs. Virtual machines are faster in one minute
+than in the next: each run is between two of the second, and what is predicted is the mean of both.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -19,7 +21,8 @@ from machine import watch_others
 
 from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
-from partopt.documents.run import RankSeconds, Run
+from partopt.documents.run import Run
+from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -66,10 +69,21 @@ CASES: list[tuple[str, dict[str, object], str]] = [
 
 
 class Found(NamedTuple):
-    """A run, and the share of the cores that other programs took meanwhile."""
+    """A run of a plan, which is priced by the profiles before and behind the run.
+
+    `drift` is how much longer the step was behind it; `others` is the share of the cores that other
+    programs took meanwhile.
+    """
 
     run: Run
+    priced: tuple[Plan, Plan]
+    drift: float
     others: float | None
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds of an iteration, or asynchronous of a microbatch."""
+        return mean(plan.predicted.iteration_s or plan.predicted.period_s for plan in self.priced)
 
 
 class Profiles(NamedTuple):
@@ -107,7 +121,7 @@ def step_s(profile: Profile) -> float:
 def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]:
     """A run of every plan; torch has receive buffers for all microbatches."""
     torch.set_num_threads(1)  # processes are forked
-    model = measured.model
+    model, before = measured.model, measured.together
     for schedule, options, engine in CASES[:2] if quick else CASES:
         asynchronous = schedule.startswith("pipedream")
         if asynchronous and model.name == "gpt":
@@ -115,24 +129,42 @@ def runs(measured: Profiles, topology: Topology, quick: bool) -> Iterator[Found]
         microbatches = {} if asynchronous else {"microbatches": MICROBATCHES}
         buffers = {"buffers": "all"} if engine == "torch" else {}
         given = options | microbatches | buffers
-        plan: Plan = solve(Job(measured.together, topology, schedule=schedule, **given)).plan
+        plan: Plan = solve(Job(before, topology, schedule=schedule, **given)).plan
         others = watch_others()
         run = run_source(plan, model.source, arguments=model.arguments, steps=STEPS, engine=engine)
         assert run is not None
-        yield Found(run.document, others())
+        taken = others()
+        after = _measure_at_once(model, RANKS)
+        yield Found(
+            run.document,
+            (plan, _priced_by(after, plan, topology, given)),
+            step_s(after) / step_s(before) - 1,
+            taken,
+        )
+        before = after
 
 
-def compute_error(run: Run) -> float:
-    """How far the profile is from what the actions of all ranks took, of the latter."""
-    predicted, measured = (
-        sum(_action_s(getattr(rank, name)) for rank in run.ranks)
-        for name in ("predicted", "measured")
+def _priced_by(profile: Profile, plan: Plan, topology: Topology, given: dict[str, object]) -> Plan:
+    """The same stages by another profile."""
+    same = {key: value for key, value in given.items() if key not in STRAIGHT}
+    same["cuts"] = [stage.start for stage in plan.stages[1:]]
+    same["replicas"] = [stage.replicas for stage in plan.stages]
+    return solve(Job(profile, topology, schedule=plan.schedule, **same)).plan
+
+
+def compute_error(found: Found) -> float:
+    """How far the profiles are from what the actions of all ranks took, of the latter."""
+    run = found.run
+    predicted = mean(
+        sum(mean(_both_passes_s(plan.stages[s]) for s in rank.stages) for rank in run.ranks)
+        for plan in found.priced
     )
+    measured = sum(rank.measured.forward_s + rank.measured.backward_s for rank in run.ranks)
     return predicted / measured - 1
 
 
-def _action_s(rank: RankSeconds) -> float:
-    return rank.forward_s + rank.backward_s
+def _both_passes_s(stage: Stage) -> float:
+    return stage.forward_s + stage.backward_s
 
 
 def memory_errors(run: Run) -> list[float]:
@@ -146,14 +178,16 @@ def memory_errors(run: Run) -> list[float]:
 
 def misses(found: Found) -> Iterator[str]:
     """Why a run misses the goals, in words."""
-    run, others = found
-    error = run.predicted_s / run.measured_s - 1
+    run, others = found.run, found.others
+    error = found.predicted_s / run.measured_s - 1
     own = run.own_times_s / run.measured_s - 1
-    compute = compute_error(run)
+    compute = compute_error(found)
     if abs(error) > WITHIN:
         longer = "longer" if compute < 0 else "shorter"
         share = abs(1 / (1 + compute) - 1)
         yield f"{error:+.1%}: its actions took {share:.1%} {longer} than they were profiled"
+        if abs(found.drift) > WITHIN:
+            yield f"a step took {found.drift:+.1%} when it was profiled again behind the run"
         if others is not None and others > OTHERS:
             yield f"other programs took {others:.0%} of the cores"
     if abs(own) > OWN:
