@@ -110,9 +110,16 @@ def stage_memory(
 
     `split`: backwards are in two parts.
     """
+    buffers = posted_buffers(kept.posted, replicas, in_flight)
+    sizes = sizes_of(chain, i, j, kept, replicas, split)
+    return device_memory(sizes, in_flight, weight_versions, begun, recompute, buffers)
+
+
+def sizes_of(chain: Chain, i: int, j: int, kept: Kept, replicas: int, split: bool) -> Sizes:
+    """The bytes of layers [i, j) on each device that holds them, `split` as for `stage_memory`."""
     trained = chain.trained_bytes(i, j)
     parameters, gradients, state = shares(kept, replicas)
-    sizes = Sizes(
+    return Sizes(
         trained,
         chain.frozen_bytes(i, j),
         kept.gradients * trained / gradients,
@@ -125,8 +132,6 @@ def stage_memory(
         chain.layer_bytes(i, j),
         parameters,
     )
-    buffers = posted_buffers(kept.posted, replicas, in_flight)
-    return device_memory(sizes, in_flight, weight_versions, begun, recompute, buffers)
 
 
 def device_memory(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
 from partopt.cost.links import wait_s
-from partopt.cost.memory import stage_memory
+from partopt.cost.memory import device_memory, posted_buffers, sizes_of
 from partopt.cost.problem import Assignment, Problem
 from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
@@ -87,21 +87,13 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
     limit = problem.memory_bytes
     if limit is None:
         return NEVER
-    entry = schedule(problem.schedule)
+    entry, kept, r = schedule(problem.schedule), problem.kept, len(stage.ranks)
+    sizes = sizes_of(problem.chain, stage.start, stage.stop, kept, r, entry.split)
+    recomputes = problem.recomputes(stage)
 
     def held_bytes(F: int) -> int:
-        return stage_memory(
-            problem.chain,
-            stage.start,
-            stage.stop,
-            F,
-            entry.versions_of(F),
-            problem.kept,
-            len(stage.ranks),
-            1,
-            problem.recomputes(stage),
-            entry.split,
-        ).total_bytes
+        buffers = posted_buffers(kept.posted, r, F)
+        return device_memory(sizes, F, entry.versions_of(F), 1, recomputes, buffers).total_bytes
 
     if held_bytes(1) > limit:
         return 0
