@@ -40,7 +40,7 @@ FAMILIES = (CONTIGUOUS, NESTED)  # of the plans that are searched
 PROOF = "a search for plans below the bound found none"
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
-_ROUGH = 0.005  # relative: the precision with which a long chain is searched first
+_ROUGH = 0.02  # relative: the precision with which a long chain is searched first
 _APART = 1.1  # times the bound that this proves: nearer, the search goes on until it is exact
 
 
