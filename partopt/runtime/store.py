@@ -23,7 +23,7 @@ def open_store(ranks: int) -> tuple[Store, int]:
         wait_for_workers=False,
         timeout=timedelta(seconds=JOIN_S),
         master_listen_fd=listening.detach(),
-        use_libuv=True,
+        use_libuv=False,
     )
     return store, port
 
@@ -31,4 +31,4 @@ def open_store(ranks: int) -> tuple[Store, int]:
 def join_store(port: int) -> Store:
     """The store that the parent holds on `port`."""
     timeout = timedelta(seconds=JOIN_S)
-    return TCPStore(_HOST, port, is_master=False, timeout=timeout, use_libuv=True)
+    return TCPStore(_HOST, port, is_master=False, timeout=timeout, use_libuv=False)

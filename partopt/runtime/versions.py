@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,8 +94,9 @@ class Versions:
             return
         if self._is_newest_kept():
             self._use([weight.clone() for weight in self.newest])
-        # what changes is nobody's saved tensor: autograd need not mind
-        with _unsafe_preserve_version_counter(tuple(self.parameters)):
+        with ExitStack() as unnoticed:  # what changes is nobody's saved tensor
+            for parameter in self.parameters:  # torch 2.6 takes one at a time
+                unnoticed.enter_context(_unsafe_preserve_version_counter(parameter))
             self.optimizer_step()
         self._drop_gradients()
         self.newest = [parameter.data for parameter in self.parameters]

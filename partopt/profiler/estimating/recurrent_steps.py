@@ -19,25 +19,27 @@ LAUNCHES = 2  # kernels of a step
 
 @torch.library.custom_op(f"{NAMESPACE}::recurrent_steps", mutates_args=())
 def recurrent_steps(
-    reserve: Tensor, weights: list[Tensor], steps: int, samples: int, width: int
+    reserve: Tensor, weights: Sequence[Tensor], steps: int, samples: int, width: int
 ) -> Tensor:
     """The output of all steps of a layer: it fills what is reserved, where the gates lie."""
     raise NotImplementedError("for tensors without values alone")
 
 
 @torch.library.custom_op(f"{NAMESPACE}::recurrent_steps_backward", mutates_args=())
-def recurrent_steps_backward(reserve: Tensor, weights: list[Tensor], gradient: Tensor) -> Tensor:
+def recurrent_steps_backward(
+    reserve: Tensor, weights: Sequence[Tensor], gradient: Tensor
+) -> Tensor:
     """The gradient of the first states: those of the gates take the place of the gates."""
     raise NotImplementedError("for tensors without values alone")
 
 
 @recurrent_steps.register_fake
-def _(reserve: Tensor, weights: list[Tensor], steps: int, samples: int, width: int) -> Tensor:
+def _(reserve: Tensor, weights: Sequence[Tensor], steps: int, samples: int, width: int) -> Tensor:
     return reserve.new_empty(steps, samples, width)
 
 
 @recurrent_steps_backward.register_fake
-def _(reserve: Tensor, weights: list[Tensor], gradient: Tensor) -> Tensor:
+def _(reserve: Tensor, weights: Sequence[Tensor], gradient: Tensor) -> Tensor:
     return gradient.new_empty(gradient.shape[1:])
 
 
