@@ -272,9 +272,13 @@ def problem_of(
     options.setdefault("memory_bytes", topology.device.memory_bytes)
     grouped = topology.in_groups(profile.group_ranks)
     chain = chain_of(profile, microbatch_size)
-    problem = Problem(profile=profile, topology=grouped, chain=chain, **options)  # type: ignore[arg-type]
+    return with_steps(Problem(profile=profile, topology=grouped, chain=chain, **options))  # type: ignore[arg-type]
+
+
+def with_steps(problem: Problem) -> Problem:
+    """The problem, its backwards with the optimizer's steps that end them under its schedule."""
     if steps_in_backwards(problem.schedule, problem.kept):
-        return replace(problem, chain=chain.with_steps())
+        return replace(problem, chain=problem.chain.with_steps())
     return problem
 
 

@@ -19,7 +19,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.schedules import order, schedule
+from partopt.schedules import SCHEDULES, order, schedule
 from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import B, F, I, Order, W
@@ -87,7 +87,8 @@ def with_steps_of(changed: Plan, plan: Plan) -> Plan:
 
 
 def _steps_in_backwards(plan: Plan) -> bool:
-    return plan.microbatches is None and steps_in_backwards(plan.schedule, kept_by(plan))
+    known = plan.microbatches is None and plan.schedule in SCHEDULES
+    return known and steps_in_backwards(plan.schedule, kept_by(plan))
 
 
 def _on_network(plan: Plan, topology: Topology) -> Plan:

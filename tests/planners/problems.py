@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
 from partopt.cost.memory import SHARDED
-from partopt.cost.problem import Decision, Partition, Problem
+from partopt.cost.problem import Decision, Partition, Problem, with_steps
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.plan import Certificate
 from partopt.documents.stage import MemoryRules
@@ -69,7 +69,7 @@ def chain(
 
 def problem(of: Chain, on: Topology, **options: object) -> Problem:
     """A problem without a profile: enough for a planner's decision."""
-    return Problem(profile=None, topology=on, chain=of, **options)  # type: ignore[arg-type]
+    return with_steps(Problem(profile=None, topology=on, chain=of, **options))  # type: ignore[arg-type]
 
 
 def proven(decision: Decision) -> tuple[Partition, Certificate]:
