@@ -46,7 +46,7 @@ _AGAIN, _LONGER = 20, 4  # shapes that run again, for so many times as long
 _FULL = 3  # of these those simulated in full
 
 
-def annealed(
+def anneal(
     starts: Iterable[Partition], problem: Problem, best: Value, beat_s: float = math.inf
 ) -> list[tuple[Partition, Value]]:
     """Partitions that may be better than `best` and below `beat_s`, simulated in full.
@@ -202,7 +202,7 @@ class _Annealing:
         if counts[S] < 0 or not self.moves.allows(replicas):
             return None
         shape = dataclasses.replace(shape, replicas=replicas)
-        return dataclasses.replace(shape, idle=self.moves.trimmed(shape))
+        return dataclasses.replace(shape, idle=self.moves.trim(shape))
 
 
 def unit_of(problem: Problem) -> int:

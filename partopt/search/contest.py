@@ -26,7 +26,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.schedules import schedule
-from partopt.search.annealing import annealed
+from partopt.search.annealing import anneal
 from partopt.search.evaluate import Value, value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
@@ -209,7 +209,7 @@ def _take_fastest(
     if improved is not None:
         plans["improved"] = improved
     if _is_far(plans, problem):
-        plans |= _annealed(plans, more, problem, beat_s)
+        plans |= _anneal(plans, more, problem, beat_s)
     best = plans[best_of(plans)]
     return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
@@ -315,7 +315,7 @@ def _improve(
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
 
 
-def _annealed(
+def _anneal(
     plans: dict[str, Plan],
     more: Sequence[tuple[Partition, Value]],
     problem: Problem,
@@ -325,7 +325,7 @@ def _annealed(
     best = value_of(plans[best_of(plans)])
     starts = [frozen(partition_of(plan, False)) for plan in plans.values()]
     problem.progress("annealing the plan", 0, 1)
-    found = annealed([*starts, *(each for each, _ in more)], problem, best, beat_s)
+    found = anneal([*starts, *(each for each, _ in more)], problem, best, beat_s)
     if not any(value[:2] < best[:2] for _, value in found):
         return {}
     plan = _improve({"optimal": plans["optimal"]}, found, problem, beat_s)

@@ -109,7 +109,7 @@ class Moves:
             return
         for changed in self._replicated(shape):
             if self.allows(changed.replicas):
-                changed = replace(changed, idle=self.trimmed(changed))
+                changed = replace(changed, idle=self.trim(changed))
                 yield changed.partition()
                 yield from self.balanced(changed)
         yield from self.balanced(shape)
@@ -169,7 +169,7 @@ class Moves:
             alike = tuple(replace(stage, recompute=every) for stage in stages)
             yield replace(partition, stages=alike)
 
-    def trimmed(self, shape: Shape) -> Counts:
+    def trim(self, shape: Shape) -> Counts:
         """The idle ranks before each stage, no more than there are."""
         left, idle = self.P - sum(shape.replicas), []
         for own in shape.idle:

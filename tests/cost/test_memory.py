@@ -70,22 +70,12 @@ CHAIN = chain_of(
 
 ADAM, SGD = (kept_of(name, MemoryRules(), sixteen_bit=False) for name in ("adam", "sgd"))
 whole_memory = partial(stage_memory, split=False)  # of a stage whose backwards are in one part
+behind_the_first = partial(whole_memory, i=1, j=3, in_flight=3, replicas=1)  # layers 1 and 2
 
 
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
-    memory = stage_memory(
-        CHAIN,
-        1,
-        3,
-        in_flight=3,
-        weight_versions=3,
-        kept=ADAM,
-        replicas=1,
-        begun=1,
-        recompute=False,
-        split=False,
-    )
+    memory = behind_the_first(CHAIN, weight_versions=3, kept=ADAM, begun=1, recompute=False)
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 2 * 500
@@ -95,34 +85,12 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
 
 
 def test_recomputation_keeps_the_inputs_in_their_buffers_and_one_microbatch_of_stash():
-    memory = stage_memory(
-        CHAIN,
-        1,
-        3,
-        in_flight=3,
-        weight_versions=1,
-        kept=SGD,
-        replicas=1,
-        begun=1,
-        recompute=True,
-        split=False,
-    )
+    memory = behind_the_first(CHAIN, weight_versions=1, kept=SGD, begun=1, recompute=True)
     assert (memory.activations_bytes, memory.buffers_bytes) == (34, 3 * 10)
 
 
 def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
-    memory = stage_memory(
-        CHAIN,
-        1,
-        3,
-        in_flight=3,
-        weight_versions=1,
-        kept=SGD,
-        replicas=1,
-        begun=2,
-        recompute=True,
-        split=False,
-    )
+    memory = behind_the_first(CHAIN, weight_versions=1, kept=SGD, begun=2, recompute=True)
     assert (memory.activations_bytes, memory.buffers_bytes) == (2 * 34, 3 * 10)
 
 
@@ -149,18 +117,7 @@ def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
     assert [chain.trained_bytes(i, i + 1) for i in range(3)] == [100, 50, 250]
     assert (chain.trained_bytes(1, 3), chain.frozen_bytes(1, 3)) == (300, 200)
     assert chain.tied == []
-    memory = stage_memory(
-        chain,
-        1,
-        3,
-        in_flight=3,
-        weight_versions=3,
-        kept=ADAM,
-        replicas=1,
-        begun=1,
-        recompute=False,
-        split=False,
-    )
+    memory = behind_the_first(chain, weight_versions=3, kept=ADAM, begun=1, recompute=False)
     assert memory.parameters_bytes == 3 * 300 + 200
     assert (memory.gradients_bytes, memory.optimizer_bytes) == (300, 600)
     assert memory.transient_bytes == 90

@@ -9,7 +9,7 @@ import pytest
 
 from partopt.cost.problem import CONTIGUOUS, Partition, Problem, consecutive
 from partopt.search import annealing
-from partopt.search.annealing import annealed, kinds, unit_of
+from partopt.search.annealing import anneal, kinds, unit_of
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
 from tests.helpers import flat, two_level
@@ -37,8 +37,8 @@ def start_of(problem: Problem) -> tuple[Partition, Value]:
 def test_what_is_found_is_simulated_in_full_and_the_same_each_time():
     problem = tight()
     start, value = start_of(problem)
-    found = annealed([start], problem, value)
-    assert found == annealed([start], problem, value)
+    found = anneal([start], problem, value)
+    assert found == anneal([start], problem, value)
     assert min(each.seconds for _, each in found if each.over == 0) < 0.9 * value.seconds
     for partition, each in found:
         whole = Evaluator(problem).value(partition)
@@ -49,7 +49,7 @@ def test_what_is_found_is_simulated_in_full_and_the_same_each_time():
 def test_stages_begin_and_end_with_whole_groups_or_halves():
     problem = tight()
     start, value = start_of(problem)
-    for partition, _ in annealed([start], problem, value):
+    for partition, _ in anneal([start], problem, value):
         assert all(len(stage.ranks) % 2 == 0 for stage in partition.stages)
         assert all(a.ranks.stop <= b.ranks.start for a, b in pairwise(partition.stages))
 
@@ -60,7 +60,7 @@ def test_stages_begin_and_end_with_whole_groups_or_halves():
 def test_problems_that_it_is_not_for(options):
     cluster = two_level(4, 8, 12e9, 1.25e9)
     problem = slow(40, cluster, memory_bytes=6 * 10**9, **({"schedule": "pipedream"} | options))
-    assert annealed([], problem, Value(0, math.inf)) == []
+    assert anneal([], problem, Value(0, math.inf)) == []
 
 
 def test_units_are_whole_servers_and_kinds_use_all_of_them():
