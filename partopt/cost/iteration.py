@@ -108,3 +108,13 @@ def objective_s(partition: Partition, problem: Problem) -> float:
         if problem.microbatches is None
         else iteration_s(partition, problem)
     )
+
+
+def cannot_beat(partition: Partition, seconds: float, problem: Problem) -> bool:
+    """Whether by the formulas a microbatch takes `seconds` or more.
+
+    A stage that computes for as long is enough to know it.
+    """
+    if any(compute_s(stage, problem) / len(stage.ranks) >= seconds for stage in partition.stages):
+        return True
+    return objective_s(partition, problem) / (problem.microbatches or 1) >= seconds

@@ -11,13 +11,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import product
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.iteration import objective_s
+from partopt.cost.iteration import cannot_beat
 from partopt.cost.price import devices_used, price
 from partopt.cost.problem import FREE, Decision, Partition, Problem, certify, partition_of
 from partopt.documents import Note
@@ -25,12 +24,19 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
-from partopt.schedules import schedule
 from partopt.search.annealing import anneal
 from partopt.search.evaluate import Value, value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
-from partopt.search.starts import CAUTIONS, LIMIT, simulated_starts, size
+from partopt.search.rivals import (
+    able_planners,
+    bound_of,
+    cautious_plans,
+    is_within,
+    rivals_of,
+    uniform_plan,
+)
+from partopt.search.starts import LIMIT, simulated_starts, size
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -41,12 +47,10 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "none": "`replication=none`",
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
-_NEAR_BOUND = 0.02  # above the bound: nearer, nothing more cautious is tried
 _FAR = 0.25  # above the bound: further, a large problem begins on a coarse chain too
 # layers times devices: problems are large from there on, and above `HUGE` those far from the bound
 # have no other plans of `optimal` for the chain as it is
 LARGE, HUGE = 5_000, 50_000
-UNIFORM_LIMIT = 256  # devices up to which the best plan with equal replicas is a candidate
 
 
 class Contest(NamedTuple):
@@ -87,10 +91,11 @@ def compete(
     refusals = []
     for name in names:
         try:
+            hidden = shown is not None and name not in shown
+            if hidden and PLANNERS[name].least_s(problem) >= _best_s(plans):
+                continue
             decision = planners.decide(name, problem)
-            if shown is not None and _is_left_out(
-                decision.partition, name not in shown, plans, problem
-            ):
+            if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
                 continue
             plans[name], own = _simulate(name, decision, problem)
             notes += own
@@ -145,17 +150,20 @@ def _is_left_out(
     partition: Partition, hidden: bool, plans: dict[str, Plan], problem: Problem
 ) -> bool:
     """Whether a partition cannot be faster than the best of `plans`, and need not be shown."""
-    fitting = [plan.predicted.period_s for plan in plans.values() if plan.fits]
     long = len(partition.stages) * devices_used(partition) > SHOWN_LIMIT
-    if not fitting or not (hidden or long):
-        return False
-    return objective_s(partition, problem) / (problem.microbatches or 1) >= min(fitting)
+    best_s = _best_s(plans)
+    return best_s < math.inf and (hidden or long) and cannot_beat(partition, best_s, problem)
+
+
+def _best_s(plans: dict[str, Plan]) -> float:
+    """Seconds of a microbatch of the fastest plan that fits; infinite where none does."""
+    return min((plan.predicted.period_s for plan in plans.values() if plan.fits), default=math.inf)
 
 
 def contestants(problem: Problem) -> list[str]:
     """The planners that can plan for `problem` and look at the options that it states, in order."""
     needed = required_features(problem)
-    able = _able(needed, problem.schedule)
+    able = able_planners(needed, problem.schedule)
     if not able:
         options = " and ".join(sorted(OPTIONS[feature] for feature in needed))
         raise PartoptError(
@@ -173,15 +181,6 @@ def best_of(plans: dict[str, Plan]) -> str:
     return max(fitting, key=lambda name: fitting[name].predicted.samples_per_s)
 
 
-def _able(features: set[str], schedule: str) -> list[str]:
-    """The planners that have all of `features` and can plan for the schedule, in their order."""
-    return [
-        name
-        for name, entry in PLANNERS.items()
-        if features <= entry.uses and entry.plans_for(schedule)
-    ]
-
-
 def _take_fastest(
     own: Plan, others: dict[str, Plan] | None, problem: Problem, beat_s: float
 ) -> Plan:
@@ -190,18 +189,18 @@ def _take_fastest(
     It is `own`, one of the others, by default the rivals, or what a search in the simulator makes
     of them; `own` where its bound says that no plan goes below `beat_s`.
     """
-    if _lower_s(own, problem) >= beat_s:
+    if bound_of(own, problem) >= beat_s:
         return own
-    others = _rivals(own, problem) if others is None else others
+    others = rivals_of(own, problem) if others is None else others
     asked = {name: replace(plan, request=own.request) for name, plan in others.items()}
     plans = {"optimal": own} | {
         name: plan for name, plan in asked.items() if not list(plan.find_deviations())
     }
     far = _is_far(plans, problem)
     if not far or size(problem) <= HUGE:
-        plans |= _uniform(own, problem) | _cautious(own, problem)
+        plans |= uniform_plan(own, problem) | cautious_plans(own, problem)
     plans |= _alike(plans, problem, beat_s)
-    best, lower_s = plans[best_of(plans)], _lower_s(own, problem)
+    best, lower_s = plans[best_of(plans)], bound_of(own, problem)
     more = []
     if _is_far(plans, problem) and not (problem.recompute_per_stage and _keeps_all(best)):
         more = simulated_starts(problem, value_of(best), lower_s, beat_s)
@@ -227,17 +226,6 @@ def certify_simulated(plan: Plan, lower_bound_s: float, problem: Problem) -> Pla
     return replace(plan, certificate=certify(seconds, lower_bound_s, stated, PROOF))
 
 
-def _uniform(own: Plan, problem: Problem) -> dict[str, Plan]:
-    """The best plan with equal replicas; none where it is `own`, or takes long to find."""
-    alike = problem.replication != FREE or len({stage.replicas for stage in own.stages}) == 1
-    if alike or problem.topology.devices > UNIFORM_LIMIT:
-        return {}
-    with suppress(PartoptError):
-        equal = dataclasses.replace(problem, replication="uniform")
-        return _simulate_if_faster("uniform", "optimal", equal, problem, own)
-    return {}
-
-
 def _alike(plans: dict[str, Plan], problem: Problem, beat_s: float) -> dict[str, Plan]:
     """Where stages choose to recompute, the plans of `optimal` in which all do or none does.
 
@@ -255,38 +243,10 @@ def _alike(plans: dict[str, Plan], problem: Problem, beat_s: float) -> dict[str,
     return found
 
 
-def _cautious(own: Plan, problem: Problem) -> dict[str, Plan]:
-    """Plans of `optimal` that do with fewer microbatches in flight than fit.
-
-    A bound counts on all that fit; where a plan is slower than it, some of them may have to be
-    spare, since replicas take turns. None where that does not limit `own`.
-    """
-    near = _is_within(_NEAR_BOUND, own, _lower_s(own, problem))
-    if near or problem.memory_bytes is None or size(problem) > LIMIT:
-        return {}
-    plans: dict[str, Plan] = {}
-    for caution in CAUTIONS if schedule(problem.schedule).takes_warmup else ():
-        with suppress(PartoptError):
-            label, stated = f"optimal {caution}", dataclasses.replace(problem, caution=caution)
-            plans |= _simulate_if_faster(label, "optimal", stated, problem, own)
-    return plans
-
-
-def _lower_s(own: Plan, problem: Problem) -> float:
-    """Seconds per microbatch of the bound that a plan of "optimal" states; 0 without one."""
-    certificate = own.certificate
-    return certificate.lower_bound_s / (problem.microbatches or 1) if certificate else 0.0
-
-
-def _is_within(gap: float, plan: Plan, lower_s: float) -> bool:
-    """Whether a plan fits and is no more than a `gap` above the bound, or no bound is known."""
-    return not lower_s or (plan.fits and plan.predicted.period_s <= lower_s * (1 + gap))
-
-
 def _is_far(plans: dict[str, Plan], problem: Problem) -> bool:
     """Whether a problem is large and the best of its plans far above the bound."""
-    lower_s = _lower_s(plans["optimal"], problem)
-    return LARGE <= size(problem) <= LIMIT and not _is_within(_FAR, plans[best_of(plans)], lower_s)
+    lower_s = bound_of(plans["optimal"], problem)
+    return LARGE <= size(problem) <= LIMIT and not is_within(_FAR, plans[best_of(plans)], lower_s)
 
 
 def _keeps_all(plan: Plan) -> bool:
@@ -304,7 +264,7 @@ def _improve(
 
     The plan of "optimal" states the bound. Nothing is simulated that cannot be below `beat_s`.
     """
-    lower_s = _lower_s(plans["optimal"], problem)
+    lower_s = bound_of(plans["optimal"], problem)
     starts = [
         (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
     ]
@@ -330,34 +290,3 @@ def _anneal(
         return {}
     plan = _improve({"optimal": plans["optimal"]}, found, problem, beat_s)
     return {} if plan is None else {"annealed": plan}
-
-
-def _rivals(own: Plan, problem: Problem) -> dict[str, Plan]:
-    """Simulated plans of the planners that look at what is asked, or may keep to it without.
-
-    All have the same replicas, and stages that recompute alike. Those that cannot be faster than
-    `own` are left out.
-    """
-    needed = required_features(problem) - {"uniform", "none", "auto"}
-    names = [name for name in _able(needed, problem.schedule) if name not in ("manual", "optimal")]
-    modes = (False, True) if problem.recompute_per_stage else (problem.recompute,)
-    plans: dict[str, Plan] = {}
-    for name, recompute in product(names, modes):
-        with suppress(PartoptError):
-            alike = dataclasses.replace(problem, recompute_per_stage=False, recompute=recompute)
-            plans |= _simulate_if_faster(f"{name} {recompute}", name, alike, problem, own)
-    return plans
-
-
-def _simulate_if_faster(
-    label: str, name: str, stated: Problem, problem: Problem, own: Plan
-) -> dict[str, Plan]:
-    """The simulated plan of the planner `name` for `stated`, by its label.
-
-    Nothing where its bound says that it is no faster than `own`.
-    """
-    partition = planners.decide(name, stated).partition
-    bound_s = objective_s(partition, stated) / (problem.microbatches or 1)
-    if own.fits and bound_s >= own.predicted.period_s:
-        return {}
-    return {label: simulate_with_best_warmup(price(partition, stated, name))}

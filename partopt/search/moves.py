@@ -124,7 +124,12 @@ class Moves:
                 yield replace(shape, bounds=tuple(cuts)).partition()
 
     def starts(self) -> Iterator[Partition]:
-        """Partitions of many kinds of replicas: equal stages, and any two or three."""
+        """Partitions of many kinds of replicas: equal stages, and any two or three.
+
+        None where there are no tables for their cuts.
+        """
+        if not self.tables.able:
+            return
         P, most = self.P, min(self.P, len(self.bounds) - 1)
         kinds = [(r,) * S for S in range(1, most + 1) for r in dict.fromkeys((P // S, 1))]
         if not self.alike:
