@@ -61,7 +61,7 @@ def anneal(
     limit_s = min(beat_s, best.seconds if best.over == 0 else math.inf)
     search, evaluator = _Annealing(moves), Evaluator(problem)
     search.run([*filter(None, map(shape_of, starts))], limit_s, budget)
-    return [(each, evaluator.value(each, beat_s=limit_s)) for each in search.finalists()]
+    return [(each, evaluator.value(each)) for each in search.finalists()]  # at the best warm-up
 
 
 class _Place(NamedTuple):

@@ -48,6 +48,7 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 _FAR = 0.25  # above the bound: further, a large problem begins on a coarse chain too
+_HOPELESS = 3.0  # times the bound of a large problem: slower, no warm-up makes a plan the fastest
 # layers times devices: problems are large from there on, and above `HUGE` those far from the bound
 # have no other plans of `optimal` for the chain as it is
 LARGE, HUGE = 5_000, 50_000
@@ -136,7 +137,10 @@ def _simulate(name: str, decision: Decision, problem: Problem) -> tuple[Plan, li
     """A decision, simulated, with its certificate whatever the simulator says, and its notes."""
     problem.progress(f"simulating {name}", 0, 1)
     plan = price(decision.partition, problem, name, decision.certificate)
-    return simulate_with_best_warmup(plan), list(decision.notes)
+    patience_s = math.inf
+    if LARGE <= size(problem) <= LIMIT and plan.certificate is not None:
+        patience_s = _HOPELESS * bound_of(plan, problem)
+    return simulate_with_best_warmup(plan, patience_s), list(decision.notes)
 
 
 def _with_certificate(plan: Plan, problem: Problem) -> Plan:

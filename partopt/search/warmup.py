@@ -8,6 +8,7 @@ that does not hold the formula's, each stage has as many as it holds.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -88,7 +89,7 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
     ]
 
 
-def simulate_with_best_warmup(plan: Plan) -> Plan:
+def simulate_with_best_warmup(plan: Plan, patience_s: float = math.inf) -> Plan:
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
     That warm-up keeps to the limit `memory_bytes` of a device where any does. Nothing is searched
@@ -101,7 +102,7 @@ def simulate_with_best_warmup(plan: Plan) -> Plan:
     check_actions(plan)
     trials = WarmupTrials(plan)
     usual = trials.at(None)
-    best = best_trial(trials, usual)
+    best = best_trial(trials, usual, patience_s)
     if best is None:
         return simulate_plan(plan)  # which says why
     return _as_found(best, usual)
@@ -196,8 +197,12 @@ def _fits(execution: Execution) -> bool:
     return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
 
 
-def best_trial(trials: WarmupTrials, usual: Trial | None) -> Trial | None:
+def best_trial(
+    trials: WarmupTrials, usual: Trial | None, patience_s: float = math.inf
+) -> Trial | None:
     """The best of `usual`, at the plan's own warm-up, and of others that fit.
+
+    Where a microbatch takes more than `patience_s` seconds at the first that fits, it is that one.
 
     None where all that was tried deadlocks; one that does not fit where none does.
     """
@@ -208,6 +213,8 @@ def best_trial(trials: WarmupTrials, usual: Trial | None) -> Trial | None:
     first = usual if most is None or (usual and usual.fits) else _shallower(trials, usual, most)
     if most is None or trials.too_long or (first is not None and not first.fits):
         return first or trials.at(blocking_warmups(trials.replicas))
+    if first is not None and first.period_s > patience_s:
+        return first
     best = _deepen(trials, first, most, allowed_s)
     return best if best is None or best is first else _leaner(trials, first, best)
 
