@@ -29,7 +29,7 @@ from partopt.search.starts import CELLS, cheap_starts
 # S   stages of a shape; those of a kind in units
 # T   temperature, relative to the period: how much worse a step is that is taken now and then
 
-BUDGET = {"quick": 0.0, "normal": 12_000.0, "thorough": 200_000.0}  # as `Evaluator.spent`
+BUDGET = {"quick": 0.0, "normal": 30_000.0, "thorough": 200_000.0}  # as `Evaluator.spent`
 _UNITS = 32  # G at most
 _LEAST = 8  # groups of a level that is coarse enough to plan in
 _SINGLES = 8  # stages of one unit before and behind the large ones of a kind, at most

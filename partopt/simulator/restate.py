@@ -52,8 +52,10 @@ def with_conditions(
             code="microbatches-missing",
             schedule=name,
         )
-    changed = replace(plan, schedule=name, microbatches=M, **fields)
-    changed = _on_network(with_steps_of(changed, plan), topology or plan.topology)
+    changed = plan
+    if topology or fields or (name, M) != (plan.schedule, plan.microbatches):
+        changed = replace(plan, schedule=name, microbatches=M, **fields)
+        changed = _on_network(with_steps_of(changed, plan), topology or plan.topology)
     counts = _counts(changed, warmups)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     return replace(

@@ -41,6 +41,7 @@ PROOF = "a search for plans below the bound found none"
 _LONG = 400  # layers from which a search begins with the best plan of a coarser chain
 _GRAIN = 8  # layers of one of its
 _ROUGH = 0.02  # relative: the precision with which a long chain is searched first
+_FAR = 1.25  # times a bound of a family that gave up: others are asked for plans below it alone
 _APART = 1.1  # times the bound that this proves: nearer, the search goes on until it is exact
 
 
@@ -162,18 +163,25 @@ def _search(
     probes: Sequence[FamilyProbe], value: float, precision: float = SUM
 ) -> tuple[Partition | None, float, float]:
     """The best plan of all families below `value`, its objective, and a lower bound."""
-    problem, best, lower = probes[0].problem, None, math.inf
+    problem, best, lower, far = probes[0].problem, None, math.inf, math.inf
     every = replica_counts(problem)
+    rough = precision > SUM
+    if rough and problem.microbatches is None:  # nested ones give up soonest there
+        probes = probes[::-1]
     for done, counts in enumerate(every):
         problem.progress("optimal: replicas", done, len(every))
         if problem.stages is not None and counts[0] * problem.stages > problem.topology.devices:
             continue
         for probe in probes:
-            found, value, bound = _least(probe, counts, value, precision)
+            found, least_s, bound = _least(probe, counts, min(value, far), precision)
+            if found is not None:
+                best, value = found, least_s
             if not probe.complete or probe.gave_up:
-                probe.refute_between(_floor_s(probe, counts), value, counts)
+                probe.refute_between(_floor_s(probe, counts), min(value, far), counts)
                 bound = _floor_s(probe, counts)
-            best, lower = found or best, min(lower, bound)
+                if rough and value > _FAR * bound:
+                    far = bound
+            lower = min(lower, bound)
     return best, value, lower
 
 
