@@ -47,7 +47,8 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
     "none": "`replication=none`",
 }
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
-_FAR = 0.25  # above the bound: further, a large problem begins on a coarse chain too
+_FAR = 0.1  # above the bound: further, a large problem begins on a coarse chain too
+_MORE = 2  # times the work of improving its plan where that cannot be annealed
 _HOPELESS = 3.0  # times the bound of a large problem: slower, no warm-up makes a plan the fastest
 # layers times devices: problems are large from there on, and above `HUGE` those far from the bound
 # have no other plans of `optimal` for the chain as it is
@@ -272,8 +273,11 @@ def _improve(
     starts = [
         (partition_of(plan, problem.recompute_per_stage), value_of(plan)) for plan in plans.values()
     ]
+    budget = BUDGET[problem.effort]
+    if problem.microbatches is not None and _is_far(plans, problem):
+        budget *= _MORE
     problem.progress("improving the plan", 0, 1)
-    found = improve([*starts, *more], problem, lower_s, BUDGET[problem.effort], beat_s)
+    found = improve([*starts, *more], problem, lower_s, budget, beat_s)
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
