@@ -83,6 +83,19 @@ def main(chosen: Sequence[int]) -> None:
 
 def run_row(row: Row, folder: Path) -> tuple[float, str]:
     """Seconds and exit code of a row's second run; `-` where it was stopped."""
+    command = command_of(row, folder)
+    for _ in range(2):
+        start, code = time.perf_counter(), "-"
+        try:
+            code = str(run(command, LIMIT_S))
+        except subprocess.TimeoutExpired:
+            return time.perf_counter() - start, code
+        seconds = time.perf_counter() - start
+    return seconds, code
+
+
+def command_of(row: Row, folder: Path) -> list[str]:
+    """The command of a row, whose profile and topology are written to the folder."""
     from partopt.documents.topology import Topology
 
     levels = [
@@ -98,23 +111,17 @@ def run_row(row: Row, folder: Path) -> tuple[float, str]:
         profile = str(folder / "profile.json")
         make_profile(kind, int(count)).save(profile)
     command = [sys.executable, "-m", "partopt", "plan", profile]
-    command += ["--topology", str(folder / "cluster.yaml"), *row.options.split()]
-    for _ in range(2):
-        start, code = time.perf_counter(), "-"
-        try:
-            code = str(
-                subprocess.run(
-                    command,
-                    capture_output=True,
-                    check=False,
-                    timeout=LIMIT_S,
-                    env=os.environ | ONE_CORE,
-                ).returncode
-            )
-        except subprocess.TimeoutExpired:
-            return time.perf_counter() - start, code
-        seconds = time.perf_counter() - start
-    return seconds, code
+    return [*command, "--topology", str(folder / "cluster.yaml"), *row.options.split()]
+
+
+def run(command: Sequence[str], limit_s: float) -> int:
+    """The exit code of a command on one core; raises TimeoutExpired after `limit_s` seconds."""
+    environment = os.environ | ONE_CORE
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
+    done = subprocess.run(
+        command, capture_output=True, check=False, timeout=limit_s, env=environment
+    )
+    return done.returncode
 
 
 def make_profile(kind: str, count: int) -> Profile:

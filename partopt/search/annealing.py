@@ -14,6 +14,7 @@ import dataclasses
 import heapq
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
@@ -29,7 +30,8 @@ from partopt.search.starts import CELLS, cheap_starts
 # S   stages of a shape; those of a kind in units
 # T   temperature, relative to the period: how much worse a step is that is taken now and then
 
-BUDGET = {"quick": 0.0, "normal": 30_000.0, "thorough": 200_000.0}  # as `Evaluator.spent`
+BUDGET = 30_000.0  # of a round, as `Evaluator.spent`
+ROUNDS = {"quick": 0, "normal": 1, "thorough": 6}  # each begins with the best so far
 _UNITS = 32  # G at most
 _LEAST = 8  # groups of a level that is coarse enough to plan in
 _SINGLES = 8  # stages of one unit before and behind the large ones of a kind, at most
@@ -43,6 +45,7 @@ _STEPS = (1, 2, 3, 6, 12)  # boundaries by which it moves, whatever is cut there
 _GIVEN = (0.5, 1, 1, 1, 2, 4)  # units that a stage gives to another
 _PROPOSED = 1.0  # of the work of a short run's thousand actions: to look at a shape by formulas
 _AGAIN, _LONGER = 20, 4  # shapes that run again, for so many times as long
+_ALIKE = 5  # of these those with the same replicas
 _FULL = 3  # of these those simulated in full
 
 
@@ -54,13 +57,16 @@ def anneal(
     They come of `starts` and of starts by closed forms. None under synchronous schedules, where
     stages choose to recompute, or where all have as many replicas.
     """
-    moves, budget = Moves(problem), BUDGET[problem.effort]
+    moves, rounds = Moves(problem), ROUNDS[problem.effort]
     told = problem.recompute_per_stage or moves.alike
-    if told or not schedule(problem.schedule).asynchronous or not budget:
+    if told or not schedule(problem.schedule).asynchronous or not rounds:
         return []
     limit_s = min(beat_s, best.seconds if best.over == 0 else math.inf)
+    problem.progress("annealing", 0, 1)
     search, evaluator = _Annealing(moves), Evaluator(problem)
-    search.run([*filter(None, map(shape_of, starts))], limit_s, budget)
+    found = [*filter(None, map(shape_of, starts))]
+    for _ in range(rounds):
+        found += search.run(found, limit_s, search.spent + BUDGET)
     return [(each, evaluator.value(each)) for each in search.finalists()]  # at the best warm-up
 
 
@@ -93,19 +99,26 @@ class _Annealing:
         """Short runs, and looking at what did not run."""
         return self.runs.spent + _PROPOSED * self.proposals
 
-    def run(self, starts: Sequence[Shape], limit_s: float, budget: float) -> None:
-        """Anneal the best starts of several numbers of stages, then the best of these."""
+    def run(self, starts: Sequence[Shape], limit_s: float, until: float) -> list[Shape]:
+        """Anneal the best starts of several numbers of stages, then the best of these.
+
+        What is best then, the fastest first; `until` is what may be spent.
+        """
         places = self.best_starts([*starts, *self._kinds()], _LOOSE * limit_s)[:_STARTS]
-        budget -= self.spent
+        budget = until - self.spent
         for left in (_STARTS, _LEFT):
             found = (self.anneal(place, budget / 2 / left) for place in places[:left])
             places = sorted(found, key=self.seconds.__getitem__)
+        return [place.shape for place in places]
 
     def finalists(self) -> list[Partition]:
         """The best partitions, by runs several times as long."""
-        places = heapq.nsmallest(_AGAIN, self.seconds, key=self.seconds.__getitem__)
         again: dict[Partition, float] = {}
-        for place in places:
+        alike: Counter[Counts] = Counter()
+        for place in sorted(self.seconds, key=self.seconds.__getitem__):
+            alike[place.shape.replicas] += 1
+            if len(again) == _AGAIN or alike[place.shape.replicas] > _ALIKE:
+                continue
             partition = place.shape.partition()
             seconds = self.runs.period_s(partition, place.way, _LONGER)
             again[partition] = min(seconds, again.get(partition, math.inf))

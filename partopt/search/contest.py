@@ -205,15 +205,10 @@ def _take_fastest(
     if not far or size(problem) <= HUGE:
         plans |= uniform_plan(own, problem) | cautious_plans(own, problem)
     plans |= _alike(plans, problem, beat_s)
-    best, lower_s = plans[best_of(plans)], bound_of(own, problem)
-    more = []
-    if _is_far(plans, problem) and not (problem.recompute_per_stage and _keeps_all(best)):
-        more = simulated_starts(problem, value_of(best), lower_s, beat_s)
+    more = _begin_elsewhere(plans, problem, beat_s) if _is_far(plans, problem) else []
     improved = _improve(plans, more, problem, beat_s)
     if improved is not None:
         plans["improved"] = improved
-    if _is_far(plans, problem):
-        plans |= _anneal(plans, more, problem, beat_s)
     best = plans[best_of(plans)]
     return replace(best, planner="optimal", request=own.request, certificate=own.certificate)
 
@@ -259,6 +254,19 @@ def _keeps_all(plan: Plan) -> bool:
     return plan.fits and not any(stage.recompute for stage in plan.stages)
 
 
+def _begin_elsewhere(
+    plans: dict[str, Plan], problem: Problem, beat_s: float
+) -> list[tuple[Partition, Value]]:
+    """Partitions that may be faster than the `plans`, which are far from the bound, simulated."""
+    best, lower_s = plans[best_of(plans)], bound_of(plans["optimal"], problem)
+    value, more = value_of(best), []
+    if not (problem.recompute_per_stage and _keeps_all(best)):
+        more = simulated_starts(problem, value, lower_s, beat_s)
+    value = min([value, *(each for _, each in more)], key=lambda each: each[:2])
+    starts = [frozen(partition_of(plan, False)) for plan in plans.values()]
+    return more + anneal([*starts, *(each for each, _ in more)], problem, value, beat_s)
+
+
 def _improve(
     plans: dict[str, Plan],
     more: Sequence[tuple[Partition, Value]],
@@ -281,20 +289,3 @@ def _improve(
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))
-
-
-def _anneal(
-    plans: dict[str, Plan],
-    more: Sequence[tuple[Partition, Value]],
-    problem: Problem,
-    beat_s: float,
-) -> dict[str, Plan]:
-    """What annealing from the `plans` and `more` finds, improved; none where nothing is faster."""
-    best = value_of(plans[best_of(plans)])
-    starts = [frozen(partition_of(plan, False)) for plan in plans.values()]
-    problem.progress("annealing the plan", 0, 1)
-    found = anneal([*starts, *(each for each, _ in more)], problem, best, beat_s)
-    if not any(value[:2] < best[:2] for _, value in found):
-        return {}
-    plan = _improve({"optimal": plans["optimal"]}, found, problem, beat_s)
-    return {} if plan is None else {"annealed": plan}

@@ -234,12 +234,18 @@ def warmups_that_fit(plan: Plan, most: Sequence[int]) -> list[int]:
 
 
 def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
-    """The plan at as deep a warm-up as fits; `usual` where it deadlocks there."""
+    """The plan at as deep a warm-up as fits, or at what stages hold in turns where it deadlocks there.
+
+    `usual` where it deadlocks at both.
+    """
     held = warmups_that_fit(trials.plan, most)
     if held == [stage.warmup for stage in trials.plan.stages]:
         return usual
-    found = trials.at(held)
-    return usual if found is None or not found.fits else found
+    for own in (held, warmups_in_turns(trials.plan, most)):
+        found = trials.at(own)
+        if found is not None and found.fits:
+            return found
+    return usual
 
 
 def _deepen(

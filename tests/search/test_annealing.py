@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,7 +19,7 @@ from tests.search.test_starts import slow
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(annealing.BUDGET, "normal", 300.0)
+    monkeypatch.setattr(annealing, "BUDGET", 300.0)
 
 
 def tight(**options: object) -> Problem:
@@ -68,3 +69,14 @@ def test_units_are_whole_servers_and_kinds_use_all_of_them():
     for units in (8, 32):
         assert all(sum(each) == units and min(each) > 0 for each in kinds(units))
         assert (units,) in kinds(units)
+
+
+def test_more_rounds_go_on_from_the_best_of_those_before():
+    problem = tight()
+    start, value = start_of(problem)
+    once, longer = (
+        min(each.seconds for _, each in anneal([start], replace(problem, effort=effort), value))
+        for effort in ("normal", "thorough")
+    )
+    assert longer < once
+    assert anneal([start], replace(problem, effort="quick"), value) == []

@@ -9,15 +9,24 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
-from partopt.search.warmup import WORTHWHILE, WarmupTrials, simulate_with_best_warmup, warmups
+from partopt.search.warmup import (
+    WORTHWHILE,
+    WarmupTrials,
+    simulate_with_best_warmup,
+    warmups,
+    warmups_that_fit,
+)
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
-from tests.helpers import flat, limited
+from tests.helpers import flat, limited, two_level
+from tests.search.test_starts import slow
 from tests.simulator.plans import plan_of
 
 
@@ -139,6 +148,20 @@ def test_what_deadlocks_and_does_not_fit_is_a_plan_that_does_not_fit():
     plan = simulate_with_best_warmup(limited(plan_of([1, 3, 1], blocking_allreduce=True), 1))
     assert not plan.fits
     assert plan.predicted.period_s < math.inf
+
+
+def test_where_the_deepest_that_fits_deadlocks_stages_hold_what_they_do_in_turns():
+    cluster = two_level(4, 8, 12e9, 1.25e9)
+    problem = slow(40, cluster, memory_bytes=6 * 10**9, schedule="pipedream")
+    stages = consecutive([0, 19, 30, 35, 36, 38, 40], [4, 4, 4, 12, 4, 4])
+    plan = price(Partition(CONTIGUOUS, stages), problem, "manual")
+    trials = WarmupTrials(plan)
+    assert trials.most is not None
+    assert warmups_that_fit(plan, trials.most) == [0, 0, 0, 0, 1, 0]
+    assert trials.at([0, 0, 0, 0, 1, 0]) is None
+    best = simulate_with_best_warmup(plan)
+    assert best.fits
+    assert depths_of(best) == [0] * 6
 
 
 def test_no_more_are_in_flight_than_the_period_needs():
