@@ -52,7 +52,7 @@ def compiled(*, allocates: bool = False, **options: Any) -> Callable[[Callable[.
         if not hasattr(dispatcher, "_cache"):  # with NUMBA_DISABLE_JIT it is the function
             return dispatcher
         dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
-        is_own = _is_own(function.__code__.co_filename)
+        is_own = Path(function.__code__.co_filename).resolve() in compiled_sources(PACKAGE)
         folder = cache_folder() if is_own else None
         if folder is not None:
             dispatcher._cache = _Cache(function, folder)
@@ -70,12 +70,6 @@ def _without_literals(call_template: Callable[..., Any]) -> Callable[..., Any]:
         [types.unliteral(arg) for arg in args],
         {name: types.unliteral(arg) for name, arg in kws.items()},
     )
-
-
-@functools.cache
-def _is_own(file: str) -> bool:
-    """Whether it is one of the sources that the digest covers."""
-    return Path(file).resolve() in compiled_sources(PACKAGE)
 
 
 @functools.cache

@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    BACKWARD_INPUT,
+    FORWARD,
+    FULL_BACKWARD,
+    RECV_B,
+    RECV_F,
+    _Action,
+    _PipelineScheduleRuntime,
+)
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -37,6 +45,9 @@ from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order, R, U
 from partopt.schedules.torch_csv import pipelines, to_csv
 from partopt.simulator.restate import layout_of
+
+# what each kind of receive is for
+_USES = {RECV_F: (FORWARD,), RECV_B: (FULL_BACKWARD, BACKWARD_INPUT)}
 
 # d   pipelines side by side, the replicas of every stage; pipeline k gets the microbatches g with
 #     g mod d = k
@@ -77,9 +88,10 @@ def execute_on_torch(
 ) -> RankRecord:
     """Execute `plan` on all ranks of `context` with torch's runtime; the record of this one.
 
-    Everything is as `partopt.runtime.engine.execute` says, but for messages: torch posts receives
-    where its own order has them, whatever `ahead` is, waits for sends at the end of a step alone,
-    whatever the plan's `comm` is, and has a buffer for every microbatch of an iteration.
+    Everything is as `partopt.runtime.engine.execute` says, but for messages: on GPUs torch posts
+    receives where its own order has them, whatever `ahead` is. It waits for sends at the end of a
+    step alone, whatever the plan's `comm` is, and has a buffer for every microbatch of an
+    iteration.
     `microbatches` are for asynchronous schedules, which torch cannot run.
 
     In the record `send_posted` is when torch was about to post a send, and `sent` when the sends of
@@ -100,7 +112,7 @@ def execute_on_torch(
     check_cuts(stages, context)
     parameters = {s: stage.parameters for s, stage in stages.items()}
     updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied, shares)
-    run = _Run(plan, orders, stages, context, steps, updates)
+    run = _Run(plan, orders, stages, context, steps, updates, ahead)
     for step in range(steps):
         begin_step(step, run.record, context, barrier)
         run.run_step(step)
@@ -119,6 +131,7 @@ class _Run:
         context: Context,
         steps: int,
         updates: Updates,
+        ahead: int,
     ) -> None:
         actions = actions_of(orders, context.rank)
         self.record = RankRecord(context.rank, context.host, steps, len(actions))
@@ -149,6 +162,8 @@ class _Run:
         ]
         text = _with_rows_by_rank(to_csv(orders, layout), side_by_side[self.k])
         self.runtime = Runtime(self.stages, self.M // d, text, self.times)
+        if context.device.type == "cpu":  # NCCL keeps its messages in one order, and would wait
+            self.runtime.post_ahead(ahead)
 
     def run_step(self, step: int) -> None:
         """Run the step: the actions that torch runs, then the updates."""
@@ -204,11 +219,52 @@ class Runtime(_PipelineScheduleRuntime):
         with lost_connections():
             self._initialize_stages((), {})  # or the first step would make the buffers
 
+    def post_ahead(self, ahead: int) -> None:
+        """Post `ahead` receives before they are used, in their order, or more where torch does.
+
+        torch posts some just before the action that needs them, as in GPipe, where every message
+        would be waited for.
+        """
+        self.pipeline_order_with_comms = {
+            rank: receives_ahead(actions, ahead)
+            for rank, actions in self.pipeline_order_with_comms.items()
+        }
+
     def _maybe_compute_loss(self, *_: Any) -> None:
         return None
 
     def _maybe_get_loss(self, *_: Any) -> None:
         return None
+
+
+def receives_ahead(actions: Sequence[_Action], ahead: int) -> list[_Action]:
+    """The actions of a rank in torch's order, at least `ahead` receives before their use.
+
+    All else keeps its order, and so do the receives, which gloo matches with sends by it.
+    """
+    receives = [each for each in actions if each.computation_type in _USES]
+    numbers = {
+        (use, each.stage_index, each.microbatch_index): number
+        for number, each in enumerate(receives)
+        for use in _USES[each.computation_type]
+    }
+    found: list[_Action] = []
+    posted = used = own = 0
+    for action in actions:
+        if action.computation_type in _USES:
+            own += 1  # of those that torch would have posted
+            continue
+        keys = [
+            (part.computation_type, part.stage_index, part.microbatch_index)
+            for part in action.sub_actions or (action,)
+        ]
+        needs = [numbers[key] + 1 for key in keys if key in numbers]
+        until = max(min(used + ahead, len(receives)), own, *needs)
+        found += receives[posted:until]
+        posted = max(posted, until)
+        found.append(action)
+        used += len(needs)
+    return found
 
 
 @contextlib.contextmanager

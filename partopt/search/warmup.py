@@ -234,7 +234,7 @@ def warmups_that_fit(plan: Plan, most: Sequence[int]) -> list[int]:
 
 
 def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
-    """The plan at as deep a warm-up as fits, or at what stages hold in turns where it deadlocks there.
+    """The plan at as deep a warm-up as fits, where it deadlocks there at what stages hold in turns.
 
     `usual` where it deadlocks at both.
     """

@@ -53,7 +53,7 @@ def with_conditions(
             schedule=name,
         )
     changed = plan
-    if topology or fields or (name, M) != (plan.schedule, plan.microbatches):
+    if not warmups or topology or fields or (name, M) != (plan.schedule, plan.microbatches):
         changed = replace(plan, schedule=name, microbatches=M, **fields)
         changed = _on_network(with_steps_of(changed, plan), topology or plan.topology)
     counts = _counts(changed, warmups)
