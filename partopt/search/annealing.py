@@ -157,8 +157,8 @@ class _Annealing:
     def anneal(self, place: _Place, budget: float) -> _Place:
         """The best place that steps from this one come to, ever fewer of which lead up."""
         best, begin = place, self.spent
-        while (done := (self.spent - begin) / budget) < 1:
-            T = _HOT * (_COLD / _HOT) ** done
+        while self.spent - begin < budget:
+            T = _HOT * (_COLD / _HOT) ** ((self.spent - begin) / budget)
             allowed_s = self.seconds[place] * (1 - T * math.log(1 - self.random.random()))
             self.proposals += 1
             other = self.step(place)

@@ -35,7 +35,7 @@ CHEAP = 32  # of one whose cells begin where the least is sent
 STAGES = (2, 3, 4, 5, 6, 7, 8, 12, None)  # of the partitions; None for any number
 CAUTIONS = (1.5, 2.0, 3.0, 5.0)  # times fewer microbatches in flight than fit
 NEAR = 1.15  # times what is to be beaten: an asynchronous start so slow in a short run is left out
-_SLACK = 0.005  # of the least objective: nearer, the simulator decides
+_SLACK = 0.02  # of the least objective: nearer, the simulator decides
 
 
 def size(problem: Problem) -> int:

@@ -44,6 +44,9 @@ def test_what_is_found_is_simulated_in_full_and_the_same_each_time():
     for partition, each in found:
         whole = Evaluator(problem).value(partition)
         assert each == whole  # at the best warm-up
+    near = Value(0, 1.001 * min(each.seconds for _, each in found if each.over == 0))
+    for partition, each in anneal([start], problem, near):
+        assert each == Evaluator(problem).value(partition)  # however little better it is
 
 
 def test_stages_begin_and_end_with_whole_groups_or_halves():
@@ -80,3 +83,11 @@ def test_more_rounds_go_on_from_the_best_of_those_before():
     )
     assert longer < once
     assert anneal([start], replace(problem, effort="quick"), value) == []
+
+
+def test_where_the_starts_take_all_of_the_work_they_are_what_is_found(monkeypatch):
+    monkeypatch.setattr(annealing, "BUDGET", 1.0)
+    problem = tight()
+    start, value = start_of(problem)
+    found = anneal([start], problem, value)
+    assert min(each.seconds for _, each in found if each.over == 0) < value.seconds
