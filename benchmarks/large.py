@@ -16,38 +16,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from command import Row, command_of, run
+from command import LIMIT_S, SLOW, Row, command_of, run
 from machine import describe
 
 from partopt.documents.plan import Plan
 
-SLOW, MIDDLE, FAST = ("12 GB/s", "10 Gb/s"), ("50 GB/s", "25 Gb/s"), ("300 GB/s", "100 Gb/s")
+MIDDLE, FAST = ("50 GB/s", "25 Gb/s"), ("300 GB/s", "100 Gb/s")
+_1F1B = "--schedule 1f1b --microbatches"
 PROBLEMS = [
-    Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB", 20),
-    Row("420 layers, 8 x 32, middle", "layers 420", (8, 32), MIDDLE, "--memory 12GB", 20),
-    Row("440 layers, 8 x 16, slow", "layers 440", (8, 16), SLOW, "--memory 16GB", 20),
-    Row("460 layers, 8 x 32, fast", "layers 460", (8, 32), FAST, "--memory 10GB", 20),
-    Row("480 layers, 4 x 32, middle", "layers 480", (4, 32), MIDDLE, "--memory 14GB", 20),
-    Row("500 layers, 8 x 24, slow", "layers 500", (8, 24), SLOW, "--memory 20GB", 20),
-    Row(
-        "410, 8 x 16, middle, 1f1b",
-        "layers 410",
-        (8, 16),
-        MIDDLE,
-        "--memory 12GB --schedule 1f1b --microbatches 512",
-        20,
-    ),
-    Row(
-        "430, 8 x 16, slow, 1f1b",
-        "layers 430",
-        (8, 16),
-        SLOW,
-        "--memory 14GB --schedule 1f1b --microbatches 256",
-        20,
-    ),
+    Row("400 layers, 8 x 32, slow", "layers 400", (8, 32), SLOW, "--memory 12GB"),
+    Row("420 layers, 8 x 32, middle", "layers 420", (8, 32), MIDDLE, "--memory 12GB"),
+    Row("440 layers, 8 x 16, slow", "layers 440", (8, 16), SLOW, "--memory 16GB"),
+    Row("460 layers, 8 x 32, fast", "layers 460", (8, 32), FAST, "--memory 10GB"),
+    Row("480 layers, 4 x 32, middle", "layers 480", (4, 32), MIDDLE, "--memory 14GB"),
+    Row("500 layers, 8 x 24, slow", "layers 500", (8, 24), SLOW, "--memory 20GB"),
+    Row("410, 8 x 16, middle, 1f1b", "layers 410", (8, 16), MIDDLE, f"--memory 12GB {_1F1B} 512"),
+    Row("430, 8 x 16, slow, 1f1b", "layers 430", (8, 16), SLOW, f"--memory 14GB {_1F1B} 256"),
 ]
 EFFORTS = ("normal", "thorough")
-LIMIT_S = 600
 
 
 def main(chosen: Sequence[int]) -> None:

@@ -116,8 +116,10 @@ class _Annealing:
         again: dict[Partition, float] = {}
         alike: Counter[Counts] = Counter()
         for place in sorted(self.seconds, key=self.seconds.__getitem__):
+            if len(again) == _AGAIN:
+                break
             alike[place.shape.replicas] += 1
-            if len(again) == _AGAIN or alike[place.shape.replicas] > _ALIKE:
+            if alike[place.shape.replicas] > _ALIKE:
                 continue
             partition = place.shape.partition()
             seconds = self.runs.period_s(partition, place.way, _LONGER)
