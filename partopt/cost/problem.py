@@ -277,7 +277,7 @@ def problem_of(
 
 def with_steps(problem: Problem) -> Problem:
     """The problem, its backwards with the optimizer's steps that end them under its schedule."""
-    if steps_in_backwards(problem.schedule, problem.kept):
+    if steps_in_backwards(problem.schedule, problem.kept.shard > 0):
         return replace(problem, chain=problem.chain.with_steps())
     return problem
 

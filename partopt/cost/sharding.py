@@ -74,12 +74,13 @@ def kept_by(plan: Plan) -> Kept:
     return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
 
 
-def steps_in_backwards(schedule_name: str, kept: Kept) -> bool:
+def steps_in_backwards(schedule_name: str, shared: bool) -> bool:
     """Whether backwards are counted with the optimizer's step that ends each under a schedule.
 
-    It is left out where replicas step shares of the parameters, which they exchange first.
+    It is left out where state is `shared`: replicas step shares of the parameters, which they
+    exchange first.
     """
-    return schedule(schedule_name).steps_in_backwards and not kept.shard
+    return schedule(schedule_name).steps_in_backwards and not shared
 
 
 def exchange_by(plan: Plan) -> Exchange:

@@ -8,6 +8,7 @@ import msgspec
 
 from partopt import documents
 from partopt.documents.profile import Bytes, Count, Index, Seconds
+from partopt.documents.stage import Shard
 
 Share = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -28,6 +29,7 @@ class RanPlan(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     microbatch_size: Count
     microbatches: Count
     topology: str
+    shard: Shard = "none"
     tokens_per_sample: Count | None = None
     estimated: str | None = None
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from partopt import documents
 from partopt.cost.chain import chain_of
+from partopt.cost.sharding import steps_in_backwards
 from partopt.documents.profile import Device, Profile
 from partopt.documents.run import Run, StageSeconds
 from partopt.errors import PartoptError
 from partopt.importers.times import measurement_of, spread, with_times
-from partopt.schedules import schedule
 
 
 def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
@@ -26,7 +26,7 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
     _check(run, onto, where)
     measured = measurement_of(onto, run.plan.microbatch_size)
     chain, layers = chain_of(onto, run.plan.microbatch_size), []
-    if schedule(run.plan.schedule).steps_in_backwards:
+    if _counts_steps(run):
         chain = chain.with_steps()
     for stage in run.stages:
         stop = stage.start + len(stage.modules)
@@ -40,6 +40,11 @@ def import_run(run: Run, onto: Profile, where: str = "run") -> Profile:
     profile = with_times(onto, measured, layers, optimizer_s, device, _notes(run, onto, where))
     documents.refuse(profile.faults(), where)
     return profile
+
+
+def _counts_steps(run: Run) -> bool:
+    """Whether plans count a backward with the step that ends it, as this run's did."""
+    return steps_in_backwards(run.plan.schedule, run.plan.shard != "none")
 
 
 def _backward_s(stage: StageSeconds) -> float:
@@ -85,7 +90,7 @@ def _notes(run: Run, onto: Profile, where: str) -> list[documents.Note]:
     if run.steps == 1:
         text = f"{where} has one step, which warms up: what it took is longer than later ones"
         notes.append(documents.Note(code="first-step", text=text))
-    if schedule(run.plan.schedule).steps_in_backwards:
+    if _counts_steps(run):
         text = (
             "its backwards end with the optimizer's step, taken off as the profile has it, not as "
             "it ran"

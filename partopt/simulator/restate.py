@@ -90,7 +90,7 @@ def with_steps_of(changed: Plan, plan: Plan) -> Plan:
 
 def _steps_in_backwards(plan: Plan) -> bool:
     known = plan.microbatches is None and plan.schedule in SCHEDULES
-    return known and steps_in_backwards(plan.schedule, kept_by(plan))
+    return known and steps_in_backwards(plan.schedule, plan.memory_rules.shard != "none")
 
 
 def _on_network(plan: Plan, topology: Topology) -> Plan:

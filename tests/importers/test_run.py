@@ -63,6 +63,7 @@ def run_of(plan: Plan, **fields: Any) -> Run:
         "microbatch_size": plan.microbatch_size,
         "microbatches": 4,
         "topology": "flat",
+        "shard": plan.memory_rules.shard,
     }
     whole = {
         "plan": ran,
@@ -96,8 +97,11 @@ def run_of(plan: Plan, **fields: Any) -> Run:
         ("pipedream-2bw", "never"),
     ],
 )
-def test_planning_again_and_simulating_takes_what_the_run_took(name: str, recompute: str):
-    options = {"schedule": name, "recompute": recompute}
+@pytest.mark.parametrize("shard", ["none", "optimizer"])
+def test_planning_again_and_simulating_takes_what_the_run_took(
+    name: str, recompute: str, shard: str
+):
+    options = {"schedule": name, "recompute": recompute, "shard": shard}
     if asynchronous := schedule(name).asynchronous:
         options["microbatches"] = None
     before = plan_of(**options)
