@@ -28,9 +28,13 @@ def warmups_in_turns(plan: Plan, most: Sequence[int]) -> list[int]:
     hold in turns (`partopt.cost.turns`).
     """
     stages, waits_s = plan.stages, _waits_s(plan)
-    # where each stage does with one microbatch
-    short, enough = 0.0, sum(stage.compute_s for stage in stages) + sum(waits_s)
+    # no round is shorter than its work; at the longest each stage does with one microbatch
+    short = max(stage.compute_s / stage.replicas for stage in stages)
+    enough = sum(stage.compute_s for stage in stages) + sum(waits_s)
     behind_first = list(zip(stages, most, waits_s, strict=True))[::-1]
+    at_best = _at(short, behind_first)
+    if at_best is not None:
+        return at_best
     for _ in range(_HALVINGS):
         T = (short + enough) / 2
         short, enough = (T, enough) if _at(T, behind_first) is None else (short, T)
