@@ -21,7 +21,6 @@ from partopt.documents.stage import MemoryRules, Reserve
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO, MANUAL, Options, check_options, invalid, parse_bytes
-from partopt.schedules import schedule
 from partopt.units import format_bytes
 
 # M   microbatches of an iteration
@@ -127,7 +126,6 @@ class Job(Options):
                 option="schedule",
             )
         own = self.planner_name == MANUAL
-        comm = schedule(self.schedule).comm if self.comm == AUTO else self.comm
         stated = problem_of(
             self.profile,
             self.topology,
@@ -138,7 +136,7 @@ class Job(Options):
             recompute=self.recompute == "always",
             recompute_per_stage=self.recompute == "auto",
             replication=self.replication,
-            serial_transfers=comm == "serial",
+            serial_transfers=self.comm == "serial",
             comm_auto=self.comm == AUTO,
             split_messages=self.messages == "split",
             blocking_allreduce=self.allreduce == "blocking",

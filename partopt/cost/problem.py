@@ -39,6 +39,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.stage import COUNTED, MemoryRules
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
+from partopt.schedules import schedule
 
 # what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
@@ -62,8 +63,8 @@ class Problem:
     `stages` is how many stages were requested, `chunks` how many of them a schedule that
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
     asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
-    their messages and for their gradients, and `comm_auto` that the first is what engines of the
-    schedule do, `split_messages` that each tensor is one; gradients are exchanged in buckets of
+    their messages and for their gradients, the first as engines of the schedule do where it is
+    `comm_auto`, `split_messages` that each tensor is one; gradients are exchanged in buckets of
     `bucket_bytes`; `memory_rules` say how memory is counted, and `memory_bytes` is the limit of one
     device, `None` where there is none; `replication` says what replicas a planner may give, and
     `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`;
@@ -102,6 +103,11 @@ class Problem:
     effort: str = "normal"
     caution: float = 1.0
     progress: Progress = ignore_progress
+
+    def __post_init__(self) -> None:
+        if self.comm_auto:  # of this schedule, whichever the problem was stated for
+            waits = schedule(self.schedule).comm == "serial"
+            object.__setattr__(self, "serial_transfers", waits)
 
     @property
     def all_recompute(self) -> bool:

@@ -1,11 +1,11 @@
-"""Asynchronous partitions of whole groups of devices, annealed in short runs of the simulator.
+"""Partitions annealed in short runs of the simulator.
 
-Where links are slow and memory is short, good plans are far above what formulas say, and what
-formulas say orders them badly: ports are contended for, and what is in flight waits in queues. One
-simulation of such a plan takes long, and the steps of `partopt.search.moves` are small. So stages
-are of whole groups here and steps as long as a group, short runs compare (`ShortRuns`), and
-simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 1983) leaves the many places where no
-single step gains. What is best in short runs is then simulated in full.
+Where links are slow, good plans are far above what formulas say, and what formulas say orders them
+badly: ports are contended for, and what is in flight waits in queues. The steps of
+`partopt.search.moves` end where no single one gains. So here short runs compare (`ShortRuns`), and
+simulated annealing (Kirkpatrick, Gelatt and Vecchi, Science 1983) leaves such places. What is best
+in short runs is then simulated in full. In a large problem stages are of whole groups of devices,
+and steps as long as a group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -23,14 +22,15 @@ from partopt.cost.problem import Partition, Problem
 from partopt.schedules import schedule
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import Counts, Moves, Shape, shape_of
-from partopt.search.short_runs import WARMUPS, ShortRuns
-from partopt.search.starts import CELLS, cheap_starts
+from partopt.search.short_runs import ShortRuns
+from partopt.search.starts import CELLS, LARGE, cheap_starts, size
+from partopt.search.steps import Steps
 
-# G   units of the cluster: whole groups of devices
+# G   units of the cluster: whole groups of devices, in a small problem single ones
 # S   stages of a shape; those of a kind in units
 # T   temperature, relative to the period: how much worse a step is that is taken now and then
 
-BUDGET = 30_000.0  # of a round, as `Evaluator.spent`
+BUDGET, FINE = 30_000.0, 2_000.0  # of a round, as `Evaluator.spent`; of a small problem
 ROUNDS = {"quick": 0, "normal": 1, "thorough": 6}  # each begins with the best so far
 _UNITS = 32  # G at most
 _LEAST = 8  # groups of a level that is coarse enough to plan in
@@ -40,10 +40,8 @@ _STARTS, _LEFT = 4, 2  # of the kinds; of these after the first half of the work
 _HOT, _COLD = 0.02, 0.002  # T at first and at last
 _LOOSE = 1.3  # times what is to be beaten: starts may be so much slower
 _TURNED = 0.1  # of the steps: another warm-up
-_REACH = 40  # boundaries within which a cut moves
-_STEPS = (1, 2, 3, 6, 12)  # boundaries by which it moves, whatever is cut there
-_GIVEN = (0.5, 1, 1, 1, 2, 4)  # units that a stage gives to another
-_PROPOSED = 1.0  # of the work of a short run's thousand actions: to look at a shape by formulas
+# of the work of a short run's thousand actions: to look at a shape by formulas, and by tables
+_PROPOSED, _LOOKED_UP = 1.0, 0.05
 _AGAIN, _LONGER = 20, 4  # shapes that run again, for so many times as long
 _ALIKE = 5  # of these those with the same replicas
 _FULL = 3  # of these those simulated in full
@@ -54,24 +52,24 @@ def anneal(
 ) -> list[tuple[Partition, Value]]:
     """Partitions that may be better than `best` and below `beat_s`, simulated in full.
 
-    They come of `starts` and of starts by closed forms. None under synchronous schedules, where
-    stages choose to recompute, or where all have as many replicas.
+    They come of `starts` and of starts by closed forms. None where stages choose to recompute, or
+    of a large problem under a synchronous schedule, or where all stages have as many replicas.
     """
-    moves, rounds = Moves(problem), ROUNDS[problem.effort]
-    told = problem.recompute_per_stage or moves.alike
-    if told or not schedule(problem.schedule).asynchronous or not rounds:
+    moves, rounds, large = Moves(problem), ROUNDS[problem.effort], size(problem) >= LARGE
+    coarse = not moves.alike and schedule(problem.schedule).asynchronous
+    if problem.recompute_per_stage or (large and not coarse) or not rounds:
         return []
     limit_s = min(beat_s, best.seconds if best.over == 0 else math.inf)
     problem.progress("annealing", 0, 1)
-    search, evaluator = _Annealing(moves), Evaluator(problem)
+    search, evaluator = _Annealing(moves, large), Evaluator(problem)
     found = [*filter(None, map(shape_of, starts))]
     for _ in range(rounds):
-        found += search.run(found, limit_s, search.spent + BUDGET)
+        found += search.run(found, limit_s, search.spent + (BUDGET if large else FINE))
     return [(each, evaluator.value(each)) for each in search.finalists()]  # at the best warm-up
 
 
 class _Place(NamedTuple):
-    """A shape and the number of its warm-up in `WARMUPS`."""
+    """A shape and the number of its warm-up, as `ShortRuns` has them."""
 
     shape: Shape
     way: int
@@ -85,26 +83,29 @@ class _Place(NamedTuple):
 class _Annealing:
     """Short runs of places; `spent` is the work."""
 
-    def __init__(self, moves: Moves) -> None:
-        self.moves, self.problem, self.bounds = moves, moves.problem, moves.bounds
-        self.unit = unit_of(self.problem)
-        self.index = {bound: place for place, bound in enumerate(self.bounds)}
+    def __init__(self, moves: Moves, large: bool) -> None:
+        self.moves, self.problem, self.large = moves, moves.problem, large
+        self.unit = unit_of(self.problem) if large else 1
+        self.steps = Steps(moves, self.unit, fine=not large)
+        self.random = self.steps.random
         self.runs = ShortRuns(Evaluator(self.problem))
         self.seconds: dict[_Place, float] = {}
         self.proposals = 0
-        self.random = random.Random(0)
+        self.tabled = not large and moves.tables.able
 
     @property
     def spent(self) -> float:
         """Short runs, and looking at what did not run."""
-        return self.runs.spent + _PROPOSED * self.proposals
+        each = _LOOKED_UP if self.tabled else _PROPOSED
+        return self.runs.spent + each * self.proposals
 
     def run(self, starts: Sequence[Shape], limit_s: float, until: float) -> list[Shape]:
         """Anneal the best starts of several numbers of stages, then the best of these.
 
         What is best then, the fastest first; `until` is what may be spent.
         """
-        places = self.best_starts([*starts, *self._kinds()], _LOOSE * limit_s)[:_STARTS]
+        kinds = self._kinds() if self.large else filter(None, map(shape_of, self.moves.starts()))
+        places = self.best_starts([*starts, *kinds], _LOOSE * limit_s)[:_STARTS]
         budget = until - self.spent
         for left in (_STARTS, _LEFT):
             found = (self.anneal(place, budget / 2 / left) for place in places[:left])
@@ -129,7 +130,7 @@ class _Annealing:
     def best_starts(self, shapes: Sequence[Shape], limit_s: float) -> list[_Place]:
         """For each number of stages the best of the shapes, the fastest first."""
         best: dict[int, _Place] = {}
-        for place in (_Place(shape, way) for shape in shapes for way in range(len(WARMUPS))):
+        for place in (_Place(shape, way) for shape in shapes for way in range(self.runs.likely)):
             self.proposals += 1
             seconds, known = self.tried_s(place, limit_s), best.get(place.stages)
             if seconds < (limit_s if known is None else self.seconds[known]):
@@ -151,7 +152,8 @@ class _Annealing:
         """Seconds per microbatch in a short run; infinite where a bound is not below `beat_s`."""
         if place not in self.seconds:
             partition = place.shape.partition()
-            if self.runs.evaluator.bound_s(partition) >= beat_s:
+            tables = self.moves.tables if self.tabled else self.runs.evaluator
+            if tables.bound_s(partition) >= beat_s:
                 return math.inf
             self.seconds[place] = self.runs.period_s(partition, place.way)
         return self.seconds[place]
@@ -170,54 +172,12 @@ class _Annealing:
         return best
 
     def step(self, place: _Place) -> _Place | None:
-        """A place of as many stages near this one; None where the step leads to none."""
+        """A place near this one; None where the step leads to none."""
         draw = self.random.random()
         if draw < _TURNED:
-            return _Place(place.shape, self.random.randrange(len(WARMUPS)))
-        cuts = place.stages > 1 and draw < (1 + _TURNED) / 2
-        shape = self._cut(place.shape) if cuts else self._give(place.shape)
+            return _Place(place.shape, self.random.randrange(self.runs.ways))
+        shape = self.steps.near(place.shape, (draw - _TURNED) / (1 - _TURNED))
         return None if shape is None else _Place(shape, place.way)
-
-    def _cut(self, shape: Shape) -> Shape | None:
-        """A cut moved: to where less crosses it than on the way, or by a few boundaries."""
-        c = self.random.randrange(1, len(shape.replicas))
-        at, sign = self.index[shape.bounds[c]], self.random.choice((-1, 1))
-        if self.random.random() < 0.6:
-            places = self._cheaper(at, sign)
-        else:
-            places = [at + sign * self.random.choice(_STEPS)]
-        low, high = (self.index[shape.bounds[other]] for other in (c - 1, c + 1))
-        places = [place for place in places if low < place < high]
-        if not places:
-            return None
-        cut = self.bounds[self.random.choice(places)]
-        return dataclasses.replace(shape, bounds=(*shape.bounds[:c], cut, *shape.bounds[c + 1 :]))
-
-    def _cheaper(self, at: int, sign: int) -> list[int]:
-        """The boundaries in a direction over which less is sent than over all before them."""
-        least, found, traffic = math.inf, [], self.problem.chain.traffic
-        for step in range(1, _REACH):
-            place = at + sign * step
-            if not 0 < place < len(self.bounds) - 1:
-                break
-            if traffic[self.bounds[place]] < least:
-                least = traffic[self.bounds[place]]
-                found.append(place)
-        return found
-
-    def _give(self, shape: Shape) -> Shape | None:
-        """Units of one stage given to another, or taken from idle devices, or left idle."""
-        S, idle = len(shape.replicas), self.moves.P - sum(shape.replicas)
-        counts = [*shape.replicas, idle]
-        source, to = self.random.sample(range(S + 1), 2)
-        given = math.ceil(self.unit * self.random.choice(_GIVEN))
-        counts[source] -= given
-        counts[to] += given
-        replicas = tuple(counts[:S])
-        if counts[S] < 0 or not self.moves.allows(replicas):
-            return None
-        shape = dataclasses.replace(shape, replicas=replicas)
-        return dataclasses.replace(shape, idle=self.moves.trim(shape))
 
 
 def unit_of(problem: Problem) -> int:

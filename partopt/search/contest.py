@@ -36,7 +36,7 @@ from partopt.search.rivals import (
     rivals_of,
     uniform_plan,
 )
-from partopt.search.starts import LIMIT, simulated_starts, size
+from partopt.search.starts import LARGE, LIMIT, simulated_starts, size
 from partopt.search.warmup import simulate_with_best_warmup
 
 OPTIONS = {  # what a planner may look at or keep to -> the option that asks for it
@@ -49,10 +49,12 @@ OPTIONS = {  # what a planner may look at or keep to -> the option that asks for
 SHOWN_LIMIT = 20_000  # stages times devices of a plan that is simulated only to be shown
 _FAR = 0.1  # above the bound: further, a large problem begins on a coarse chain too
 _MORE = 2  # times the work of improving its plan where that cannot be annealed
+_NEAR = 0.02  # above the bound: nearer, the plan of a small problem is not annealed
+_HOPED = 0.1  # above what is to be beaten: slower, it is not either
 _HOPELESS = 3.0  # times the bound of a large problem: slower, no warm-up makes a plan the fastest
-# layers times devices: problems are large from there on, and above `HUGE` those far from the bound
-# have no other plans of `optimal` for the chain as it is
-LARGE, HUGE = 5_000, 50_000
+# layers times devices: above, problems far from the bound have no other plans of `optimal` for the
+# chain as it is
+HUGE = 50_000
 
 
 class Contest(NamedTuple):
@@ -286,6 +288,12 @@ def _improve(
         budget *= _MORE
     problem.progress("improving the plan", 0, 1)
     found = improve([*starts, *more], problem, lower_s, budget, beat_s)
+    far = lower_s * (1 + _NEAR) < found.value.seconds < beat_s * (1 + _HOPED)
+    if size(problem) < LARGE and (far or found.value.over):
+        begun = [found.partition, *(frozen(partition) for partition, _ in starts)]
+        annealed = anneal(begun, problem, found.value, beat_s)
+        again = [(found.partition, found.value), *annealed]
+        found = improve(again, problem, lower_s, budget if annealed else 0.0, beat_s)
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))

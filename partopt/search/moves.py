@@ -107,11 +107,9 @@ class Moves:
         shape = shape_of(partition)
         if shape is None:
             return
-        for changed in self._replicated(shape):
-            if self.allows(changed.replicas):
-                changed = replace(changed, idle=self.trim(changed))
-                yield changed.partition()
-                yield from self.balanced(changed)
+        for changed in filter(None, map(self.settled, self._replicated(shape))):
+            yield changed.partition()
+            yield from self.balanced(changed)
         yield from self.balanced(shape)
         if sum(shape.replicas) < self.P and len(self.problem.topology.levels) > 1:
             yield from (other.partition() for other in self._shifted(shape))
@@ -174,7 +172,13 @@ class Moves:
             alike = tuple(replace(stage, recompute=every) for stage in stages)
             yield replace(partition, stages=alike)
 
-    def trim(self, shape: Shape) -> Counts:
+    def settled(self, shape: Shape) -> Shape | None:
+        """The shape with no more idle ranks than there are; None where its replicas may not be."""
+        if not self.allows(shape.replicas):
+            return None
+        return replace(shape, idle=self._trim(shape))
+
+    def _trim(self, shape: Shape) -> Counts:
         """The idle ranks before each stage, no more than there are."""
         left, idle = self.P - sum(shape.replicas), []
         for own in shape.idle:
@@ -212,14 +216,18 @@ class Moves:
                         swapped[s], swapped[to] = r[to], r[s]
                         yield replace(shape, replicas=tuple(swapped))
         for s in range(S):
-            yield from self._split(shape, s)
+            yield from self.split(shape, s)
         for s in range(S - 1):
-            yield from self._merged(shape, s)
+            yield from self.merged(shape, s)
 
-    def _split(self, shape: Shape, s: int) -> Iterator[Shape]:
-        """Stage s in two, which share its replicas or take one of another stage."""
+    def split(self, shape: Shape, s: int) -> Iterator[Shape]:
+        """Stage s in two, which share its replicas or take one of another stage.
+
+        Alike, both have as many as it had.
+        """
         r, own = shape.replicas, shape.replicas[s]
-        parts = [
+        parts = [(r, own, own)] if self.alike else []
+        parts += [
             (r, first, own - first) for first in sorted({*range(1, 5), own // 2, own - 2, own - 1})
         ]
         parts += [(r, 1, own), (r, own, 1)]
@@ -251,7 +259,7 @@ class Moves:
             default=None,
         )
 
-    def _merged(self, shape: Shape, s: int) -> Iterator[Shape]:
+    def merged(self, shape: Shape, s: int) -> Iterator[Shape]:
         """Stages s and s + 1 as one, with the replicas of both or, alike, of one."""
         r = shape.replicas
         for both in dict.fromkeys((r[s] if self.alike else r[s] + r[s + 1], r[s])):

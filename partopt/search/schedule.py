@@ -233,8 +233,8 @@ def _at_any_warmup(own: Plan, problem: Problem, names: Iterable[str]) -> Iterato
     if own.certificate is None or not schedule(own.schedule).takes_warmup:
         return
     for name in names:
-        if name != own.schedule and schedule(name).takes_warmup:
-            stated = replace(problem, schedule=name)
+        stated = replace(problem, schedule=name)
+        if name != own.schedule and _kind(stated) == _kind(problem):
             partition = partition_of(own, problem.recompute_per_stage)
             other = simulate_with_best_warmup(price(partition, stated, own.planner))
             # the bound holds for any warm-up
@@ -249,9 +249,11 @@ def _to_replan(
     Of schedules that are the same but for their warm-ups, which are chosen, the first stands for
     all.
     """
-    names = [plan.schedule for plan in plans if schedule(plan.schedule).kernel is not None]
-    alike = [name for name in names if schedule(name).takes_warmup]
-    straight = [plan for plan in plans if plan.schedule in names and plan.schedule not in alike[1:]]
+    first: dict[object, Plan] = {}
+    for plan in plans:
+        if schedule(plan.schedule).kernel is not None:
+            first.setdefault(_kind(replace(problems[0], schedule=plan.schedule)), plan)
+    straight = list(first.values())
     few = problems[0].topology.devices <= FEW
     for plan in straight if few else straight[:REPLANNED]:
         for problem in problems:
@@ -262,6 +264,13 @@ def _to_replan(
                 yield own
             elif not own.recompute:  # plans that recompute everywhere are among these
                 yield replace(own, recompute_per_stage=True)
+
+
+def _kind(problem: Problem) -> object:
+    """What is the same under schedules that differ in nothing but their warm-ups."""
+    if not schedule(problem.schedule).takes_warmup:
+        return problem.schedule
+    return problem.serial_transfers
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:

@@ -28,6 +28,7 @@ from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import frozen
 from partopt.search.short_runs import ShortRuns
 
+LARGE = 5_000  # layers times devices: problems are large from there on
 LIMIT = 2_000_000  # layers times devices: above, each start takes seconds
 BUDGET = 10_000  # simulations, as `partopt.search.improve.BUDGET` counts them
 CELLS = 64  # of the coarse chain that is planned for, at most
