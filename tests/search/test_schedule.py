@@ -17,11 +17,13 @@ from partopt.search import schedule as search
 from partopt.search.candidates import candidates
 from partopt.search.grid import stages_between
 from partopt.search.schedule import best_by_schedule, replan, state_problems
+from partopt.search.solve import solve
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, judged_candidate, problems
+from tests.search.test_starts import slow
 
 BOTH = [False, True]
 
@@ -248,6 +250,22 @@ def test_where_nothing_can_run_the_answer_is_no():
         ANSWER_IS_NO,
         "give more microbatches, or fewer devices",
     )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_schedules_together_are_no_slower_than_each_alone(seed):
+    """Engines of `1f1b` wait for slow messages and those of the others do not."""
+    stated = slow(8, two_level(2, 2, 12e9, 1.25e9), seed)
+    job = Job(stated.profile, stated.topology, schedule="auto", global_batch=8)
+    together = solve(job)
+    alone = {
+        name: solve(job.with_(schedule=name)).plan.predicted.samples_per_s
+        for name in ("1f1b", "1f1b-eager", "gpipe", "zb-h1")
+    }
+    assert together.plan.predicted.samples_per_s >= max(alone.values()) * (1 - 1e-9)
+    assert alone["1f1b-eager"] > 1.01 * alone["1f1b"]
+    assert {plan.schedule: plan.comm for plan in together.alternatives}["1f1b"] == "serial"
+    assert together.plan.comm == "overlap"
 
 
 def test_any_replicas_are_better_than_a_grid_where_layers_differ():

@@ -14,6 +14,7 @@ from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
+from partopt.search.turns import warmups_in_turns
 from partopt.search.warmup import (
     WORTHWHILE,
     WarmupTrials,
@@ -162,6 +163,20 @@ def test_where_the_deepest_that_fits_deadlocks_stages_hold_what_they_do_in_turns
     best = simulate_with_best_warmup(plan)
     assert best.fits
     assert depths_of(best) == [0] * 6
+
+
+def test_in_turns_no_round_is_shorter_than_its_work_however_many_may_be_in_flight():
+    problem = slow(40, two_level(4, 8, 12e9, 1.25e9), schedule="pipedream")
+    plan = price(Partition(CONTIGUOUS, consecutive([0, 19, 30, 40], [8, 8, 16])), problem, "manual")
+    endless = [2**31] * 3
+    held = warmups_in_turns(plan, endless)
+    assert WarmupTrials(plan).most is not None
+    round_s = max(stage.compute_s / stage.replicas for stage in plan.stages)
+    way_s = sum(stage.compute_s for stage in plan.stages) + 4 * max(
+        (stage.input_bytes + stage.gradient_bytes) / 1.25e9 for stage in plan.stages
+    )
+    assert 0 < held[0] <= 3 + way_s / round_s / plan.stages[0].replicas
+    assert simulate_with_best_warmup(plan).predicted.period_s < math.inf
 
 
 def test_no_more_are_in_flight_than_the_period_needs():
