@@ -14,6 +14,7 @@ from partopt.planners import PLANNERS
 from partopt.search import contest
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
+from tests.search.test_starts import slow
 
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
 UNEQUAL = chain_profile(
@@ -167,3 +168,15 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)
+
+
+def test_a_small_problem_far_from_its_bound_is_annealed_but_where_it_cannot_win(monkeypatch):
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
+    annealed, _ = contest.plan_alone("optimal", problem)
+    monkeypatch.setattr(contest, "anneal", lambda *given: [])
+    without, _ = contest.plan_alone("optimal", problem)
+    assert annealed.predicted.period_s < 0.99 * without.predicted.period_s
+    asked = []
+    monkeypatch.setattr(contest, "anneal", lambda *given: asked.append(given) or [])
+    contest.plan_alone("optimal", problem, 0.7 * annealed.predicted.period_s)
+    assert not asked
