@@ -187,7 +187,7 @@ def test_thousands_of_devices(partopt, profile_file, topology_file):
 
 
 @pytest.mark.parametrize(
-    "given", [[], ["--schedule", "auto", "--global-batch", 32], ["--planner", "data_parallel"]]
+    "given", [[], ["--schedule", "auto", "--global-batch", 4], ["--planner", "data_parallel"]]
 )
 def test_a_plan_of_one_stage_says_how_to_find_where_a_pipeline_is_faster(
     partopt, profile_file, topology_file, given

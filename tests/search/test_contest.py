@@ -178,5 +178,9 @@ def test_a_small_problem_far_from_its_bound_is_annealed_but_where_it_cannot_win(
     assert annealed.predicted.period_s < 0.99 * without.predicted.period_s
     asked = []
     monkeypatch.setattr(contest, "anneal", lambda *given: asked.append(given) or [])
-    contest.plan_alone("optimal", problem, 0.7 * annealed.predicted.period_s)
+    contest.plan_alone("optimal", problem, annealed.predicted.period_s)
+    assert asked  # less than a tenth is missing
+    asked.clear()
+    monkeypatch.setattr(contest, "_HOPED", 0.0)
+    contest.plan_alone("optimal", problem, annealed.predicted.period_s)
     assert not asked
