@@ -44,6 +44,8 @@ def loop(pipeline):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     plan = Plan.load(Path(__file__).with_suffix(".plan.json"))
     train_with(loop, plan, sys.argv[1], arguments=ARGUMENTS, engine="torch")
 '''

@@ -83,6 +83,15 @@ def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
     assert ran.returncode == 0, ran.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)]
     assert losses == pytest.approx(losses_of_one_process(model), rel=1e-5)
+    alone = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert alone.returncode == 1 and "train.py MODEL.py" in alone.stderr
+    assert "Traceback" not in alone.stderr
 
 
 def adam(pipeline):
