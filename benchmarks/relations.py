@@ -2,10 +2,10 @@
 
     python benchmarks/relations.py [PROFILE ...]
 
-Every plan of a job that allows less is one that a job which allows more may give: another schedule
-named, stages counted, equal replicas, half of the memory, half of the servers, links of half the
-speed. Where the search in the simulator misses what it found there, a row says by how much the
-larger choice is slower. Profiles are shipped ones, on four servers of four devices.
+Every plan of a job that allows less is one that a job which allows more may give, no slower: a
+schedule named, stages counted, equal replicas, half of the memory, half of the servers, links of
+half the speed. Where the search in the simulator misses what it found there, a row says by how much
+the larger choice is slower. Profiles are shipped ones, on four servers of four devices.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/slow_links.py [--problems N] [--seed N]
 
 There the formulas order plans badly, and bounds are far below what runs. The problems are GNMT,
-measured on V100s, on servers of four under three schedules, and those that `quality.py` draws with
+measured on V100s, on servers of four under four schedules, and those that `quality.py` draws with
 two levels of slow links or buses. Each is planned with `--effort normal` and `thorough`, which does
 six to twenty times as much in the simulator; `more` is by how much that is faster.
 """

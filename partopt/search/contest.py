@@ -277,7 +277,9 @@ def _improve(
 ) -> Plan | None:
     """What a search from the `plans` and `more` finds, simulated; None where it is of the plans.
 
-    The plan of "optimal" states the bound. Nothing is simulated that cannot be below `beat_s`.
+    A small problem that it leaves far from the bound is annealed, and the best of that improved
+    once more. The plan of "optimal" states the bound. Nothing is simulated that cannot be below
+    `beat_s`.
     """
     lower_s = bound_of(plans["optimal"], problem)
     starts = [
@@ -292,8 +294,9 @@ def _improve(
     if size(problem) < LARGE and (far or found.value.over):
         begun = [found.partition, *(frozen(partition) for partition, _ in starts)]
         annealed = anneal(begun, problem, found.value, beat_s)
-        again = [(found.partition, found.value), *annealed]
-        found = improve(again, problem, lower_s, budget if annealed else 0.0, beat_s)
+        if annealed:
+            again = [(found.partition, found.value), *annealed]
+            found = improve(again, problem, lower_s, budget, beat_s)
     if found.partition in [frozen(partition) for partition, _ in starts]:
         return None
     return simulate_with_best_warmup(price(found.partition, problem, "optimal"))

@@ -22,7 +22,15 @@ from partopt.documents.plan import Estimate, Plan, Predicted
 from partopt.documents.stage import Flow
 from partopt.schedules import schedule
 from partopt.schedules.entry import Replicas
-from partopt.search.warmup import DEPTHS, Depth, Trial, WarmupTrials, best_trial, warmups
+from partopt.search.warmup import (
+    DEPTHS,
+    Depth,
+    Trial,
+    WarmupTrials,
+    best_trial,
+    warmups,
+    warmups_within,
+)
 
 NEAR = 1.05  # times what is to be beaten: a partition this good is tried at the formula's warm-up
 LIKELY: Depth = (2, 0)  # of all warm-ups the one that is most often near the best
@@ -108,8 +116,7 @@ class Evaluator:
         """The trial at the warm-up `depth`, or as deep below it as fits."""
         if trials.most is None or not self.takes_warmup:
             return trials.at(None)
-        wanted = zip(warmups(trials.replicas, *depth), trials.most, strict=True)
-        return trials.at([min(each) for each in wanted])
+        return trials.at(warmups_within(trials.most, trials.replicas, *depth))
 
     def _best(self, trials: WarmupTrials) -> tuple[Trial | None, Depth]:
         """The trial at the best warm-up, and the first depth that is no shallower."""

@@ -107,7 +107,7 @@ class Moves:
         shape = shape_of(partition)
         if shape is None:
             return
-        for changed in filter(None, map(self.settled, self._replicated(shape))):
+        for changed in filter(None, map(self.settle, self._replicated(shape))):
             yield changed.partition()
             yield from self.balanced(changed)
         yield from self.balanced(shape)
@@ -172,7 +172,7 @@ class Moves:
             alike = tuple(replace(stage, recompute=every) for stage in stages)
             yield replace(partition, stages=alike)
 
-    def settled(self, shape: Shape) -> Shape | None:
+    def settle(self, shape: Shape) -> Shape | None:
         """The shape with no more idle ranks than there are; None where its replicas may not be."""
         if not self.allows(shape.replicas):
             return None
@@ -218,7 +218,7 @@ class Moves:
         for s in range(S):
             yield from self.split(shape, s)
         for s in range(S - 1):
-            yield from self.merged(shape, s)
+            yield from self.merge(shape, s)
 
     def split(self, shape: Shape, s: int) -> Iterator[Shape]:
         """Stage s in two, which share its replicas or take one of another stage.
@@ -259,7 +259,7 @@ class Moves:
             default=None,
         )
 
-    def merged(self, shape: Shape, s: int) -> Iterator[Shape]:
+    def merge(self, shape: Shape, s: int) -> Iterator[Shape]:
         """Stages s and s + 1 as one, with the replicas of both or, alike, of one."""
         r = shape.replicas
         for both in dict.fromkeys((r[s] if self.alike else r[s] + r[s + 1], r[s])):

@@ -19,7 +19,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import schedule
 from partopt.search.evaluate import ACTIONS, LIKELY, Evaluator
 from partopt.search.turns import warmups_in_turns
-from partopt.search.warmup import DEPTHS, Depth, WarmupTrials, warmups, warmups_that_fit
+from partopt.search.warmup import DEPTHS, Depth, WarmupTrials, warmups_that_fit, warmups_within
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
 from partopt.simulator.steady import microbatches_to_tell
@@ -30,8 +30,7 @@ ASYNCHRONOUS: tuple[Way, ...] = (warmups_that_fit, warmups_in_turns)  # mostly o
 
 def _warmups_at(plan: Plan, most: Sequence[int], depth: Depth) -> list[int]:
     """The warm-up `depth`, or as deep below it as fits."""
-    wanted = warmups([stage.replicas for stage in plan.stages], *depth)
-    return [min(each) for each in zip(wanted, most, strict=True)]
+    return warmups_within(most, [stage.replicas for stage in plan.stages], *depth)
 
 
 def _own(plan: Plan, most: Sequence[int]) -> None:

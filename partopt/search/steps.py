@@ -33,12 +33,11 @@ class Steps:
     def near(self, shape: Shape, share: float) -> Shape | None:
         """A shape a step away, of the kind `share`, from 0 to 1; None where it leads to none."""
         if not self.fine:
-            return (
-                self._cut(shape) if len(shape.replicas) > 1 and share < 0.5 else self._give(shape)
-            )
-        changed = self._changed(shape, share)
+            cuts = len(shape.replicas) > 1 and share < 0.5
+            return self._cut(shape) if cuts else self._give(shape)
+        changed = self._change(shape, share)
         if changed is not None and self.random.random() < _TWICE:
-            changed = self._changed(changed, self.random.random())
+            changed = self._change(changed, self.random.random())
         if changed is None or changed.replicas == shape.replicas:
             return changed
         if self.random.random() < _BALANCED:
@@ -46,7 +45,7 @@ class Steps:
             return self.random.choice(balanced) if balanced else changed
         return changed
 
-    def _changed(self, shape: Shape, share: float) -> Shape | None:
+    def _change(self, shape: Shape, share: float) -> Shape | None:
         """A cut, the replicas or the number of stages changed."""
         S = len(shape.replicas)
         if share < 0.45:
@@ -56,9 +55,9 @@ class Steps:
         if share < 0.87:
             return self._swap(shape) if S > 1 else None
         s = self.random.randrange(S)
-        found = self.moves.split(shape, s) if share < 0.935 or s == S - 1 else None
-        others = list(self.moves.merged(shape, s) if found is None else found)
-        return self.moves.settled(self.random.choice(others)) if others else None
+        splits = share < 0.935 or s == S - 1
+        others = list(self.moves.split(shape, s) if splits else self.moves.merge(shape, s))
+        return self.moves.settle(self.random.choice(others)) if others else None
 
     def _cut(self, shape: Shape) -> Shape | None:
         """A cut moved: to where less crosses it than on the way, or by a few boundaries."""
@@ -97,16 +96,16 @@ class Steps:
         counts[to] += given
         if counts[S] < 0:
             return None
-        return self.moves.settled(replace(shape, replicas=tuple(counts[:S])))
+        return self.moves.settle(replace(shape, replicas=tuple(counts[:S])))
 
     def _alike(self, shape: Shape) -> Shape | None:
         """One replica of every stage more or fewer."""
         own = shape.replicas[0] + self.random.choice((-1, 1))
-        return self.moves.settled(replace(shape, replicas=(own,) * len(shape.replicas)))
+        return self.moves.settle(replace(shape, replicas=(own,) * len(shape.replicas)))
 
     def _swap(self, shape: Shape) -> Shape | None:
         """The replicas of two stages, exchanged."""
         replicas = list(shape.replicas)
         one, other = self.random.sample(range(len(replicas)), 2)
         replicas[one], replicas[other] = replicas[other], replicas[one]
-        return self.moves.settled(replace(shape, replicas=tuple(replicas)))
+        return self.moves.settle(replace(shape, replicas=tuple(replicas)))

@@ -89,6 +89,14 @@ def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list
     ]
 
 
+def warmups_within(
+    most: Sequence[int], replicas: Sequence[int], factor: float, more: int
+) -> list[int]:
+    """`warmups`, of each stage no deeper than its `most`."""
+    wanted = warmups(replicas, factor, more)
+    return [min(each) for each in zip(wanted, most, strict=True)]
+
+
 def simulate_with_best_warmup(plan: Plan, patience_s: float = math.inf) -> Plan:
     """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
 
@@ -284,9 +292,7 @@ def _depths(
     Where memory makes `start` shallower than the plan's own, at last what stages hold in turns.
     """
     replicas = [stage.replicas for stage in plan.stages]
-    every = {
-        tuple(map(min, warmups(replicas, factor, more), most)): None for factor, more in DEPTHS
-    }
+    every = {tuple(warmups_within(most, replicas, *depth)): None for depth in DEPTHS}
     every.pop(tuple(start), None)
     for deeper in (True, False):
         yield [
