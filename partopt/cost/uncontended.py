@@ -1,8 +1,9 @@
 """An iteration in which no message waits for another: no simulation of a pipeline is shorter.
 
-Each device does its actions in the order of its schedule, each as soon as its input has come, and
-messages and all-reduces have all ports for themselves. The start of an action is then a longest
-path over the actions before it, which nothing that the simulator knows besides makes shorter.
+Each device does its actions in the order of its schedule, each as soon as its input has come and,
+where devices wait for their messages, what it sent has arrived. Messages and all-reduces have all
+ports for themselves. The start of an action is then a longest path over the actions before it,
+which nothing that the simulator knows besides makes shorter.
 
 Under schedules that take a warm-up a replica with n microbatches does w forwards first, then a
 backward and a forward in turn. Of a stage whose w lies between `shallow` and `deep` only what holds
@@ -41,6 +42,8 @@ class Pipeline(NamedTuple):
     shallow: NDArray[np.int64]  # warm-up
     deep: NDArray[np.int64]
     message: NDArray[np.float64]  # seconds over the cut before each stage, shape (S, M)
+    # the same where the sender waits for it, else 0, shape (S + 1, M)
+    held: NDArray[np.float64]
 
 
 class Times(NamedTuple):
@@ -109,12 +112,11 @@ def _start_forward(line, times, s, c):  # type: ignore[no-untyped-def]
     if k > deep:
         if times.backwards[s, c] < k - deep:
             return False
-        done = line.backward[s] + _weights_s(line, s, k - deep - 1)
-        t = max(t, times.backward[s, g - (deep + 1) * r] + done)
+        t = max(t, times.backward[s, g - (deep + 1) * r] + _backward_s(line, s, k - deep - 1, c))
     if k > 0:
-        between = line.forward[s]
+        between = _forward_s(line, s, k - 1, c)
         if k > deep:
-            between += line.again[s] + line.backward[s] + _weights_s(line, s, k - deep - 1)
+            between += line.again[s] + _backward_s(line, s, k - deep - 1, c)
         t = max(t, times.forward[s, g - r] + between)
     times.forward[s, g] = t
     times.forwards[s, c] += 1
@@ -133,17 +135,32 @@ def _start_backward(line, S, times, s, c, n):  # type: ignore[no-untyped-def]
         if times.backwards[s + 1, g % after] <= g // after:
             return False
         t = times.backward[s + 1, g] + line.backward[s + 1] + line.message[s + 1, g]
-    worked = times.forward[s, latest * r + c] + line.forward[s] + line.again[s]
+    worked = times.forward[s, latest * r + c] + _forward_s(line, s, latest, c) + line.again[s]
     if k > 0:
-        turn = line.backward[s] + _weights_s(line, s, k - 1) + line.again[s]
-        forward = line.forward[s] if k + line.shallow[s] < n else 0.0
+        turn = _backward_s(line, s, k - 1, c) + line.again[s]
+        last = k + line.shallow[s]
+        forward = _forward_s(line, s, last, c) if last < n else 0.0
         worked = max(worked, times.worked[s, c] + turn + forward)
-        forward = line.forward[s] if k + line.deep[s] < n else 0.0
+        last = k + line.deep[s]
+        forward = _forward_s(line, s, last, c) if last < n else 0.0
         t = max(t, times.backward[s, g - r] + turn + forward)
     times.worked[s, c] = worked
     times.backward[s, g] = max(t, worked)
     times.backwards[s, c] += 1
     return True
+
+
+@compiled()
+def _forward_s(line, s, k, c):  # type: ignore[no-untyped-def]
+    """Seconds of the k-th forward of a replica, and of waiting until what it sends has come."""
+    return line.forward[s] + line.held[s + 1, k * line.replicas[s] + c]
+
+
+@compiled()
+def _backward_s(line, s, k, c):  # type: ignore[no-untyped-def]
+    """Seconds of the k-th backward of a replica, of what follows it, and of waiting likewise."""
+    held = line.held[s, k * line.replicas[s] + c]
+    return line.backward[s] + _weights_s(line, s, k) + held
 
 
 @compiled()

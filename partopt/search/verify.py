@@ -20,6 +20,7 @@ from partopt.documents.profile import Profile
 from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal, required_features
+from partopt.search.all_pipelines import none_within
 from partopt.search.contest import OPTIONS
 from partopt.search.recomputation import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
@@ -193,6 +194,9 @@ def _bound(again: Recomputation) -> _Found:
 def _nothing_below(again: Recomputation, lower_bound_s: float) -> _Found:
     seconds = lower_bound_s * (1 - SAME)
     better, proved_s = optimal.below(again.problem, seconds)
+    short = better is not None or proved_s < seconds * (1 - SAME)
+    if short and none_within(again.problem, seconds):
+        better, proved_s = None, seconds
     if better is not None:
         shape = price(better, again.problem, "optimal").shape
         return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []

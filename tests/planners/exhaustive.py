@@ -214,6 +214,11 @@ def best_contiguous(problem: Problem) -> Found | None:
 
 def priced(problem: Problem, partition: Partition) -> Plan:
     """The plan of a partition; the problem may have no profile."""
+    return price(partition, profiled(problem), "optimal")
+
+
+def profiled(problem: Problem) -> Problem:
+    """The problem with a profile that says nothing, as plans need one."""
     profile = Profile(
         model=Model(name="test"),
         device=Device(name="test"),
@@ -221,4 +226,4 @@ def priced(problem: Problem, partition: Partition) -> Plan:
         layers=[],
         measurements=[],
     )
-    return price(partition, replace(problem, profile=profile), "optimal")
+    return replace(problem, profile=profile)

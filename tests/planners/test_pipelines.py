@@ -51,7 +51,7 @@ def simulated_s(given: Problem) -> float:
         deepest = [-(-M // r) for r in trials.replicas]
         warmups = [None]
         if schedule(given.schedule).takes_warmup:
-            warmups = [*product(*(range(own) for own in deepest[:-1]), (0,))]
+            warmups = [*product(*(range(own) for own in deepest))]
         for warmup in warmups:
             found = trials.at(warmup)
             if found is not None and found.fits:

@@ -13,6 +13,8 @@ from partopt.cost.uncontended import Pipeline, Times, times_of, uncontended_s
 from partopt.planners.optimal.paths import update_s
 from partopt.planners.optimal.places import level_between
 
+NOTHING = -1
+
 
 class Bench(NamedTuple):
     """Where a whole pipeline is executed."""
@@ -22,6 +24,7 @@ class Bench(NamedTuple):
     # ranges of warm-ups that are to be looked at yet, shape (.., S)
     shallow: NDArray[np.int64]
     deep: NDArray[np.int64]
+    ranges: NDArray[np.int64]  # how many, NOTHING where no pipeline lies here, shape (1,)
 
 
 def bench_of(S: int, M: int, P: int) -> Bench:
@@ -38,15 +41,17 @@ def bench_of(S: int, M: int, P: int) -> Bench:
         shallow=counts[2],
         deep=counts[3],
         message=np.zeros((S, M)),
+        held=np.zeros((S + 1, M)),
     )
     halvings = S * M.bit_length() + 2
-    waiting = [np.zeros((halvings, S), dtype=np.int64) for _ in range(2)]
-    return Bench(line, times_of(S, M, P), *waiting)
+    shallow, deep = (np.zeros((halvings, S), dtype=np.int64) for _ in range(2))
+    return Bench(line, times_of(S, M, P), shallow, deep, np.array([NOTHING]))
 
 
 @compiled()
 def lay(searched, path, bench, S):  # type: ignore[no-untyped-def]
     """Lay the S stages of a path on the bench, at any warm-up that fits or its schedule's own."""
+    bench.ranges[0] = 1
     layers, places, line = searched.layers, searched.places, bench.line
     for s in range(S):
         place = path.place[s]
@@ -59,11 +64,11 @@ def lay(searched, path, bench, S):  # type: ignore[no-untyped-def]
         last = -(-layers.M // r) - 1
         deepest = min(S - 1 - s, last) if layers.split else last
         if layers.any_warmup:
-            # forwards before the first backward of the last stage delay its gradients alone
-            deepest = min(last, most_in_flight(layers, stage, r) - 1) if s < S - 1 else 0
+            deepest = min(last, most_in_flight(layers, stage, r) - 1) if S > 1 else 0
         bench.deep[0, s], bench.shallow[0, s] = deepest, 0 if layers.any_warmup else deepest
         if s > 0:
             _send(searched, line, path.place[s - 1], place, s, layers.cuts[path.start[s]])
+    line.held[S] = 0.0
 
 
 @compiled()
@@ -75,37 +80,35 @@ def _send(searched, line, before, place, s, size):  # type: ignore[no-untyped-de
         source, target = places.ranks[before, g % one], places.ranks[place, g % other]
         k = level_between(network.group, source, target)
         line.message[s, g] = network.delay[k - 1] + size / network.bandwidth[k - 1]
+        line.held[s, g] = network.waited[k - 1] + size * network.hold_byte[k - 1]
 
 
 @compiled()
-def least_over_warmups(bench, S, limit, left):  # type: ignore[no-untyped-def]
-    """The least iteration of what is on the bench, infinite where it is above `limit`.
+def next_warmups(bench, S, T, left):  # type: ignore[no-untyped-def]
+    """Go on to the next warm-ups at which what is on the bench may take T seconds or less.
 
-    Ranges of warm-ups are halved as long as the least of them may be below what is found.
-    Also what is `left` of the work.
+    They are in `line.deep`. Ranges of warm-ups are halved as long as the least of them is in time.
+    Returns the seconds there, infinite where nothing remains, and what is `left` of the work.
     """
-    line, waiting, best, found = bench.line, 1, limit, np.inf
-    while waiting > 0 and left > 0:
-        waiting -= 1
+    line, shallow, deep, ranges = bench.line, bench.shallow, bench.deep, bench.ranges
+    while ranges[0] > 0 and left > 0:
+        ranges[0] -= 1
+        at = ranges[0]
         for s in range(S):
-            line.shallow[s], line.deep[s] = bench.shallow[waiting, s], bench.deep[waiting, s]
+            line.shallow[s], line.deep[s] = shallow[at, s], deep[at, s]
         left -= 2 * S * line.message.shape[1]
         seconds = uncontended_s(line, S, bench.times)
-        if seconds > best:
+        if seconds > T:
             continue
         widest = _widest(line, S)
         if line.deep[widest] == line.shallow[widest]:
-            best = found = seconds
-            continue
+            return seconds, left
         for s in range(S):
-            bench.shallow[waiting + 1, s], bench.deep[waiting + 1, s] = (
-                line.shallow[s],
-                line.deep[s],
-            )
+            shallow[at + 1, s], deep[at + 1, s] = line.shallow[s], line.deep[s]
         middle = (line.shallow[widest] + line.deep[widest]) // 2
-        bench.deep[waiting, widest], bench.shallow[waiting + 1, widest] = middle, middle + 1
-        waiting += 2
-    return found, left
+        deep[at, widest], shallow[at + 1, widest] = middle, middle + 1
+        ranges[0] += 2
+    return np.inf, left
 
 
 @compiled()

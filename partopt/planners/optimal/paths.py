@@ -23,6 +23,9 @@ from partopt.planners.optimal.traffic import Traffic, carries, traffic_of
 # d       stages before it
 
 
+STEPS = 32
+
+
 class Searched(NamedTuple):
     """What the search knows of a problem."""
 
@@ -33,7 +36,10 @@ class Searched(NamedTuple):
     holds_all: bool  # a replica holds all of its microbatches
     # which stages are in time, shape (N+1, N+1, 2, P+1), by their start, stop, mode and replicas
     in_time: NDArray[np.bool_]
-    devices: NDArray[np.int64]  # that the layers from each cut on take at the least, shape (N+1,)
+    # that the layers from each cut on take at the least, where messages of so many `step` came
+    # before them, shape (STEPS, N+1)
+    devices: NDArray[np.int64]
+    step: NDArray[np.float64]  # s, shape (1,)
 
 
 class Path(NamedTuple):
@@ -48,13 +54,14 @@ class Path(NamedTuple):
     messages: NDArray[np.float64]  # seconds of those over cuts before the stage
     updates: NDArray[np.float64]  # seconds from its last gradient on, for the stages before
     traffic: Traffic
+    depth: NDArray[np.int64]  # stages before the one that is chosen, shape (1,)
 
 
 def path_of(S: int, ports: int) -> Path:
     """A path with room for S stages."""
     counts, seconds = (np.zeros((6, S + 1), dtype=kind) for kind in (np.int64, np.float64))
     kept = dict(zip(Path._fields, [*counts, *seconds[:2]], strict=False))
-    return Path(**kept, traffic=traffic_of(S, ports))
+    return Path(**kept, traffic=traffic_of(S, ports), depth=np.zeros(1, dtype=np.int64))
 
 
 @compiled()
@@ -88,7 +95,7 @@ def is_possible(searched, path, d):  # type: ignore[no-untyped-def]
     """Whether a stage is in time by itself, and leaves the layers behind devices enough."""
     places, place, stop = searched.places, searched.places.next[path.option[d]], path.stop[d]
     r = places.replicas[place]
-    if places.room[place] < searched.devices[stop]:
+    if places.room[place] < searched.devices[0, stop]:
         return False
     if searched.alike and d > 0 and r != places.replicas[path.place[0]]:
         return False
@@ -118,6 +125,8 @@ def extend(searched, path, d, T):  # type: ignore[no-untyped-def]
     update = update_s(layers, places, stage, place)
     seconds = end_s(M, r, work, passed, update, tail + x, updates, q, forward, passing)
     if layers.forward[i] + x + seconds > T:
+        return False
+    if places.room[place] < searched.devices[min(int(x / searched.step[0]), STEPS - 1), j]:
         return False
     sent, got = places.sent[option], places.got[option]
     if d > 0 and not carries(layers, path.traffic, d, sent, got, i, T):
