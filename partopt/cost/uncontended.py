@@ -44,6 +44,13 @@ class Pipeline(NamedTuple):
     message: NDArray[np.float64]  # seconds over the cut before each stage, shape (S, M)
     # the same where the sender waits for it, else 0, shape (S + 1, M)
     held: NDArray[np.float64]
+    # of each message its latency, and for how long it keeps a port busy, shape (S, M)
+    delay: NDArray[np.float64]
+    busy: NDArray[np.float64]
+    # ports by which activations and gradients leave and come, of a bus the same, shape (S, M, 2, 2)
+    port: NDArray[np.int64]
+    rank: NDArray[np.int64]  # of each replica, shape (S, P)
+    waits: bool  # devices wait for their messages
 
 
 class Times(NamedTuple):
@@ -54,12 +61,17 @@ class Times(NamedTuple):
     worked: NDArray[np.float64]  # when a device has done what precedes a backward, shape (S, P)
     forwards: NDArray[np.int64]  # shape (S, P)
     backwards: NDArray[np.int64]
+    # actions in an order in which they may start: s M + g of forwards, (S + s) M + g of backwards
+    started: NDArray[np.int64]
+    known: NDArray[np.int64]  # how many of them are known, shape (1,)
 
 
 def times_of(S: int, M: int, P: int) -> Times:
     """Room for the times of S stages, M microbatches and P replicas of a stage."""
     counts = [np.zeros((S, P), dtype=np.int64) for _ in range(2)]
-    return Times(np.zeros((S, M)), np.zeros((S, M)), np.zeros((S, P)), *counts)
+    started, known = np.zeros(2 * S * M, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    forward, backward, worked = np.zeros((S, M)), np.zeros((S, M)), np.zeros((S, P))
+    return Times(forward, backward, worked, counts[0], counts[1], started, known)
 
 
 @compiled()
@@ -68,6 +80,7 @@ def uncontended_s(line, S, times):  # type: ignore[no-untyped-def]
     M = line.message.shape[1]
     times.forwards[:S] = 0
     times.backwards[:S] = 0
+    times.known[0] = 0
     left, before = 2 * M * S, 0
     down = True
     while left > 0 and left != before:
@@ -112,14 +125,15 @@ def _start_forward(line, times, s, c):  # type: ignore[no-untyped-def]
     if k > deep:
         if times.backwards[s, c] < k - deep:
             return False
-        t = max(t, times.backward[s, g - (deep + 1) * r] + _backward_s(line, s, k - deep - 1, c))
+        t = max(t, times.backward[s, g - (deep + 1) * r] + backward_s(line, s, k - deep - 1, c))
     if k > 0:
-        between = _forward_s(line, s, k - 1, c)
+        between = forward_s(line, s, k - 1, c)
         if k > deep:
-            between += line.again[s] + _backward_s(line, s, k - deep - 1, c)
+            between += line.again[s] + backward_s(line, s, k - deep - 1, c)
         t = max(t, times.forward[s, g - r] + between)
     times.forward[s, g] = t
     times.forwards[s, c] += 1
+    _record(line, times, s, g)
     return True
 
 
@@ -135,29 +149,37 @@ def _start_backward(line, S, times, s, c, n):  # type: ignore[no-untyped-def]
         if times.backwards[s + 1, g % after] <= g // after:
             return False
         t = times.backward[s + 1, g] + line.backward[s + 1] + line.message[s + 1, g]
-    worked = times.forward[s, latest * r + c] + _forward_s(line, s, latest, c) + line.again[s]
+    worked = times.forward[s, latest * r + c] + forward_s(line, s, latest, c) + line.again[s]
     if k > 0:
-        turn = _backward_s(line, s, k - 1, c) + line.again[s]
+        turn = backward_s(line, s, k - 1, c) + line.again[s]
         last = k + line.shallow[s]
-        forward = _forward_s(line, s, last, c) if last < n else 0.0
+        forward = forward_s(line, s, last, c) if last < n else 0.0
         worked = max(worked, times.worked[s, c] + turn + forward)
         last = k + line.deep[s]
-        forward = _forward_s(line, s, last, c) if last < n else 0.0
+        forward = forward_s(line, s, last, c) if last < n else 0.0
         t = max(t, times.backward[s, g - r] + turn + forward)
     times.worked[s, c] = worked
     times.backward[s, g] = max(t, worked)
     times.backwards[s, c] += 1
+    _record(line, times, len(line.message) + s, g)
     return True
 
 
 @compiled()
-def _forward_s(line, s, k, c):  # type: ignore[no-untyped-def]
+def _record(line, times, row, g):  # type: ignore[no-untyped-def]
+    """Record that an action may start now."""
+    times.started[times.known[0]] = row * line.message.shape[1] + g
+    times.known[0] += 1
+
+
+@compiled()
+def forward_s(line, s, k, c):  # type: ignore[no-untyped-def]
     """Seconds of the k-th forward of a replica, and of waiting until what it sends has come."""
     return line.forward[s] + line.held[s + 1, k * line.replicas[s] + c]
 
 
 @compiled()
-def _backward_s(line, s, k, c):  # type: ignore[no-untyped-def]
+def backward_s(line, s, k, c):  # type: ignore[no-untyped-def]
     """Seconds of the k-th backward of a replica, of what follows it, and of waiting likewise."""
     held = line.held[s, k * line.replicas[s] + c]
     return line.backward[s] + _weights_s(line, s, k) + held
@@ -175,6 +197,11 @@ def _end_s(line, times, s):  # type: ignore[no-untyped-def]
     M, r, end = line.message.shape[1], line.replicas[s], 0.0
     for c in range(min(r, M)):
         n = (M - 1 - c) // r + 1
-        last = line.backward[s] + _weights_s(line, s, n - 1) + min(line.lag[s], n) * line.weights[s]
-        end = max(end, times.backward[s, (n - 1) * r + c] + last)
+        end = max(end, times.backward[s, (n - 1) * r + c] + end_s(line, s, n))
     return end
+
+
+@compiled()
+def end_s(line, s, n):  # type: ignore[no-untyped-def]
+    """Seconds from the start of the last of a replica's n backwards until it has all gradients."""
+    return line.backward[s] + _weights_s(line, s, n - 1) + min(line.lag[s], n) * line.weights[s]

@@ -28,7 +28,7 @@ from partopt.simulator.restate import layout_of
 from partopt.simulator.work import Work, work_of
 
 SIMULATIONS = {"quick": 0, "normal": 5_000, "thorough": 30_000}  # by effort
-WORK = {"quick": 0, "normal": 40_000_000, "thorough": 400_000_000}  # steps and actions, likewise
+WORK = {"quick": 0, "normal": 50_000_000, "thorough": 500_000_000}  # steps and actions, likewise
 Warmups = tuple[int, ...] | None  # None where the schedule says them
 # of the gap, ruled out one after the other -> of the simulations and of the work until then
 _SHARES = {0.25: 0.5, 0.5: 0.75, 1.0: 1.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
+from partopt.cost.heap import heap_of
 from partopt.schedules.order import A, B, F, Order
 from partopt.simulator import state
 from partopt.simulator.deadlock import deadlock_error
@@ -29,11 +30,7 @@ def simulate(order: Order, work: Work) -> Timeline:
         *times,
     )
     devices, network, rings = _devices(order, work), _network(order, work), _rings(order, work)
-    heap = state.Heap(
-        np.zeros(3 * R + S + 2),
-        np.zeros(3 * R + S + 2, dtype=np.int64),
-        np.zeros(1, dtype=np.int64),
-    )
+    heap = heap_of(3 * R + S + 2)
     early = any(own.head_start_s > 0 for own in work.exchanges_early)
     run(actions, devices, network, rings, heap, work.serial, work.blocking, early)
     if (devices.next < order.rows[1:]).any():

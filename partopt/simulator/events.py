@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
+from partopt.cost.heap import pop, push
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.exchanges import announce, end_exchange, join, join_early, leave
-from partopt.simulator.heap import pop, push
 from partopt.simulator.messages import look_at, send_result
 
 

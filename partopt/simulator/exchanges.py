@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from partopt.cost.compiled import compiled
+from partopt.cost.heap import push
 from partopt.schedules.order import A
-from partopt.simulator.heap import push
 from partopt.simulator.messages import booked_s
 from partopt.simulator.state import DONE, SEARCHES, WAITING
 

@@ -86,16 +86,8 @@ class Rings(NamedTuple):
     done: Floats  # rows of stage, round, start, end, shape (all-reduces, 4)
 
 
-class Heap(NamedTuple):
-    """Events by time, then by number.
-
-    Number b: rank b has ended its action; R + b: look at rank b; 2R + s: the all-reduce of stage s;
-    2R + S + b: rank b comes to an exchange before its backward ends.
-    """
-
-    time: Floats
-    number: Integers
-    size: Integers  # events in it, shape (1,)
-
+# Events are in a `partopt.cost.heap.Heap`. Number b: rank b has ended its action; R + b: look at
+# rank b; 2R + s: the all-reduce of stage s; 2R + S + b: rank b comes to an exchange before its
+# backward ends.
 
 WAITING, DONE, SEARCHES = range(3)

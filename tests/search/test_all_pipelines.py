@@ -35,9 +35,14 @@ def drawn(model, cluster, name, M, memory_bytes, recompute, replication, serial)
     return profiled(stated)
 
 
+MODEL, CLUSTER, SCHEDULE, _, MEMORY = SMALL
 DRAWN = st.builds(
     drawn,
-    *SMALL,
+    MODEL,
+    CLUSTER,
+    SCHEDULE,
+    st.integers(4, 5),  # as many as devices: with fewer, replicas that get none are no plans
+    MEMORY,
     st.sampled_from(["never", "always", "auto"]),
     st.sampled_from(["free", "uniform", "none"]),
     st.booleans(),

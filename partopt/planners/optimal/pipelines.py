@@ -89,7 +89,10 @@ class Pipelines:
             np.zeros((STEPS, N + 1), dtype=np.int64),
             np.zeros(1),
         )
-        self.path, self.bench = path_of(min(N, P), places.sent.shape[1]), bench_of(min(N, P), M, P)
+        S, group = min(N, P), problem.network.group
+        ports = int(2 * (P // group[:-1]).sum())
+        self.path = path_of(S, places.sent.shape[1])
+        self.bench = bench_of(S, M, P, ports, problem.serial_transfers)
         self.per_stage = problem.recompute_per_stage
         self.left = ALL_WORK
         self.refuted_s, self.unrefuted_s = -math.inf, math.inf

@@ -45,6 +45,7 @@ class Places(NamedTuple):
     # member busy, where its replicas send activations and where they get them; shape (pairs, ports)
     sent: NDArray[np.float64]
     got: NDArray[np.float64]
+    links: Integers  # of each level, shape (L,)
 
 
 class _Family(NamedTuple):
@@ -89,6 +90,7 @@ def places_of(problem: Problem) -> Places | None:
         gap=_gaps(table, replicas, before, behind, problem.network.group),
         sent=sent,
         got=got,
+        links=links,
     )
 
 

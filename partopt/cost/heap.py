@@ -1,13 +1,31 @@
-"""The events of the compiled simulator, in a heap."""
+"""A heap for compiled code: what is least first."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
 
 
+class Heap(NamedTuple):
+    """Entries by time, then by number."""
+
+    time: NDArray[np.float64]
+    number: NDArray[np.int64]
+    size: NDArray[np.int64]  # entries in it, shape (1,)
+
+
+def heap_of(most: int) -> Heap:
+    """An empty heap with room for so many entries."""
+    return Heap(np.zeros(most), np.zeros(most, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+
 @compiled(inline="always")
 def push(heap, time, number):  # type: ignore[no-untyped-def]
-    """Put an event into the heap."""
+    """Put an entry into the heap."""
     child = heap.size[0]
     heap.size[0] += 1
     while child > 0:
@@ -21,7 +39,7 @@ def push(heap, time, number):  # type: ignore[no-untyped-def]
 
 @compiled(inline="always")
 def pop(heap):  # type: ignore[no-untyped-def]
-    """Take the first event out of the heap: its time and its number."""
+    """Take the first entry out of the heap: its time and its number."""
     first = heap.time[0], heap.number[0]
     heap.size[0] -= 1
     count = heap.size[0]
