@@ -348,12 +348,13 @@ def test_ranks_stay_idle_where_that_keeps_a_stage_inside_a_server():
 
 @pytest.mark.parametrize(
     ("options", "seconds"),
-    [({}, 8 + 8), ({"schedule": "1f1b", "microbatches": 8}, 8 + 8 * (8 + 8) + 16)],
+    [({}, 8 + 8), ({"schedule": "1f1b", "microbatches": 8}, 8 + 8 * (8 + 8) + 16 + 4)],
 )
 def test_both_cuts_of_the_stage_in_the_middle_bind(options, seconds):
     """Layers of 4 s forward and 8 s backward, a device each, 8 bytes between them at 1 byte/s:
     compute and each cut alone would take 12 s a microbatch, and less than 8 times 16 s in all. In
-    an iteration one message more is on its way before and behind, and a layer.
+    an iteration one message more is on its way before and behind, and a layer; and as messages of
+    both cuts come by one port, what the middle sends cannot follow without a gap, of 4 s.
     """
     model = chain([4] * 3, [8] * 3, [8] * 2, [800] * 3)
     given = problem(model, topology((3, 1.0)), replication="none", **options)
