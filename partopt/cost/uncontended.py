@@ -42,7 +42,7 @@ class Pipeline(NamedTuple):
     shallow: NDArray[np.int64]  # warm-up
     deep: NDArray[np.int64]
     message: NDArray[np.float64]  # seconds over the cut before each stage, shape (S, M)
-    # the same where the sender waits for it, else 0, shape (S + 1, M)
+    # seconds for which it keeps its devices from computing, shape (S + 1, M)
     held: NDArray[np.float64]
     # of each message its latency, and for how long it keeps a port busy, shape (S, M)
     delay: NDArray[np.float64]

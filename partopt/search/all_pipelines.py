@@ -17,7 +17,7 @@ from partopt.cost.tolerances import MET, SUM
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners.optimal import drop_useless_recompute
-from partopt.planners.optimal.pipelines import Point, pipelines_of
+from partopt.planners.optimal.pipelines import Pipelines, Point, pipelines_of
 from partopt.schedules import order, schedule
 from partopt.schedules.layout import Layout
 from partopt.search.evaluate import Evaluator
@@ -96,7 +96,7 @@ def best_below(problem: Problem, lower_s: float, value_s: float) -> Found:
 
     `lower_s` is a bound; a part of the gap is ruled out first, then more of it.
     """
-    every = pipelines_of(drop_useless_recompute(problem.coarsen()))
+    every = _all_of(problem)
     simulations, work = SIMULATIONS[problem.effort], WORK[problem.effort]
     if every is None or not simulations or value_s <= lower_s * (1 + MET):
         return Found(lower_s)
@@ -117,9 +117,13 @@ def best_below(problem: Problem, lower_s: float, value_s: float) -> Found:
 
 def none_within(problem: Problem, seconds: float) -> bool:
     """Whether it is found that no plan takes so many seconds an iteration or less."""
-    every = pipelines_of(drop_useless_recompute(problem.coarsen()))
+    every = _all_of(problem)
     if every is None:
         return False
     simulator = Simulator(problem, seconds, SIMULATIONS["thorough"])
     answer = every.least(seconds, simulator, WORK["thorough"])
     return answer.complete and answer.seconds == math.inf
+
+
+def _all_of(problem: Problem) -> Pipelines | None:
+    return pipelines_of(drop_useless_recompute(problem.coarsen()))

@@ -196,11 +196,11 @@ def _nothing_below(again: Recomputation, lower_bound_s: float) -> _Found:
     better, proved_s = optimal.below(again.problem, seconds)
     short = better is not None or proved_s < seconds * (1 - SAME)
     if short and none_within(again.problem, seconds):
-        better, proved_s = None, seconds
+        better, short = None, False
     if better is not None:
         shape = price(better, again.problem, "optimal").shape
         return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []
-    if proved_s < seconds * (1 - SAME):
+    if short:
         return (
             False,
             (

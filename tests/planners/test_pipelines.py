@@ -33,6 +33,28 @@ SMALL = (  # what every problem here has: a model, a cluster, a schedule, M and 
 )
 
 
+OPTIONS = (  # of these problems: what recomputes, which replicas, and whether devices wait
+    st.sampled_from(["never", "always", "auto"]),
+    st.sampled_from(["free", "uniform", "none"]),
+    st.booleans(),
+)
+
+
+def drawn(model, cluster, name, M, memory_bytes, recompute, replication, serial):
+    """The problem of what is drawn from `SMALL` and `OPTIONS`, with a step of the optimizer."""
+    return problem(
+        replace(model, optimizer_s=3.0),
+        cluster,
+        schedule=name,
+        microbatches=M,
+        memory_bytes=memory_bytes,
+        recompute=recompute == "always",
+        recompute_per_stage=recompute == "auto",
+        replication=replication,
+        serial_transfers=serial,
+    )
+
+
 def partitions(given: Problem) -> Iterator[Partition]:
     """Every contiguous and every nested partition, in every way to recompute."""
     modes = (False, True) if given.recompute_per_stage else (None,)
@@ -69,26 +91,11 @@ def uncontended(on: Topology) -> Topology:
 
 
 @examples(10)
-@given(
-    *SMALL,
-    st.sampled_from(["never", "always", "auto"]),
-    st.sampled_from(["free", "uniform", "none"]),
-    st.booleans(),
-)
+@given(*SMALL, *OPTIONS)
 def test_no_plan_is_simulated_to_less_than_what_is_refuted(
     model, cluster, name, M, memory_bytes, recompute, replication, serial
 ):
-    given = problem(
-        replace(model, optimizer_s=3.0),
-        cluster,
-        schedule=name,
-        microbatches=M,
-        memory_bytes=memory_bytes,
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
-        replication=replication,
-        serial_transfers=serial,
-    )
+    given = drawn(model, cluster, name, M, memory_bytes, recompute, replication, serial)
     least = simulated_s(given)
     assert least == math.inf or not pipelines.refuter(given)(least * (1 + NEAR))
 

@@ -13,39 +13,25 @@ from partopt.search.all_pipelines import best_below, none_within
 from partopt.search.warmup import simulate_at_warmup
 from tests.examples import examples
 from tests.planners.exhaustive import profiled
-from tests.planners.problems import problem
-from tests.planners.test_pipelines import SMALL, simulated_s
+from tests.planners.test_pipelines import OPTIONS, SMALL, drawn, simulated_s
 
 NEAR = 1e-9
 
 
-def drawn(model, cluster, name, M, memory_bytes, recompute, replication, serial):
+def contended(model, *drawn_besides):
     """A problem on few devices, whose messages wait for each other; as much comes back as goes."""
-    stated = problem(
-        replace(model, optimizer_s=3.0, back=model.a),
-        cluster,
-        schedule=name,
-        microbatches=M,
-        memory_bytes=memory_bytes,
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
-        replication=replication,
-        serial_transfers=serial,
-    )
-    return profiled(stated)
+    return profiled(drawn(replace(model, back=model.a), *drawn_besides))
 
 
 MODEL, CLUSTER, SCHEDULE, _, MEMORY = SMALL
 DRAWN = st.builds(
-    drawn,
+    contended,
     MODEL,
     CLUSTER,
     SCHEDULE,
     st.integers(4, 5),  # as many as devices: with fewer, replicas that get none are no plans
     MEMORY,
-    st.sampled_from(["never", "always", "auto"]),
-    st.sampled_from(["free", "uniform", "none"]),
-    st.booleans(),
+    *OPTIONS,
 )
 
 
