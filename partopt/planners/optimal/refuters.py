@@ -1,8 +1,8 @@
 """Bounds on what stages take together, which raise the bound of the probes.
 
 Probes know one stage at a time. A refuter shows that no plan takes so many seconds from what all
-stages send over a bus, from what follows on what in an iteration, or from what the stages of an
-asynchronous pipeline hold, one behind the other.
+stages send over a bus or the port of a server, from what follows on what in an iteration, or from
+what the stages of an asynchronous pipeline hold, one behind the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from partopt.cost.problem import Problem
-from partopt.planners.optimal import bus, pipelines, prefixes, suffixes
+from partopt.planners.optimal import bus, pipelines, prefixes, servers, suffixes
 
 _NEAR = 1e-6  # relative: the interval that holds the bound is halved until it is as narrow
 _GROWTH = 4  # of the interval, while its end is refuted too
@@ -19,7 +19,7 @@ _GROWTH = 4  # of the interval, while its end is refuted too
 
 def refuter(problem: Problem) -> Callable[[float], bool]:
     """Whether no plan takes so many seconds."""
-    refuters = [each.refuter(problem) for each in (bus, prefixes, suffixes, pipelines)]
+    refuters = [each.refuter(problem) for each in (bus, servers, prefixes, suffixes, pipelines)]
     return lambda T: any(refutes(T) for refutes in refuters)
 
 

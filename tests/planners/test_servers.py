@@ -1,0 +1,113 @@
+"""What the port of a server carries bounds every plan on servers, as the simulator executes it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partopt.cost.problem import Partition, Problem
+from partopt.errors import PartoptError
+from partopt.planners.optimal import refuters, servers
+from partopt.schedules import SCHEDULES
+from partopt.search.warmup import simulate_with_best_warmup
+from tests.examples import examples
+from tests.planners.exhaustive import nested, partitions, priced
+from tests.planners.problems import chain, problem, topology
+from tests.planners.test_bus import simulated_s
+from tests.planners.test_optimal import clusters, stashed
+
+
+def nested_s(given: Problem, partition: Partition) -> float | None:
+    """Seconds of a nested plan in the simulator; None where it does not run or fit."""
+    try:
+        plan = simulate_with_best_warmup(priced(given, partition))
+    except PartoptError:
+        return None
+    seconds = plan.predicted.iteration_s or plan.predicted.period_s
+    return seconds if plan.fits else None
+
+
+@examples(60)
+@given(
+    stashed(4),
+    clusters(levels=2, devices=6, sizes=3),
+    st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"]),
+    st.sampled_from([None, 100, 300]),
+    st.integers(1, 7),
+    st.sampled_from(["never", "always", "auto"]),
+    st.sampled_from(["free", "uniform", "none"]),
+    st.booleans(),
+)
+def test_no_plan_on_servers_is_simulated_to_less(
+    model, cluster, name, memory_bytes, M, recompute, replication, serial
+):
+    given = problem(
+        replace(model, optimizer_s=3.0),
+        cluster,
+        schedule=name,
+        microbatches=None if SCHEDULES[name].asynchronous else M,
+        memory_bytes=memory_bytes,
+        serial_transfers=serial,
+        recompute=recompute == "always",
+        recompute_per_stage=recompute == "auto",
+        replication=replication,
+    )
+    refutes = servers.refuter(given)
+    for stages in partitions(given):
+        seconds = simulated_s(given, stages)
+        assert seconds is None or not refutes(seconds * (1 + 1e-6))
+    for each in nested(given):
+        seconds = nested_s(given, each)
+        assert seconds is None or not refutes(seconds * (1 + 1e-6))
+
+
+def two_servers(cuts: list[int], weights: list[int], **options: object) -> Problem:
+    """Four layers of 1 s and 1 s on two servers of two devices, 1 byte/s between them."""
+    on = topology((2, 1000.0), (2, 1.0))
+    return problem(chain([1] * 4, [1] * 4, cuts, weights), on, **options)
+
+
+def test_two_stages_of_a_server_share_its_port():
+    """Cuts of 3 bytes around the inner layers, parameters that no two servers can exchange, and on
+    three servers a server in the middle, whose two stages send and get 3 bytes each.
+    """
+    on = topology((2, 1000.0), (3, 1.0))
+    model = chain([2] * 6, [2] * 6, [9, 3, 9, 3, 9], [1000] * 6)
+    given = problem(model, on)
+    refutes = servers.refuter(given)
+    assert refutes(5.99) and not refutes(6.0)
+    assert refuters.bound_s(given, 4.0) == pytest.approx(6.0, rel=1e-5)
+    plan = [(s, s + 1, range(s, s + 1)) for s in range(6)]
+    assert simulated_s(given, plan) == pytest.approx(6.0, rel=1e-2)
+
+
+def test_an_all_reduce_between_servers_and_messages_share_the_port():
+    """All four devices exchange 2 * 1/2 * W bytes for every four microbatches, at 1 byte/s."""
+    light, heavy = two_servers([99] * 3, [2] * 4), two_servers([99] * 3, [3] * 4)
+    assert servers.refuter(light)(1.99) and not servers.refuter(light)(2.0)
+    assert servers.refuter(heavy)(2.99) and not servers.refuter(heavy)(3.0)
+    assert simulated_s(heavy, [(0, 4, range(4))]) == pytest.approx(3.0, rel=1e-2)
+
+
+def test_an_iteration_is_over_when_the_port_has_carried_all():
+    """Cuts of 3 bytes between two servers, and parameters that are not exchanged. What comes into
+    the second are 20 microbatches, after the forward of two layers and before the backward of three
+    and more: its first stage is one layer at the least.
+    """
+    given = two_servers([99, 3, 99], [1000] * 4, schedule="gpipe", microbatches=20)
+    refutes = servers.refuter(given)
+    assert refutes(64.9) and not refutes(65.1)
+
+
+def test_where_there_are_no_servers_nothing_is_refuted():
+    given = two_servers([99] * 3, [12] * 4)
+    assert servers.refuter(given)(1e-9)
+    for other in (
+        topology((4, 1.0)),
+        topology((1, 1.0), (4, 1.0)),
+        topology((4, 1.0), (1, 1.0)),
+        topology((2, 1000.0), (2, 1.0), bus=True),
+        topology((2, 1000.0), (2000, 1.0)),
+    ):
+        assert not servers.refuter(replace(given, topology=other))(1e-9)
