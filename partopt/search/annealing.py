@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import FREE, Partition, Problem
 from partopt.schedules import schedule
 from partopt.search.evaluate import Evaluator, Value
 from partopt.search.moves import Counts, Moves, Shape, shape_of
@@ -62,10 +62,19 @@ def anneal(
     limit_s = min(beat_s, best.seconds if best.over == 0 else math.inf)
     problem.progress("annealing", 0, 1)
     search, evaluator = _Annealing(moves, large), Evaluator(problem)
-    found = [*filter(None, map(shape_of, starts))]
+    found = [each for each in map(shape_of, starts) if each and moves.allows(each.replicas)]
     for _ in range(rounds):
         found += search.run(found, limit_s, search.spent + (BUDGET if large else FINE))
     return [(each, evaluator.value(each)) for each in search.finalists()]  # at the best warm-up
+
+
+def with_equal_replicas(problem: Problem) -> Iterator[Problem]:
+    """The problem with as many replicas of all stages; none where it has no others.
+
+    There are few such plans, and the best of them may lie far from all that others come to.
+    """
+    if problem.replication == FREE and schedule(problem.schedule).uneven:
+        yield dataclasses.replace(problem, replication="uniform")
 
 
 class _Place(NamedTuple):

@@ -25,7 +25,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, required_features
 from partopt.planners.optimal import PROOF, drop_useless_recompute, scope
 from partopt.search.all_pipelines import best_below
-from partopt.search.annealing import anneal
+from partopt.search.annealing import anneal, with_equal_replicas
 from partopt.search.evaluate import Value, value_of
 from partopt.search.improve import BUDGET, improve
 from partopt.search.moves import frozen
@@ -298,9 +298,9 @@ def _improve(
 ) -> Plan | None:
     """What a search from the `plans` and `more` finds, simulated; None where it is of the plans.
 
-    A small problem that it leaves far from the bound is annealed, and the best of that improved
-    once more. The plan of "optimal" states the bound. Nothing is simulated that cannot be below
-    `beat_s`.
+    A small problem that it leaves far from the bound is annealed, with equal replicas too, and the
+    best of that improved once more. The plan of "optimal" states the bound. Nothing is simulated
+    that cannot be below `beat_s`.
     """
     lower_s = bound_of(plans["optimal"], problem)
     starts = [
@@ -314,7 +314,11 @@ def _improve(
     far = lower_s * (1 + _NEAR) < found.value.seconds < beat_s * (1 + _HOPED)
     if size(problem) < LARGE and (far or found.value.over):
         begun = [found.partition, *(frozen(partition) for partition, _ in starts)]
-        annealed = anneal(begun, problem, found.value, beat_s)
+        annealed = [
+            each
+            for stated in (problem, *with_equal_replicas(problem))
+            for each in anneal(begun, stated, found.value, beat_s)
+        ]
         if annealed:
             again = [(found.partition, found.value), *annealed]
             found = improve(again, problem, lower_s, budget, beat_s)
