@@ -31,7 +31,7 @@ def nested_s(given: Problem, partition: Partition) -> float | None:
 @examples(60)
 @given(
     stashed(4),
-    clusters(levels=2, devices=6, sizes=3),
+    clusters(levels=3, devices=6, sizes=3),
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"]),
     st.sampled_from([None, 100, 300]),
     st.integers(1, 7),
