@@ -100,6 +100,16 @@ def test_an_iteration_is_over_when_the_port_has_carried_all():
     assert refutes(64.9) and not refutes(65.1)
 
 
+def test_replicas_of_a_server_may_be_those_that_get_one_less():
+    """Layers of 2 s and 18 s on 1 and 3 devices. Of 7 microbatches the second server's two replicas
+    get 2 each, of 12 s, after a forward of 1 s and before the backwards of both layers, 10 s.
+    """
+    on = topology((2, 1000.0), (2, 1.0))
+    model = chain([1, 9], [1, 9], [12], [1000, 0])
+    refutes = servers.refuter(problem(model, on, schedule="gpipe", microbatches=7))
+    assert refutes(58.9) and not refutes(59.1)
+
+
 def test_where_there_are_no_servers_nothing_is_refuted():
     given = two_servers([99] * 3, [12] * 4)
     assert servers.refuter(given)(1e-9)
