@@ -18,8 +18,12 @@ from tests.planners.test_optimal import clusters, stashed
 
 
 def simulated_s(given: Problem, stages: list[tuple[int, int, range]]) -> float | None:
+    """Seconds of a contiguous plan in the simulator, as `partition_s`."""
+    return partition_s(given, Partition(CONTIGUOUS, [Assignment(*stage) for stage in stages]))
+
+
+def partition_s(given: Problem, partition: Partition) -> float | None:
     """Seconds of a plan in the simulator at its best warm-up; None where it does not run or fit."""
-    partition = Partition(CONTIGUOUS, [Assignment(*stage) for stage in stages])
     try:
         plan = simulate_with_best_warmup(priced(given, partition))
     except PartoptError:

@@ -6,26 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.problem import Partition, Problem
-from partopt.errors import PartoptError
+from partopt.cost.problem import Problem
 from partopt.planners.optimal import refuters, servers
 from partopt.schedules import SCHEDULES
-from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
-from tests.planners.exhaustive import nested, partitions, priced
+from tests.planners.exhaustive import nested, partitions
 from tests.planners.problems import chain, problem, topology
-from tests.planners.test_bus import simulated_s
+from tests.planners.test_bus import partition_s, simulated_s
 from tests.planners.test_optimal import clusters, stashed
-
-
-def nested_s(given: Problem, partition: Partition) -> float | None:
-    """Seconds of a nested plan in the simulator; None where it does not run or fit."""
-    try:
-        plan = simulate_with_best_warmup(priced(given, partition))
-    except PartoptError:
-        return None
-    seconds = plan.predicted.iteration_s or plan.predicted.period_s
-    return seconds if plan.fits else None
 
 
 @examples(60)
@@ -58,7 +46,7 @@ def test_no_plan_on_servers_is_simulated_to_less(
         seconds = simulated_s(given, stages)
         assert seconds is None or not refutes(seconds * (1 + 1e-6))
     for each in nested(given):
-        seconds = nested_s(given, each)
+        seconds = partition_s(given, each)
         assert seconds is None or not refutes(seconds * (1 + 1e-6))
 
 

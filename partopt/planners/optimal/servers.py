@@ -152,6 +152,12 @@ def _kind(servers, r, x):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def _of_kind(servers, kind):  # type: ignore[no-untyped-def]
+    """The replicas of the last stage, and how many are there."""
+    return (kind - 1) // (servers.devices - 1) + 1, (kind - 1) % (servers.devices - 1) + 1
+
+
+@compiled()
 def _leave_idle(layers, servers, T, i, here, there, room):  # type: ignore[no-untyped-def]
     """Leave a rank idle before layer i; the last of a server closes it."""
     for kind in range(len(here)):
@@ -160,7 +166,7 @@ def _leave_idle(layers, servers, T, i, here, there, room):  # type: ignore[no-un
         if room > 1:
             there[kind] = min(there[kind], here[kind])
         else:
-            r, x = (kind - 1) // (servers.devices - 1) + 1, (kind - 1) % (servers.devices - 1) + 1
+            r, x = _of_kind(servers, kind)
             sent = _fewest(layers, x, r) * servers.message[i] if kind > 0 else 0.0
             if here[kind] + sent <= T:
                 there[0] = 0.0
@@ -175,7 +181,7 @@ def _beside(layers, servers, here, i, y, r):  # type: ignore[no-untyped-def]
     least = np.inf
     for kind in range(1, len(here)):
         if here[kind] < np.inf:
-            q, x = (kind - 1) // (servers.devices - 1) + 1, (kind - 1) % (servers.devices - 1) + 1
+            q, x = _of_kind(servers, kind)
             apart = max(
                 _fewest(layers, x, q) - _most(layers, y, r),
                 _fewest(layers, y, r) - _most(layers, x, q),
