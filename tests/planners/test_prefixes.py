@@ -16,6 +16,7 @@ from tests.planners.exhaustive import partitions
 from tests.planners.problems import chain, problem, topology
 from tests.planners.test_bus import simulated_s
 from tests.planners.test_optimal import clusters, stashed
+from tests.planners.test_pipelines import drawn
 
 SCHEDULES = ["1f1b", "1f1b-eager", "gpipe", "zb-h1"]
 
@@ -48,15 +49,7 @@ def least_s(given: Problem) -> float:
 def test_no_plan_is_simulated_to_less_than_what_is_refuted(
     model, cluster, name, M, memory_bytes, recompute, near
 ):
-    given = problem(
-        replace(model, optimizer_s=3.0),
-        cluster,
-        schedule=name,
-        microbatches=M,
-        memory_bytes=memory_bytes,
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
-    )
+    given = drawn(model, cluster, name, M, memory_bytes, recompute, "free", False)
     refutes = prefixes.refuter(given)
     every = [simulated_s(given, stages) for stages in partitions(given)]
     known = [seconds for seconds in every if seconds is not None]

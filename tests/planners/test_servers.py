@@ -10,10 +10,10 @@ from partopt.cost.problem import Problem
 from partopt.planners.optimal import refuters, servers
 from partopt.schedules import SCHEDULES
 from tests.examples import examples
-from tests.planners.exhaustive import nested, partitions
 from tests.planners.problems import chain, problem, topology
 from tests.planners.test_bus import partition_s, simulated_s
 from tests.planners.test_optimal import clusters, stashed
+from tests.planners.test_pipelines import OPTIONS, drawn, partitions
 
 
 @examples(60)
@@ -21,31 +21,17 @@ from tests.planners.test_optimal import clusters, stashed
     stashed(4),
     clusters(levels=3, devices=6, sizes=3),
     st.sampled_from(["pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"]),
-    st.sampled_from([None, 100, 300]),
     st.integers(1, 7),
-    st.sampled_from(["never", "always", "auto"]),
-    st.sampled_from(["free", "uniform", "none"]),
-    st.booleans(),
+    st.sampled_from([None, 100, 300]),
+    *OPTIONS,
 )
 def test_no_plan_on_servers_is_simulated_to_less(
-    model, cluster, name, memory_bytes, M, recompute, replication, serial
+    model, cluster, name, M, memory_bytes, recompute, replication, serial
 ):
-    given = problem(
-        replace(model, optimizer_s=3.0),
-        cluster,
-        schedule=name,
-        microbatches=None if SCHEDULES[name].asynchronous else M,
-        memory_bytes=memory_bytes,
-        serial_transfers=serial,
-        recompute=recompute == "always",
-        recompute_per_stage=recompute == "auto",
-        replication=replication,
-    )
+    M = None if SCHEDULES[name].asynchronous else M
+    given = drawn(model, cluster, name, M, memory_bytes, recompute, replication, serial)
     refutes = servers.refuter(given)
-    for stages in partitions(given):
-        seconds = simulated_s(given, stages)
-        assert seconds is None or not refutes(seconds * (1 + 1e-6))
-    for each in nested(given):
+    for each in partitions(given):
         seconds = partition_s(given, each)
         assert seconds is None or not refutes(seconds * (1 + 1e-6))
 
@@ -70,7 +56,7 @@ def test_two_stages_of_a_server_share_its_port():
     assert simulated_s(given, plan) == pytest.approx(6.0, rel=1e-2)
 
 
-def test_an_all_reduce_between_servers_and_messages_share_the_port():
+def test_all_reduces_between_servers_hold_their_ports():
     """All four devices exchange 2 * 1/2 * W bytes for every four microbatches, at 1 byte/s."""
     light, heavy = two_servers([99] * 3, [2] * 4), two_servers([99] * 3, [3] * 4)
     assert servers.refuter(light)(1.99) and not servers.refuter(light)(2.0)

@@ -69,8 +69,8 @@ def refuter(problem: Problem) -> Callable[[float], bool]:
         limit = T * (1 + EPSILON)
         fill_left(layers, limit, servers.left)
         return not any(
-            is_carried(layers, servers, limit, *each, load)
-            or (nests and is_carried_nested(layers, servers, limit, *each))
+            carries_contiguous(layers, servers, limit, *each, load)
+            or (nests and carries_nested(layers, servers, limit, *each))
             for each in counts
         )
 
@@ -124,7 +124,7 @@ def _exchanges(layers, servers, i, j, r, n):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def is_carried(layers, servers, T, least, most, load):  # type: ignore[no-untyped-def]
+def carries_contiguous(layers, servers, T, least, most, load):  # type: ignore[no-untyped-def]
     """Whether the ports carry some contiguous pipeline, its stages of `least` to `most` replicas.
 
     `load[i, p]` are the least loads of the server that rank p lies in, with layers [0, i) before
@@ -218,7 +218,7 @@ def _place(layers, servers, T, i, j, p, r, shared, load):  # type: ignore[no-unt
 
 
 @compiled(allocates=True)
-def is_carried_nested(layers, servers, T, least, most):  # type: ignore[no-untyped-def]
+def carries_nested(layers, servers, T, least, most):  # type: ignore[no-untyped-def]
     """Whether the ports carry some nested plan, its stages of `least` to `most` replicas."""
     N, G, Q = len(layers.cuts) - 1, servers.devices, servers.size
     used = np.full(N + 1, NEVER)  # servers for layers [0, j), at the least
