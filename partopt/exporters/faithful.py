@@ -87,7 +87,7 @@ def _schedule(plan: Plan, target: Target) -> Iterator[str]:
         return
     if plan.schedule in target.schedules:
         if target.schedules[plan.schedule] is not None and not has_usual_warmup(plan):
-            yield f"its warm-up is deeper than that of {plan.schedule}"
+            yield f"its warm-up is not that of {plan.schedule}"
         return
     why = ", which never flushes" if schedule(plan.schedule).asynchronous else ""
     yield f"the schedule is {plan.schedule}{why}; it runs {', '.join(target.schedules)}"

@@ -21,7 +21,7 @@ from partopt.search.climb import move_cuts
 from partopt.search.contest import check_planner
 from partopt.search.sizes import order_of, search_sizes
 from partopt.search.solve import solve
-from partopt.search.warmup import simulate_at_warmup
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.prediction import simulate_plan
 
 _STARTS = 2  # cuts from which others are looked for, the best
@@ -88,7 +88,9 @@ def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
 
 def _simulate(problem: Problem, warmups: Sequence[int] | None) -> Plan:
     plan = planners.plan(MANUAL, problem)
-    return simulate_plan(plan) if warmups is None else simulate_at_warmup(plan, warmups)
+    if warmups is None:
+        return simulate_with_best_warmup(plan)
+    return simulate_at_warmup(plan, warmups)
 
 
 def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:

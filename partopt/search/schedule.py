@@ -14,13 +14,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from partopt.cost.price import price
-from partopt.cost.problem import Problem, Progress, ignore_progress, partition_of
+from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
@@ -29,7 +29,6 @@ from partopt.search import contest
 from partopt.search.candidates import Candidate, candidates
 from partopt.search.climb import climb
 from partopt.search.sizes import order_of, samples_per_s_at_most
-from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
 from partopt.simulator.memory import base_memory_bytes, peak_memory_bytes
 from partopt.simulator.prediction import simulate_plan
@@ -222,38 +221,16 @@ def replan(
             beat_s = problem.chain.microbatch_size / best.predicted.samples_per_s
             quiet = replace(problem, progress=ignore_progress)
             own, _ = contest.plan_alone("optimal", quiet, beat_s if best.fits else math.inf)
-            for each in [own, *_at_any_warmup(own, problem, found)]:
-                if len(each.stages) > 1 or schedule(each.schedule).data_parallel:
-                    found[each.schedule] = min(found[each.schedule], each, key=order_of)
+            if len(own.stages) > 1 or schedule(own.schedule).data_parallel:
+                found[own.schedule] = min(found[own.schedule], own, key=order_of)
     return sorted(found.values(), key=order_of)
-
-
-def _at_any_warmup(own: Plan, problem: Problem, names: Iterable[str]) -> Iterator[Plan]:
-    """The plan under the others of these schedules that are the same but for their warm-ups."""
-    if own.certificate is None or not schedule(own.schedule).takes_warmup:
-        return
-    for name in names:
-        stated = replace(problem, schedule=name)
-        if name != own.schedule and _kind(stated) == _kind(problem):
-            partition = partition_of(own, problem.recompute_per_stage)
-            other = simulate_with_best_warmup(price(partition, stated, own.planner))
-            # the bound holds for any warm-up
-            yield contest.certify_simulated(other, own.certificate.lower_bound_s, stated)
 
 
 def _to_replan(
     plans: Sequence[Plan], problems: Sequence[Problem], recompute_per_stage: bool
 ) -> Iterator[Problem]:
-    """The problems that the optimal planner is to plan.
-
-    Of schedules that are the same but for their warm-ups, which are chosen, the first stands for
-    all.
-    """
-    first: dict[object, Plan] = {}
-    for plan in plans:
-        if schedule(plan.schedule).kernel is not None:
-            first.setdefault(_kind(replace(problems[0], schedule=plan.schedule)), plan)
-    straight = list(first.values())
+    """The problems that the optimal planner is to plan."""
+    straight = [plan for plan in plans if schedule(plan.schedule).kernel is not None]
     few = problems[0].topology.devices <= FEW
     for plan in straight if few else straight[:REPLANNED]:
         for problem in problems:
@@ -264,13 +241,6 @@ def _to_replan(
                 yield own
             elif not own.recompute:  # plans that recompute everywhere are among these
                 yield replace(own, recompute_per_stage=True)
-
-
-def _kind(problem: Problem) -> object:
-    """What is the same under schedules that differ in nothing but their warm-ups."""
-    if not schedule(problem.schedule).takes_warmup:
-        return problem.schedule
-    return problem.serial_transfers
 
 
 def _may_fit(plan: Plan, exactly: bool) -> bool:

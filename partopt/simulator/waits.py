@@ -9,7 +9,8 @@ import numpy as np
 from partopt.cost.flight import warmup
 from partopt.documents.topology import Level
 from partopt.schedules import SCHEDULES
-from partopt.schedules.entry import downstream
+from partopt.schedules.entry import downstream_warmup
+from partopt.schedules.layout import STRAIGHT
 from partopt.simulator.case import BUSY, NOTICED, Case, Point
 from partopt.simulator.change import Change
 from partopt.units import format_bandwidth, format_seconds
@@ -56,7 +57,7 @@ def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
 def _deeper_schedule(name: str) -> str | None:
     """The synchronous schedule that orders a device as `name` does, with a longer warm-up."""
     own = SCHEDULES.get(name)
-    if own is None or own.asynchronous or not own.takes_warmup:
+    if own is None or own.asynchronous or own.shape != STRAIGHT:
         return None
     alike = [other for other in SCHEDULES.values() if other.row is own.row]
     deeper = (
@@ -85,7 +86,7 @@ def _deepen(case: Case) -> Iterator[Change]:
     stages = case.plan.stages
     now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
     for factor in _DEEPER:
-        deeper = [downstream(factor).warmup(s, replicas, None) for s in range(len(stages))]
+        deeper = [downstream_warmup(factor)(s, replicas, None) for s in range(len(stages))]
         if any(then > before for then, before in zip(deeper, now, strict=True)):
             more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
             yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")

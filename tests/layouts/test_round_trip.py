@@ -71,7 +71,7 @@ ORDERS = [
     for name, entry in SCHEDULES.items()
     if not entry.asynchronous and entry.shape != MIRRORED
 ]
-ORDERS += [("1f1b", 4, 4, [5, 3, 1, 0]), ("interleaved", 6, 2, None), ("zb-h1", 3, 3, None)]
+ORDERS += [("1f1b-eager", 4, 4, [5, 3, 1, 0]), ("interleaved", 6, 2, None), ("zb-h1", 3, 3, None)]
 
 
 @pytest.mark.parametrize(("schedule", "stages", "devices", "warmups"), ORDERS)

@@ -117,8 +117,12 @@ def test_gpipe_recomputes_before_every_backward():
     ]
 
 
-def test_1f1b_takes_the_warmup_that_it_is_given():
-    assert picture(order("1f1b", straight("1f1b", [1, 1], 3, warmup=[2, 0]))) == [
+def test_eager_1f1b_takes_the_warmup_that_it_is_given():
+    assert picture(order("1f1b-eager", straight("1f1b-eager", [1, 1], 3, warmup=[1, 0]))) == [
+        "F0 F1 B0 F2 B1 B2",
+        "F0 B0 F1 B1 F2 B2",
+    ]
+    assert picture(order("1f1b-eager", straight("1f1b-eager", [1, 1], 3, warmup=[2, 0]))) == [
         "F0 F1 F2 B0 B1 B2",
         "F0 B0 F1 B1 F2 B2",
     ]
