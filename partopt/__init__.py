@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.exporters import EXPORTERS, export_plan
-    from partopt.exporters.planning import solve_for
+    from partopt.exporters.planning import schedule_for, solve_for
     from partopt.html_report import write_report
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.run import import_run
@@ -96,6 +96,7 @@ _PLACES = {
     "read_layout": "partopt.layouts",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
+    "schedule_for": "partopt.exporters.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.exporters.planning",
@@ -149,6 +150,7 @@ __all__ = [
     "read_layout",
     "run_source",
     "scale",
+    "schedule_for",
     "simulate",
     "solve",
     "solve_for",

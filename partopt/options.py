@@ -46,7 +46,7 @@ _LISTS = {
     "cuts": (int, "whole numbers"),
     "replicas": (int, "whole numbers"),
 }
-_CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
+CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def _check_split(options: Options) -> None:
 
 
 def _check_auto(options: Options) -> None:
-    for name in _CHOSEN_BY_AUTO:
+    for name in CHOSEN_BY_AUTO:
         if getattr(options, name) is not None:
             raise _conflict(
                 name,

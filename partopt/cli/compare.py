@@ -76,13 +76,14 @@ def command(
     Example:
       partopt compare gpt.cpu.float32 --topology v100-pcie -o compared.svg
       partopt compare gpt.json --topology dgx-a100 --planner pipedream --plan mine.json
-      partopt compare gpt.json --topology dgx-a100 --for megatron --for torchtitan
+      partopt compare gpt.json --topology dgx-a100 --for megatron --global-batch 512
       partopt compare gpt.json --topology v100-pcie --layout 'megatron:Et*4|t*3|t*3|t*2L'
       partopt compare tp1.json tp2.json tp4.json --topology dgx-a100 --servers 8
     """
     if output:
         tables.check(output, force)
     if len(profiles) == 1:
+        options.choose_schedule(given, targets, several=False)
         within = {f"for {name}": partial(_plan_for, name, rules) for name in targets}
         own = _Own(files, layouts, rules)
         found: Comparison | GroupComparison = _compare_planners(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -239,6 +239,15 @@ _JOB_OPTIONS = [
         help="How long the optimal planner's plan is improved in the simulator.",
     ),
 ]
+
+
+def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: bool) -> None:
+    """Put the schedule that `trainers` run into `given` where this command line names none."""
+    import partopt
+
+    if trainers and not is_given("schedule"):
+        found = partopt.schedule_for(trainers, given, several)
+        given["schedule"] = found or given["schedule"]
 
 
 def job(profile: str, given: dict[str, Any]) -> Job:

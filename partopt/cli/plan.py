@@ -47,7 +47,8 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     "--for",
     "target",
     metavar="TRAINER",
-    help="Keep to what a trainer can say, one of partopt export --help.",
+    help="Keep to what a trainer can say, and choose among the schedules that it runs; one of "
+    "partopt export --help.",
 )
 @options.map_option
 @click.option(
@@ -84,7 +85,7 @@ def command(
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
       partopt plan gpt.json --topology v100-pcie --scaling 4,8,16 -o scaling.svg
       partopt plan gpt.json --topology v100-pcie --picture plan.svg
-      partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512 --for megatron
+      partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
     """
     _check_outputs(output, picture, force, scaling is not None)
     if scaling is None and weak:
@@ -93,6 +94,7 @@ def command(
         raise PartoptError("--map: goes with --for", "add --for megatron", code="usage")
     if scaling is not None and target is not None:
         raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
+    options.choose_schedule(given, [target] if target else [], several=True)
     job = options.job(profile, given)
     print_notes(job.notes)
     solve = partial(_solve, job, target, rules)

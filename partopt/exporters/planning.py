@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -33,8 +33,9 @@ from partopt.exporters.blocks import Part, find_parts
 from partopt.exporters.faithful import find_faults, may_begin
 from partopt.exporters.target import ANYWHERE, Target
 from partopt.job import Job
-from partopt.options import AUTO, MANUAL
+from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
+from partopt.schedules.layout import LOOPED
 from partopt.search.climb import move_cuts
 from partopt.search.contest import certify_simulated
 from partopt.search.sizes import order_of
@@ -58,6 +59,40 @@ def solve_for(
     names = [layer.name for layer in job.profile.layers]
     parts = [] if target.cuts == ANYWHERE else find_parts(names, rules)
     return solve_within(job, target, parts, progress)
+
+
+def schedule_for(
+    trainers: Sequence[str], options: Mapping[str, Any], several: bool = True
+) -> str | None:
+    """The schedule of a job with these `options` that each of `trainers` runs.
+
+    That is "auto" where the trainer's schedules may be tried, which needs `several` and no option
+    that "auto" chooses itself; else one of them, 1f1b where they run it. None where schedules do
+    not matter to the trainers, as to those for inference. Raises PartoptError where they have none
+    in common.
+    """
+    known = [names for each in trainers if (names := EXPORTERS.lookup(each).schedules) is not None]
+    chunks, replication = options.get("chunks"), options.get("replication", "free")
+    common = [
+        name
+        for name, entry in SCHEDULES.items()
+        if entry.tried_by_auto
+        and all(name in names for names in known)
+        and (chunks is None or entry.shape == LOOPED)
+    ]
+    if known and not common:
+        raise PartoptError(
+            f"{' and '.join(trainers)} have no schedule in common",
+            "give one trainer, or name the schedule",
+            code="target-cannot-say",
+            option="schedule",
+        )
+    if not known:
+        return None
+    stated = replication != "free" or any(options.get(n) is not None for n in CHOSEN_BY_AUTO)
+    if several and not stated:
+        return AUTO
+    return min(common, key=lambda name: name != "1f1b")
 
 
 def solve_within(
@@ -189,16 +224,11 @@ def _check_asked(job: Job, target: Target) -> None:
 
 
 def _named(job: Job, target: Target) -> list[str]:
-    """The schedules to plan for by name: that of the job, or where it is open those of planners.
-
-    Of schedules that differ in their warm-ups alone the first stands for all.
-    """
+    """The schedules to plan for by name: that of the job, or where it is open those of planners."""
     if job.schedule != AUTO:
         return [job.schedule]
     names = [name for name in target.schedules or SCHEDULES if schedule(name).tried_by_auto]
-    planned = [name for name in names if schedule(name).kernel is not None]
-    deeper = [name for name in planned if schedule(name).takes_warmup][1:]
-    return [name for name in planned if name not in deeper]
+    return [name for name in names if schedule(name).kernel is not None]
 
 
 def _places(job: Job, target: Target, parts: Sequence[Part]) -> list[str]:

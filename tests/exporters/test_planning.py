@@ -162,6 +162,41 @@ def test_the_commands(partopt, profile_file, topology_file, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("trainers", "options", "several", "chosen"),
+    [
+        (["megatron"], {}, True, "auto"),
+        (["megatron"], {"stages": 2}, True, "1f1b"),
+        (["megatron"], {"replication": "uniform"}, True, "1f1b"),
+        (["megatron"], {"chunks": 2}, True, "interleaved"),
+        (["torchtitan", "deepspeed"], {}, False, "1f1b"),
+        (["torchgpipe"], {"cuts": [3]}, True, "gpipe"),
+        (["vllm"], {}, True, None),
+    ],
+)
+def test_the_schedule_of_a_trainer(trainers, options, several, chosen):
+    assert po.schedule_for(trainers, options, several) == chosen
+
+
+def test_trainers_without_a_common_schedule_are_refused():
+    with pytest.raises(PartoptError, match="torchgpipe and megatron have no schedule in common"):
+        po.schedule_for(["torchgpipe", "megatron"], {})
+
+
+def test_a_command_for_a_trainer_chooses_its_schedule(partopt, profile_file, topology_file):
+    given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
+    batch = ("--global-batch", 8)
+    plan = partopt("plan", *given, *batch, "--for", "megatron", "--json").document
+    assert plan["schedule"] in EXPORTERS["megatron"].schedules
+    looped = partopt("plan", *given, *batch, "--for", "megatron", "--chunks", 2, "--json")
+    assert looped.document["schedule"] == "interleaved"
+    compared = partopt("compare", *given, *batch, "--for", "torchgpipe")
+    assert compared.code == 0
+    assert "gpipe" in compared.out
+    served = partopt("plan", *given, "--for", "vllm", "--json").document
+    assert served["schedule"] == "pipedream"
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--map", "ln=head"], "--map: goes with --for"),
