@@ -70,8 +70,8 @@ def command(
 
     LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
     laid on all devices of the topology and simulated under the schedule that the trainer runs. What
-    it says of batches, recomputation and sharding is not read: the options here say that. Exits
-    with 1, and writes no plan, where it does not fit the devices' memory.
+    it says of batches, recomputation and sharding is not read: the options here say that. A layout
+    that does not fit the devices' memory is written, too; then it exits with 1.
 
     \b
     Example:
@@ -110,12 +110,12 @@ def command(
         options.write_json(judged.plan)
     elif output != "-":
         _print_page(judged, own)
-    if not judged.plan.fits:
-        raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
     if output and not (as_json and output == "-"):
         judged.plan.save(output, force)
     if output and output != "-":
-        say(f"Wrote {output}", err=True)
+        say(f"Wrote {output}{'' if judged.plan.fits else ', which does not fit'}", err=True)
+    if not judged.plan.fits:
+        raise does_not_fit(judged.plan, job, partial(_again, layout, output, given))
     if not as_json and output != "-":
         say(f"next:    {_next(judged, own, given, stated)}", err=True)
 

@@ -90,12 +90,16 @@ def test_what_the_trainer_does_not_do_is_a_warning(imported):
     )
 
 
-def test_a_layout_that_does_not_fit_is_not_written(imported, tmp_path):
-    outcome = imported("megatron", LAYOUT, "--memory", "40 MB", "-o", tmp_path / "plan.json")
+def test_a_layout_that_does_not_fit_is_written_and_said_so(imported, partopt, tmp_path):
+    path = tmp_path / "plan.json"
+    outcome = imported("megatron", LAYOUT, "--memory", "40 MB", "-o", path)
     assert outcome.code == 1
+    assert f"Wrote {path}, which does not fit" in outcome.err
     assert outcome.errors[0].startswith("the plan does not fit: a device of stage 0 needs")
     assert "partopt import megatron" in outcome.hints[0]
-    assert not (tmp_path / "plan.json").exists()
+    simulated = partopt("simulate", path)
+    assert simulated.code == 1
+    assert "exceeds the limit" in simulated.out
 
 
 @pytest.mark.parametrize(
@@ -137,19 +141,21 @@ def test_layouts_are_compared_with_the_planners(partopt, given):
     }
 
 
-def test_a_layout_is_compared_as_its_trainer_runs_it(partopt, given, topology_file):
-    """Latency makes deeper warm-ups better, which the trainer has not."""
+def test_a_layout_is_compared_and_planned_as_its_trainer_runs_it(partopt, given, topology_file):
+    """Latency makes deeper warm-ups better, which neither the trainer has nor 1f1b."""
     topology_file(flat(4, 1e9, latency=1e-3))  # where `given` has its own
-    words = (*given[2:], "--schedule", "1f1b", "--microbatches", 32, "--json")
+    words = (*given[2:], "--microbatches", 32, "--json")
     layout = "Et*4|t*4|t*2|t*2L"
     plan = partopt("import", "megatron", layout, "--profile", given[1], *words).document
+    words = (*words, "--schedule", "1f1b")
     compared = partopt("compare", given[1], *words, "--layout", f"megatron:{layout}").document
     (row,) = [row for row in compared["rows"] if row["planner"] == "megatron layout"]
     assert row["period_s"] == plan["predicted"]["period_s"]
-    deeper = ["--cuts", "6,10,12", "--replicas", "1,1,1,1"]
-    assert partopt("plan", given[1], *words, *deeper).document["predicted"]["period_s"] < (
-        0.999 * row["period_s"]
-    )
+    split = ["--cuts", "6,10,12", "--replicas", "1,1,1,1"]
+    own = partopt("plan", given[1], *words, *split).document
+    assert own["predicted"] == plan["predicted"]
+    eager = partopt("plan", given[1], *words[:-1], "1f1b-eager", *split).document
+    assert eager["predicted"]["period_s"] < 0.999 * row["period_s"]
 
 
 def test_the_fastest_layout_is_the_plan_to_make_next(partopt, given):
