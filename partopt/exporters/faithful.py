@@ -55,7 +55,7 @@ def parted_ties(plan: Plan) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def has_usual_warmup(plan: Plan) -> bool:
+def _has_usual_warmup(plan: Plan) -> bool:
     """Whether stages do as many forwards first as the schedule does by itself."""
     counts = schedule(plan.schedule).counts
     if not isinstance(counts, StageCounts):
@@ -86,7 +86,7 @@ def _schedule(plan: Plan, target: Target) -> Iterator[str]:
     if target.schedules is None:
         return
     if plan.schedule in target.schedules:
-        if target.schedules[plan.schedule] is not None and not has_usual_warmup(plan):
+        if not schedule(plan.schedule).takes_warmup and not _has_usual_warmup(plan):
             yield f"its warm-up is not that of {plan.schedule}"
         return
     why = ", which never flushes" if schedule(plan.schedule).asynchronous else ""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
-from partopt.exporters.faithful import has_usual_warmup
 from partopt.exporters.target import PARTS, Target, Text, plain
 from partopt.exporters.torch_csv import SYNCHRONOUS, csv_faults, csv_of
 from partopt.schedules import schedule
@@ -67,7 +66,7 @@ def write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     P, d = len({tuple(stage.ranks) for stage in plan.stages}), plan.stages[0].replicas
     M, size = plan.microbatches or 1, plan.microbatch_size
     shares = plan.memory_rules.shard != "none"
-    named = plan.schedule in _OWN and has_usual_warmup(plan) and M // d >= P  # its 1F1B needs them
+    named = plan.schedule in _OWN and M // d >= P  # its 1F1B needs them
     imports = "" if named else "from pathlib import Path\n\n"
     if plan.stages[0].recompute:
         imports += "from torchtitan.distributed.activation_checkpoint import FullAC\n\n"

@@ -235,8 +235,11 @@ def _warmups(
     if given is None:
         return None
     if not schedule(name).takes_warmup:
-        first, *others = (other for other, entry in SCHEDULES.items() if entry.takes_warmup)
-        able = f"`schedule={first}`, {', '.join(others)}"
+        able = " or ".join(
+            f"`schedule={other}`"
+            for other, entry in SCHEDULES.items()
+            if entry.takes_warmup and entry.asynchronous == schedule(name).asynchronous
+        )
         raise PartoptError(
             f"`warmup`: {name} has a warm-up of its own",
             f"drop `warmup`, or choose {able}",

@@ -69,8 +69,8 @@ def _deeper_schedule(name: str) -> str | None:
 
 
 def _usual_warmup(name: str) -> int:
-    """The forwards of the first of two stages before its first backward."""
-    return warmup(name, 0, [1, 1], None)
+    """The forwards of the first of two stages before its first backward, of eight microbatches."""
+    return warmup(name, 0, [1, 1], 8)
 
 
 def _widen(level: Level, factor: float) -> Change:

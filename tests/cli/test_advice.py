@@ -15,7 +15,7 @@ CASES = {
     "slow network": (two_level(2, 2, 10e9, 1e8), ["pipedream"], []),
     "what was given": (
         flat(4, 10e9),
-        ["1f1b", "--microbatches", 32],
+        ["1f1b-eager", "--microbatches", 32],
         ["--microbatches", 8, "--bandwidth", "all=200 MB/s", "--warmup", "+1"],
     ),
     "too large": (

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt import EXPORTERS, PartoptError, Plan, export_plan
-from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.exporters.plans import contents, names, planned, transformer
 from tests.exporters.readers import COUNTS, HOLDS, assigned
@@ -49,7 +48,7 @@ def plans(draw: st.DrawFn) -> Plan:
     pool = draw(st.sampled_from([ANY, ANY - {1, 9}, MAY_BEGIN["vllm"]]))
     cuts = sorted(draw(st.permutations(sorted(pool)))[: stages - 1])
     replicas = draw(st.sampled_from([1, 1, 2]))
-    plan = planned(
+    return planned(
         cuts,
         profile=transformer(BLOCKS),
         cluster=flat(devices * replicas),
@@ -57,24 +56,16 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=schedule,
         **({} if schedule == "pipedream" else {"microbatches": 12 * replicas}),
     )
-    if schedule == "1f1b" and draw(st.booleans()):
-        deeper = [stage.warmup + 1 for stage in plan.stages[:-1]]
-        plan = with_conditions(plan, warmups=[*deeper, 0])
-    return plan
 
 
 def sayable(plan: Plan, to: str) -> bool:
     """Whether the trainer can say the plan, by what is written about it above."""
     replicas = plan.stages[0].replicas
     chunks = CHUNKS[plan.schedule]
-    usual = plan.schedule != "1f1b" or all(
-        stage.warmup == len(plan.stages) - 1 - s for s, stage in enumerate(plan.stages)
-    )
     return (
         plan.schedule in RUN[to]
         and not (replicas > 1 and to in ONE_REPLICA)
         and not (chunks > 1 and to in ONE_STAGE_A_DEVICE)
-        and (usual or to in {"torch", "torch-csv", "torchtitan", "vllm", "sglang", "accelerate"})
         and {stage.start for stage in plan.stages[1:]} <= MAY_BEGIN[to]
     )
 

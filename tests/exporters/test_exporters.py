@@ -11,7 +11,7 @@ from partopt import EXPORTERS, PartoptError, export_plan
 from partopt.documents.profile import Group
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import from_csv
-from partopt.simulator.restate import layout_of, with_conditions
+from partopt.simulator.restate import layout_of
 from tests.exporters.plans import (
     LOOPS,
     PAIRS,
@@ -204,9 +204,7 @@ def test_torchtitan_takes_other_orders_as_csv_beside_it(schedule, cuts, devices,
 
 
 def test_an_order_without_a_name_there_is_a_csv_too():
-    """A deeper warm-up, and fewer microbatches than torch's own 1F1B takes."""
-    deeper = with_conditions(UNEVEN, warmups=[5, 3, 2, 0])
-    assert export_plan(deeper, "torchtitan").beside.keys() == {".csv"}
+    """Fewer microbatches than torch's own 1F1B takes."""
     assert export_plan(planned(microbatches=3), "torchtitan").beside.keys() == {".csv"}
     assert export_plan(planned(microbatches=4), "torchtitan").beside == {}
 

@@ -90,11 +90,6 @@ CASES = {
         "each device holds stages of two copies of the model",
         TRAINERS - {"torchgpipe"},
     ),
-    "deeper warm-up": (
-        lambda: with_conditions(planned(), warmups=[5, 3, 2, 0]),
-        "its warm-up is deeper than that of 1f1b",
-        {*MEGATRON, *ONLY_1F1B},
-    ),
     "some recompute": (
         lambda: recomputing(planned(), 1),
         "some stages recompute activations and some do not (`recompute=always` or `never`)",
@@ -256,3 +251,11 @@ def test_a_file_that_torchtitan_could_not_import_is_refused(stem):
     with pytest.raises(PartoptError) as raised:
         export_plan(planned(), "torchtitan", stem=stem)
     assert (raised.value.code, raised.value.fields["option"]) == ("invalid-option", "output")
+
+
+@pytest.mark.parametrize("to", sorted(TRAINERS - {"torchgpipe"}))
+def test_a_warm_up_that_the_schedule_does_not_have(to):
+    altered = with_conditions(planned(), warmups=[5, 3, 2, 0])
+    assert "its warm-up is not that of 1f1b" in reasons(altered, to)
+    with pytest.raises(PartoptError, match="stage 0 does 5 forwards first; under 1f1b it does 3"):
+        export_plan(altered, "flows")

@@ -206,7 +206,7 @@ def test_plans_state_the_warm_up_where_rows_follow_it():
         if entry.takes_warmup:
             assert order(entry.name, deeper).names(0) != built(entry.name, 3, 1, 12).names(0)
         elif usual[0] < 11:  # gpipe does all that it gets first: there is no deeper one
-            with pytest.raises(PartoptError, match="stage 0 does .* forwards first"):
+            with pytest.raises(PartoptError, match=r"stage 0 does .* forwards first"):
                 order(entry.name, deeper)
 
 
