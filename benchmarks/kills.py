@@ -33,7 +33,7 @@ from machine import describe
 from partopt import Job, Topology, cli, measure_source, solve
 from partopt.runtime import running
 from partopt.runtime.checkpoint import checkpoints
-from partopt.runtime.launcher import run_local
+from partopt.runtime.processes import run_local
 
 MODEL = Path(__file__).parent / "faulty_model.py"
 SIDE_BY_SIDE = 5

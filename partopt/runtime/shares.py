@@ -21,10 +21,9 @@ from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.context import EXCHANGING, Context, lost_connections
 from partopt.runtime.gradients import Tied
 from partopt.runtime.parameters import gradient_of
-from partopt.runtime.progress import EXCHANGING
 from partopt.runtime.scattering import Scatter, pack, places_by_format, rows_of, split_like
 from partopt.schedules import schedule
 from partopt.simulator.execution import execute as simulate

@@ -36,7 +36,6 @@ from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.shares import shares_of
 from partopt.runtime.torch_engine import execute_on_torch
-from partopt.runtime.turns import in_turns
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
@@ -108,7 +107,7 @@ class RankTraining:
         self.optimizers: dict[int, Optimizer] = {}
         self.first = 0  # number of the step's first microbatch
         self.record, self.trained = record_training(self.training, self.context.device)
-        self.stages = in_turns(self.context, whole_bytes(self.training), self._stages)
+        self.stages = self.context.in_turns(whole_bytes(self.training), self._stages)
         self.tied = self._tied()
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
         self.shares = shares_of(plan, self.context, parameters, self.tied)
