@@ -21,8 +21,8 @@ from partopt.documents.profile import (
 from partopt.documents.topology import Topology
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
-from partopt.runtime.launcher import run_local
 from partopt.runtime.measured import measured_execution, with_measured_times
+from partopt.runtime.processes import run_local
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.sleeping import SleepingStage
 from partopt.schedules import SCHEDULES
@@ -137,7 +137,7 @@ def cases(topologies: dict[int, Topology], quick: bool) -> list[Case]:
 
 def run_all(given: Sequence[Case]) -> Iterator[Found]:
     """What every case took."""
-    every = run_local(RANKS, _Main(given), limit_s=60.0)[0]
+    every = run_local(RANKS, _Main(given))[0]
     for case, records in zip(given, every, strict=True):
         yield judge(case, records)
 

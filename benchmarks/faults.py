@@ -17,7 +17,8 @@ SHAPES: dict[int, list[list[int]]] = {  # replicas of the stages, by ranks
     4: [[1, 1, 1, 1], [2, 2], [2, 1, 1]],
 }
 RANKS = ("killed", "stopped", "killed in an action", "hangs", "raises", "out of memory")
-PARENT = ("Ctrl-C", "Ctrl-Z, Ctrl-C", "SIGTERM", "SIGHUP", "parent killed")
+SLOW = "slow, then Ctrl-C"
+PARENT = ("Ctrl-C", "Ctrl-Z, Ctrl-C", "SIGTERM", "SIGHUP", "parent killed", SLOW)
 SIGNALS = {
     "killed": signal.SIGKILL,
     "stopped": signal.SIGSTOP,
@@ -30,8 +31,8 @@ SIGNALS = {
 REASONS = {
     "killed": r"the process was killed by signal 9 \(SIGKILL\)$",
     "killed in an action": r"the process was killed by signal 9 \(SIGKILL\)$",
-    "stopped": r"the process is stopped, for \d+ s$",
-    "hangs": r"no progress of any rank for \d+ s$",
+    "stopped": "it is alive, but others waited for it in vain$",
+    "hangs": "it is alive, but others waited for it in vain$",
     "raises": "ValueError: boom$",
     "out of memory": "MemoryError",
 }
@@ -98,7 +99,9 @@ def is_named(fault: Fault, code: int, text: str) -> bool:
         return code == -signal.SIGKILL
     if fault.kind in PARENT:
         said = f"{WORDS.get(fault.kind, 'interrupted')}: every process has ended"
-        return code == 128 + SIGNALS[fault.kind] and text.splitlines()[-1:] == [said]
+        return code == 128 + SIGNALS.get(fault.kind, signal.SIGINT) and text.splitlines()[-1:] == [
+            said
+        ]
     stage = [s for s, count in enumerate(fault.replicas) for _ in range(count)][fault.rank]
     where = rf" at {stage}[FBIWAU]\d*" + ("" if fault.action is not None else "|")
     first = rf"^error: .*rank {fault.rank} failed({where}): {REASONS[fault.kind]}"

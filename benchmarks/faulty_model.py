@@ -17,6 +17,8 @@ from torch._subclasses import FakeTensor
 
 BLOCKS, WIDTH = 4, 6
 
+SLOW_S = 3.0  # of what a slow rank takes for an action
+
 passed = 0  # actions of this rank so far
 
 
@@ -28,6 +30,7 @@ def boom() -> None:
 HAPPENINGS: dict[str, Callable[[], Any]] = {
     "killed in an action": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hangs": lambda: time.sleep(1000),
+    "slow, then Ctrl-C": lambda: time.sleep(SLOW_S),
     "raises": boom,
     "out of memory": lambda: bytearray(10**15),
 }

@@ -5,8 +5,8 @@
 Every run is `partopt run` itself, in a session of its own, on a model that trains for ever; one
 fault strikes it at a random time or in a random action. Then no process of the session may be left,
 no listening port, no file, and the last checkpoint has to be whole: the running statistics of every
-layer have counted each microbatch of its steps. Where a run stands still it is given up after 2 s
-here, and not after 10.
+layer have counted each microbatch of its steps. A rank waits for another for 10 s here, and not for
+10 minutes. A slow one is no fault: its run goes on, until Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from faults import PARENT, RANKS, SIGNALS, Fault, M, draw, is_named
+from faults import PARENT, RANKS, SIGNALS, SLOW, Fault, M, draw, is_named
+from faulty_model import SLOW_S
 from left_behind import check_last, files_left, listening, processes_left
 from machine import describe
 
 from partopt import Job, Topology, cli, measure_source, solve
-from partopt.runtime import running
+from partopt.runtime import processes
 from partopt.runtime.checkpoint import checkpoints
-from partopt.runtime.launcher import run_local
 
 MODEL = Path(__file__).parent / "faulty_model.py"
 SIDE_BY_SIDE = 5
-LIMIT_S, GRACE_S = 2.0, 1.0  # instead of those of a run
+WAIT_S = 10.0  # instead of that of a run
+STOPPED_S = 2.5  # between Ctrl-Z and `fg`
 STUCK_S = 60.0  # after which a run will never end
 
 
@@ -105,6 +106,13 @@ def watch(fault: Fault, folder: Path) -> None:
         time.sleep(fault.time_s)
         struck.write_text(repr(time.monotonic()))
         _strike(fault, parent, pids)
+    elif fault.kind == SLOW:
+        began = time.monotonic()
+        while not struck.exists() and time.monotonic() < began + STUCK_S:
+            time.sleep(0.01)
+        time.sleep(SLOW_S + 0.5)
+        struck.write_text(repr(time.monotonic()))
+        os.killpg(parent, signal.SIGINT)  # which a run that has ended does not say anything of
     until, left = time.monotonic() + STUCK_S, []
     while (ended := os.waitpid(parent, os.WNOHANG))[0] == 0 and time.monotonic() < until:
         time.sleep(0.01)
@@ -133,9 +141,9 @@ def _wait_for_ranks(parent: int, fault: Fault) -> list[int]:
 def _strike(fault: Fault, parent: int, pids: Sequence[int]) -> None:
     if fault.kind == "Ctrl-Z, Ctrl-C":
         os.killpg(parent, signal.SIGSTOP)
-        time.sleep(LIMIT_S + 0.5)
+        time.sleep(STOPPED_S)
         os.killpg(parent, signal.SIGCONT)
-        time.sleep(0.5)  # in which the run would be found stalled
+        time.sleep(0.5)  # in which the run might give up
     if "Ctrl-C" in fault.kind:
         os.killpg(parent, signal.SIGINT)  # as a terminal does
     else:
@@ -150,7 +158,7 @@ def run(fault: Fault, own: Path) -> NoReturn:
     os.dup2(output, 2)
     os.environ["FAULT"] = json.dumps(fault._asdict() | {"struck": str(own / "struck")})
     tempfile.tempdir = str(own / "tmp")
-    running.run_local = _run_hastily  # type: ignore[attr-defined]
+    processes.WAIT_S = WAIT_S
     saving = ["--save", str(own / "saved"), "--every", "1"] if fault.saves else []
     endless = ["--steps", "1000000", "--engine", fault.engine, *saving]
     code: Any = 0
@@ -160,10 +168,6 @@ def run(fault: Fault, own: Path) -> NoReturn:
         code = left.code
     (own / "ports").write_text("\n".join(listening()))
     os._exit(code)
-
-
-def _run_hastily(*arguments: Any, **options: Any) -> Any:
-    return run_local(*arguments, **options | {"limit_s": LIMIT_S, "grace_s": GRACE_S})
 
 
 def _fork(do: Callable[[], object]) -> int:

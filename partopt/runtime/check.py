@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -13,14 +12,22 @@ from torch import Tensor
 
 from partopt.documents.run import Check
 from partopt.runtime.context import Context
-from partopt.runtime.one_process import Reference, WholeModel, switch_off_dropout, train_alone
+from partopt.runtime.one_process import (
+    Reference,
+    WholeModel,
+    largest,
+    switch_off_dropout,
+    train_alone,
+)
 from partopt.runtime.parameters import own_parameter_names
+from partopt.runtime.scattering import Rows, rows_of
 from partopt.runtime.stale_reference import train_stale
 from partopt.runtime.training import RankTraining, Training
 from partopt.runtime.visible_rates import visible_rates
 
 EQUAL = 1e-4  # relative error up to which numbers of 32 bits are equal to rounding
 EQUAL_16 = 5e-2  # and of 16 bits
+PART = 2**20  # numbers that are compared at once, so that no difference of a whole tensor is kept
 
 Compared = Literal["gradients", "changes"]
 
@@ -29,16 +36,17 @@ class Found(NamedTuple):
     """What a rank found: losses of its microbatches, and tensors by stage and parameter."""
 
     losses: dict[int, float]
-    tensors: dict[tuple[int, str], Tensor]
+    tensors: dict[tuple[int, str], Rows]
 
 
 def check_first(training: Training, context: Context) -> Check | None:
     """Run a first step, and compare; the outcome on rank 0, None on others.
 
-    Of an iteration the gradients are compared, of the step of an asynchronous plan what it changes
-    the weights by. Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the
-    model draws random numbers all the same.
+    Of an iteration the gradients are compared, of the step of an asynchronous plan the weights that
+    it makes. Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the model
+    draws random numbers all the same.
     """
+    context.say("check: a step of all ranks")
     check = _check_changes if training.asynchronous else _check_gradients
     return check(training, context)
 
@@ -46,11 +54,13 @@ def check_first(training: Training, context: Context) -> Check | None:
 def _check_gradients(training: Training, context: Context) -> Check | None:
     own = _without_dropout(RankTraining(training, context))
     own.step(learn=False)
-    every = context.gather(Found(own.end_step(), own.gradients()))
-    if context.rank:
-        return None
-    expected = train_alone(WholeModel(training, context.device), training.microbatches)
-    return compare(every, expected, "gradients", tolerance(training))
+    expected = context.on_rank_0(
+        lambda go_on: train_alone(
+            WholeModel(training, context.device, go_on), training.microbatches
+        )
+    )
+    found = Found(own.end_step(), own.gradients())
+    return compare(found, expected, context, "gradients", tolerance(training))
 
 
 def _check_changes(training: Training, context: Context) -> Check | None:
@@ -61,25 +71,31 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     plan = structs.replace(training.plan, optimizer="sgd")
     source = replace(training.source, optimizer=None)
     own = _without_dropout(RankTraining(replace(training, plan=plan, source=source), context))
-    names = _names(own)
-    alone = context.rank == 0
-    rates = visible_rates(WholeModel(training, context.device), names) if alone else []
-    rates = context.gather(rates)[0]
+    names, equal = _names(own), tolerance(training)
+    rates = context.gather(
+        context.on_rank_0(
+            lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
+        )
+    )[0]
     if own.tied:  # one parameter has one rate, in whichever stages it is
         rates = [min(rate for rate in rates if rate > 0.0)] * len(rates)
     for s in own.stages:
         if stepped := own.stepped(s):
             own.optimizer(s, stepped).param_groups[0]["lr"] = rates[s]
-    before = _weights(own)
     own.step()
-    changes = {key: (now - before[key]).cpu() for key, now in _weights(own).items()}
-    every = context.gather(Found(own.end_step(), changes))
-    if context.rank:
-        return None
-    equal = tolerance(training)
-    whole, tied = WholeModel(training, context.device), {each.name for each in own.tied}
-    expected = train_stale(training, whole, names, rates, equal, tied)
-    return compare(every, expected, "changes", equal)
+    tied = {each.name for each in own.tied}
+    expected = context.on_rank_0(
+        lambda go_on: train_stale(
+            training, WholeModel(training, context.device, go_on), names, rates, equal, tied
+        )
+    )
+    weights = {
+        (s, name): Rows(each.detach())
+        for s, stage in own.stages.items()
+        for name, each in stage.own_parameters.items()
+        if each.requires_grad
+    }
+    return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
 
 
 def _names(own: RankTraining) -> list[list[str]]:
@@ -92,19 +108,23 @@ def _names(own: RankTraining) -> list[list[str]]:
     return names
 
 
-def compare(every: Sequence[Found], expected: Reference, compared: Compared, equal: float) -> Check:
-    """The largest errors of what the ranks found; a tensor that is missing is wholly wrong."""
-    errors = dict.fromkeys(expected.tensors, 0.0)
-    missing = errors.keys() - {name for found in every for _, name in found.tensors}
-    errors |= dict.fromkeys(missing, 1.0)
-    for found in every:
-        for (_, name), own in found.tensors.items():
-            off = 1.0
-            if name in expected.tensors:
-                off = _error(own, expected.tensors[name], expected.scales[name])
-            errors[name] = max(errors.get(name, 0.0), off)
+def compare(
+    own: Found, expected: Reference | None, context: Context, compared: Compared, equal: float
+) -> Check | None:
+    """The largest errors of what the ranks found; a tensor that is missing is wholly wrong.
+
+    Every rank calls it. Rank 0, which alone knows what is `expected`, shows it to all, a tensor at
+    a time; each compares what it has, and tells its errors.
+    """
+    every = context.gather((own.losses, _errors(own, expected, context)))
+    if expected is None:
+        return None
+    errors: dict[str, float] = {}
+    for _, found in every:
+        errors |= {name: max(off, errors.get(name, 0.0)) for name, off in found.items()}
+    errors |= dict.fromkeys(expected.tensors.keys() - errors.keys(), 1.0)
     worst = max(errors, key=errors.__getitem__, default="")
-    losses = {number: loss for found in every for number, loss in found.losses.items()}
+    losses = {number: loss for each, _ in every for number, loss in each.items()}
     loss_error = _error(
         torch.tensor([losses[number] for number in expected.losses]),
         torch.tensor(list(expected.losses.values())),
@@ -121,6 +141,30 @@ def compare(every: Sequence[Found], expected: Reference, compared: Compared, equ
     )
 
 
+def _errors(own: Found, expected: Reference | None, context: Context) -> dict[str, float]:
+    """The largest error of each parameter that this rank has."""
+    shown = None
+    if expected is not None:
+        shown = {n: (t.shape, t.dtype, expected.scales[n]) for n, t in expected.tensors.items()}
+        context.say(f"check: comparing {len(shown)} tensors")
+    shown = context.gather(shown)[0]
+    # a gradient that one process has not may be zeros here, as sums over replicas are
+    errors = {
+        name: float(h.tensor.any()) for (_, name), h in own.tensors.items() if name not in shown
+    }
+    for name, (shape, dtype, scale) in shown.items():
+        if expected is None:
+            right = torch.empty(shape, dtype=dtype, device=context.device)
+        else:
+            right = expected.tensors[name].contiguous()
+        context.broadcast(right)
+        for (_, each), held in own.tensors.items():
+            if each == name:
+                off = _error(held.tensor, rows_of(right, held.k, held.r), scale)
+                errors[name] = max(off, errors.get(name, 0.0))
+    return errors
+
+
 def tolerance(training: Training) -> float:
     """The relative error up to which numbers of a training are equal to rounding.
 
@@ -132,17 +176,11 @@ def tolerance(training: Training) -> float:
 
 def _error(own: Tensor, expected: Tensor, scale: float) -> float:
     """The largest difference over `scale`; 1 where there is what is not a number."""
-    off = float((own.double() - expected.double()).abs().max()) / max(scale, 1e-30)
-    return off if math.isfinite(off) else 1.0
-
-
-def _weights(own: RankTraining) -> dict[tuple[int, str], Tensor]:
-    return {
-        (s, name): each.detach().clone()
-        for s, stage in own.stages.items()
-        for name, each in stage.own_parameters.items()
-        if each.requires_grad
-    }
+    parts = zip(
+        torch.split(own.reshape(-1), PART), torch.split(expected.reshape(-1), PART), strict=True
+    )
+    off = [largest(one - other) / max(scale, 1e-30) for one, other in parts]
+    return max(off, default=0.0) if all(map(math.isfinite, off)) else 1.0
 
 
 def _without_dropout(own: RankTraining) -> RankTraining:

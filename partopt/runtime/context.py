@@ -1,18 +1,83 @@
-"""What a process of a run knows of the others: its rank, their groups, and what they note."""
+"""A rank among the others of a run: what it does at the moment, and how all of them meet."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.runtime.progress import MEETING, OUTSIDE, Writer
+from partopt.profiler.free_memory import HEADROOM, free_host_bytes
+from partopt.schedules.order import KINDS, U
+
+Made = TypeVar("Made")
+
+WAIT_S = 600.0  # the longest that a rank waits for another, as torch has it under NCCL
+
+# what a rank does: in the program around the schedule, or within an action of it
+OUTSIDE, COMPUTING, RECEIVING, SENDING, EXCHANGING, MEETING, FINISHED = range(7)
+WORDS = (
+    "",
+    "computing",
+    "waiting to receive",
+    "waiting to send",
+    "exchanging gradients",
+    "waiting for all ranks",
+    "done",
+)
+FIELDS = 5  # state, step, kind, stage, microbatch
+
+# what torch says when another process is gone, or does not answer in time
+_LOST = "onnection", "Broken pipe", "timeout", "imed out"
+
+
+class Progress:
+    """What a rank does: a row of numbers, which it writes in a microsecond and others may read."""
+
+    def __init__(self, row: NDArray[np.int64] | None = None) -> None:
+        self.row = np.array([OUTSIDE, 0, -1, 0, 0]) if row is None else row
+        self.first_step = 0  # of the run, that its engine calls step 0
+
+    def note(self, state: int) -> None:
+        """Note that the rank goes on to another state."""
+        self.row[0] = state
+
+    def act(self, step: int, kind: int, stage: int, microbatch: int, state: int) -> None:
+        """Note that the rank comes to an action."""
+        self.row[:] = state, self.first_step + step, kind, stage, microbatch
+
+    @property
+    def state(self) -> int:
+        """What was noted last."""
+        return int(self.row[0])
+
+    @property
+    def works(self) -> bool:
+        """Whether the rank waits for no other."""
+        return self.state in (OUTSIDE, COMPUTING)
+
+    @property
+    def action(self) -> str:
+        """The action that the rank came to last, such as 2F0; empty before the first one."""
+        _, _, kind, stage, microbatch = self.row.tolist()
+        if kind < 0:
+            return ""
+        return f"{stage}{KINDS[kind]}" + ("" if kind == U else str(microbatch))
+
+    def __str__(self) -> str:
+        where = f"{self.action} of step {self.row[1]}" if self.action else "no action yet"
+        return f"{where}, {WORDS[self.state]}" if WORDS[self.state] else where
 
 
 @dataclass
@@ -22,8 +87,8 @@ class Context:
     rank: int
     ranks: int
     device: torch.device
-    progress: Writer
-    tell: Callable[[], None] = lambda: None  # the others of what this rank does, at once
+    progress: Progress
+    wait_s: float = WAIT_S
     host: str = field(default_factory=socket.gethostname)
     groups: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
@@ -34,8 +99,9 @@ class Context:
         """
         key = (*sorted(ranks), name)
         if key not in self.groups:
+            limit = timedelta(seconds=self.wait_s)
             with lost_connections():
-                self.groups[key] = dist.new_group(sorted(ranks))
+                self.groups[key] = dist.new_group(sorted(ranks), timeout=limit)
         return self.groups[key]
 
     def barrier(self) -> None:
@@ -44,11 +110,59 @@ class Context:
             dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on each of them."""
+        """The values of all ranks, in their order, on each of them; for small ones."""
         values: list[Any] = [None] * self.ranks
         with self._meeting():
             dist.all_gather_object(values, value)
         return values
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Fill the tensor of each rank with that of rank 0."""
+        with self._meeting():
+            dist.broadcast(tensor, 0)
+
+    def on_rank_0(self, make: Callable[[Callable[[str], None]], Made]) -> Made | None:
+        """What `make` makes on rank 0, while the others wait and get None; every rank calls it.
+
+        `make` gets a function to call with what it does next. The others wait from one such call
+        to the next, so that none of them waits for all of it.
+        """
+        if self.rank > 0:
+            while not self.gather(None)[0]:
+                pass
+            return None
+
+        def go_on(text: str) -> None:
+            self.say(text)
+            self.gather(False)
+
+        made = make(go_on)
+        self.gather(True)
+        return made
+
+    def in_turns(self, size_bytes: float, make: Callable[[], Made]) -> Made:
+        """What `make` makes, which takes `size_bytes` of the host's memory meanwhile.
+
+        Every rank calls it. Where some host has no room for that of all its ranks at once, the
+        ranks of every host take turns.
+        """
+        found = self.gather((self.host, free_host_bytes()))
+        hosts = [host for host, _ in found]
+        ranks = Counter(hosts)
+        if all(HEADROOM * ranks[host] * size_bytes <= free_bytes for host, free_bytes in found):
+            return make()
+        own = hosts[: self.rank].count(self.host)
+        made: list[Made] = []
+        for turn in range(max(ranks.values())):
+            if turn == own:
+                made.append(make())
+            self.barrier()
+        return made[0]
+
+    def say(self, text: str) -> None:
+        """Tell who watches a terminal what the run does; rank 0 does."""
+        if self.rank == 0 and sys.stderr.isatty():
+            print(text, file=sys.stderr)
 
     @contextlib.contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -69,7 +183,7 @@ def lost_connections() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if "onnection" not in text and "Broken pipe" not in text and "timeout" not in text:
+        if not any(each in text for each in _LOST):
             raise
         raise PartoptError(
             f"lost the connection to another rank ({text.splitlines()[0]})",

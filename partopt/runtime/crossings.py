@@ -54,21 +54,26 @@ def check_cuts(record: Record, cuts: Iterable[int]) -> None:
         if 0 < cut < len(record.layers):
             _check_values(record, cut)
             _check_hidden(record, cut)
+            _check_hooks(record, cut)
             _check_views(record, cut)
             _check_shapes(record, cut)
 
 
 def _check_hidden(record: Record, cut: int) -> None:
-    for maker, reader in sorted(record.hidden):
+    for (maker, reader), text in sorted(record.hidden.items()):
         if maker < cut <= reader:
-            raise _cannot_cut(
-                record,
-                cut,
-                record.hidden[maker, reader].format(
-                    record.layer_name(maker), record.layer_name(reader)
-                ),
-                (maker, reader),
-            )
+            why = text.format(record.layer_name(maker), record.layer_name(reader))
+            layers = (maker, reader) if "{1}" in text else (maker,)
+            raise _cannot_cut(record, cut, why, layers)
+
+
+def _check_hooks(record: Record, cut: int) -> None:
+    """Such a hook is called for what crosses as well, which is no tensor of the forward."""
+    for layer, name in sorted(record.hooked.items()):
+        if cut >= layer:
+            where = f'"{name}"' if name else "the model"
+            why = f"a full backward hook on {where} wraps what {record.layer_name(layer)} gets"
+            raise _cannot_cut(record, cut, why, (layer,))
 
 
 def _check_values(record: Record, cut: int) -> None:

@@ -13,12 +13,19 @@ from torch import Tensor
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context
+from partopt.runtime.context import (
+    COMPUTING,
+    EXCHANGING,
+    MEETING,
+    OUTSIDE,
+    RECEIVING,
+    SENDING,
+    Context,
+)
 from partopt.runtime.delivery import Delivery, check_cuts
 from partopt.runtime.gradients import Tied
 from partopt.runtime.groups import open_channel
 from partopt.runtime.posting import AHEAD
-from partopt.runtime.progress import COMPUTING, EXCHANGING, MEETING, OUTSIDE, RECEIVING, SENDING
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action, actions_of
 from partopt.runtime.shares import NO_SHARES, Shares
@@ -138,8 +145,6 @@ def begin_step(step: int, record: RankRecord, context: Context, barrier: bool) -
     """Begin a step, with `barrier` and in the first one together with the other ranks."""
     if barrier or step == 0:
         context.progress.note(MEETING)
-        if step == 0:
-            context.tell()  # none may be stopped before it is known to have begun
         context.barrier()
     record.started_ns[step] = time.perf_counter_ns()
 

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from partopt.runtime.events import (
     EVERYWHERE,
+    READ_BETWEEN,
     Argument,
     Constant,
     Event,
@@ -91,13 +92,13 @@ class EventBuilder:
             for tensor in before.tensors
         )
 
-    def note_hidden(self, before: Before, layer: int) -> None:
-        """Note what the call, of `layer`, is given that another layer left in an object."""
+    def note_hidden(self, before: Before, last: int) -> None:
+        """Note what the call is given that a layer left in an object; `last` is the last layer."""
         assert self._reads is not None
         for tensor in before.tensors:
             maker = self.maker(tensor)
-            if id(tensor) not in self._keys and maker not in (layer, EVERYWHERE):
-                self._reads.hidden.add((maker, layer))
+            if id(tensor) not in self._keys and maker != EVERYWHERE:
+                self._reads.hidden[maker, last] = READ_BETWEEN
 
     def key_of(self, value: Any) -> Key | None:
         """The result that a value is; None where no event made it."""

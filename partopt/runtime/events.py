@@ -21,6 +21,11 @@ EVERYWHERE = -1  # the layer of what every stage does
 IN_AN_OBJECT = (
     "{1} reads a tensor of {0} that it is not given as an argument: it lies hidden in an object"
 )
+# what is read there is read again in every later stage, which has no such tensor
+READ_BETWEEN = (
+    "the model reads a tensor of {0} between layers that no call has returned: it lies hidden in "
+    "an object"
+)
 
 # names of torch functions that ask for shape, format and place alone
 _QUESTIONS = {
@@ -130,8 +135,8 @@ class Record:
     `hidden` has pairs of layers, in their order, of which one reads what the other made and no
     message brings, and says what, `{0}` and `{1}` being the two. `holders` are the layers that hold
     each parameter, by its first name; `changed_buffers` those that the forward changed, `None`
-    where that could not be seen. `replay_refused` is why it was recorded as a graph by
-    torch.export, if it was.
+    where that could not be seen. `hooked` are modules with full backward hooks, by the first layer
+    in them. `replay_refused` is why it was recorded as a graph by torch.export, if it was.
     """
 
     layers: Sequence[LayerKey]
@@ -140,6 +145,7 @@ class Record:
     hidden: Mapping[tuple[int, int], str]
     holders: Mapping[str, frozenset[int]]
     changed_buffers: frozenset[str] | None
+    hooked: Mapping[int, str] = field(default_factory=dict, kw_only=True)
     replay_refused: str | None = field(default=None, kw_only=True)
 
     def layer_name(self, layer: int) -> str:

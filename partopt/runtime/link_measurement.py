@@ -28,7 +28,6 @@ from partopt.runtime.link_messages import (
     receive_late,
     send_early,
 )
-from partopt.runtime.progress import OUTSIDE
 
 _MANY_BYTES, _MOST_TIMES = 4 * 10**6, 10
 
@@ -144,7 +143,7 @@ class _Ranks:
 
     def _allreduce(self, ranks: tuple[int, ...], size: int) -> Seconds:
         group, own = self.context.group(ranks), None
-        self._begin()
+        self.context.barrier()
         if self.context.rank in ranks:
             repetitions = self.settings.repetitions_of(size)
             own = Seconds(allreduce(self.context, group, size, repetitions))
@@ -157,7 +156,7 @@ class _Ranks:
     def _message(self, traffic: Traffic, size: int) -> Seconds:
         """The mean of what the first rank of every pair saw."""
         own, count = None, self.settings.repetitions_of(size)
-        self._begin()
+        self.context.barrier()
         for first, second in traffic.pairs:
             if self.context.rank not in (first, second):
                 continue
@@ -174,19 +173,13 @@ class _Ranks:
     def _late(self, pair: tuple[int, int], early: dict[int, Seconds], size: int) -> Seconds:
         """From a receive that is posted after the message was sent, to its arrival."""
         own, count = None, self.settings.repetitions_of(size)
-        self._begin()
+        self.context.barrier()
         if self.context.rank == pair[0]:
             send_early(Peer(self.context, pair[1]), size, count)
         elif self.context.rank == pair[1]:
             peer = Peer(self.context, pair[0])
             own = Seconds(receive_late(peer, size, count, early[size].message))
         return self._mean(own)
-
-    def _begin(self) -> None:
-        """Begin together; what watches the run sees that it goes on."""
-        self.context.progress.note(OUTSIDE)
-        self.context.tell()
-        self.context.barrier()
 
     def _mean(self, own: Seconds | None) -> Seconds:
         """The mean over the ranks that saw anything."""

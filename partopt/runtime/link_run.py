@@ -12,10 +12,9 @@ from partopt.links.fitted import FittedLinks
 from partopt.links.layout import levels_of
 from partopt.links.samples import LinkMeasurement
 from partopt.runtime.backends import choose_backend
-from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
 from partopt.runtime.link_measurement import LinkSettings, measure_links
+from partopt.runtime.processes import is_under_torchrun, run_ranks
 
-STALL_S = 120.0  # the longest that a size on one level may take
 _DEFAULT_RANKS = 4
 _SMALLEST, _LARGEST = 4, 2**32  # bytes of a message: all-reduces add numbers of 4 bytes
 
@@ -39,12 +38,7 @@ class LinkRun:
         process is left in any case.
         """
         main = partial(measure_links, self.settings, tell)
-        if is_under_torchrun():
-            return run_here(main, setup_limit_s=STALL_S, backend=self.backend)
-        start = "spawn" if self.backend == "nccl" else None  # CUDA and forking do not go together
-        return run_local(
-            self.ranks, main, setup_limit_s=STALL_S, backend=self.backend, start=start
-        )[0]
+        return run_ranks(main, self.ranks, self.backend)
 
 
 def prepare_links(

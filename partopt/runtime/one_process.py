@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from partopt.runtime.training import Training
 class Reference(NamedTuple):
     """What one process finds: the loss of each microbatch, and a tensor for each parameter.
 
-    It is the parameter's gradient, or what a step changed it by. `scales` are the sizes that errors
+    It is the parameter's gradient, or its values behind a step. `scales` are the sizes that errors
     of these tensors are relative to.
     """
 
@@ -27,12 +28,17 @@ class Reference(NamedTuple):
 
 
 class WholeModel:
-    """The model of a training with all its weights, without dropout, and its microbatches."""
+    """The model of a training with all its weights, without dropout, and its microbatches.
 
-    def __init__(self, training: Training, device: torch.device) -> None:
+    `go_on` is called with what comes next, before each of them.
+    """
+
+    def __init__(
+        self, training: Training, device: torch.device, go_on: Callable[[str], None]
+    ) -> None:
         torch.manual_seed(training.seed)
         self.model = training.build().to(device)
-        self._device = device
+        self._device, self._go_on = device, go_on
         self._loss_fn = training.cast(self.model, device)
         switch_off_dropout(self.model)
         size = training.plan.microbatch_size
@@ -50,6 +56,7 @@ class WholeModel:
 
         Raises PartoptError where the model draws random numbers.
         """
+        self._go_on(f"check: microbatch {microbatch} in one process")
         inputs, before = self._inputs(microbatch), RandomState(self._device)
         loss = run_loss(self.model, inputs, self._loss_fn)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -67,9 +74,7 @@ def train_alone(whole: WholeModel, microbatches: int) -> Reference:
     """The losses of an iteration's microbatches, and the gradients of their mean."""
     losses = {n: whole.backward(n, 1.0 / microbatches) for n in range(microbatches)}
     gradients = {
-        name: each.grad.detach().cpu()
-        for name, each in whole.parameters.items()
-        if each.grad is not None
+        name: each.grad for name, each in whole.parameters.items() if each.grad is not None
     }
     return Reference(losses, gradients, {n: largest(each) for n, each in gradients.items()})
 

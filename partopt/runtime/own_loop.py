@@ -20,9 +20,9 @@ from partopt.errors import PartoptError
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context
-from partopt.runtime.launcher import is_under_torchrun, run_ranks
 from partopt.runtime.module import StageModule
 from partopt.runtime.parameters import build_whole
+from partopt.runtime.processes import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
@@ -120,7 +120,7 @@ def train_with(
         if not is_under_torchrun():
             check_model(training)
         name = choose_backend(backend, check_ranks(plan.world_size))
-        return run_ranks(_Loop(training, loop), plan, name)
+        return run_ranks(_Loop(training, loop), plan.world_size, name)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
 

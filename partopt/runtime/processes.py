@@ -1,36 +1,337 @@
-"""What Linux says of a process: whether it is stopped, and what it has computed."""
+"""The processes of a run: started here or by `torchrun`, and ended together.
+
+A rank that raises or dies ends the run at once. One that lives may be slow: others wait for it for
+`WAIT_S`, as everywhere in torch.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
-from pathlib import Path
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profiler.device import keep_freed_memory
+from partopt.runtime.context import (
+    FIELDS,
+    FINISHED,
+    WAIT_S,
+    Context,
+    Progress,
+    lost_connections,
+)
+from partopt.runtime.signals import ending_at_once, held_back, leave_to_parent
+
+Result = TypeVar("Result")
+
+GRACE_S = 5.0  # for ranks to say why they fail behind the first, and to end
+JOIN_S = 120.0  # until all processes have joined
+_HOST = "127.0.0.1"
+_TAKES_SOCKETS = torch.__version__ >= "2.7"  # the store's faster server; that of 2.6 opens its own
+_PR_SET_PDEATHSIG = 1
 
 
-def is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal; False where nobody tells."""
-    return _stat(pid)[:1] in (["T"], ["t"])
+def is_under_torchrun() -> bool:
+    """Whether `torchrun`, or what sets the same variables, started this process."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
-def cpu_s(pid: int | None) -> float:
-    """Seconds of processor time of a process and its living descendants; 0 where nobody tells."""
-    fields = _stat(pid)
-    own = sum(map(int, fields[11:13])) / _TICKS_PER_S  # utime and stime
-    return own + sum(map(cpu_s, _children(pid)))
+def run_ranks(main: Callable[[Context], Result], ranks: int, backend: str) -> Result:
+    """Run `main` on so many ranks, as processes of this host: the result of rank 0.
+
+    Under `torchrun` this process is one of the ranks, and the result its own. The errors are those
+    of `run_local`.
+    """
+    if is_under_torchrun():
+        return run_here(main, backend)
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    return run_local(ranks, main, backend=backend, threads=threads, wait_s=WAIT_S)[0]
 
 
-def _stat(pid: int | None) -> list[str]:
-    """The fields of `/proc/PID/stat` behind the name, from the state on."""
+@ending_at_once()
+def run_here(main: Callable[[Context], Result], backend: str = "gloo") -> Result:
+    """Run `main` in this process, which `torchrun` started, as one rank; its result.
+
+    `torchrun` ends the run when a process ends, and this process ends with torchrun. SIGINT,
+    SIGTERM and SIGHUP end it, too.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_parent(os.getppid())
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = _take_device(backend, int(os.environ.get("LOCAL_RANK", "0")))
+    with lost_connections():
+        dist.init_process_group(backend, timeout=timedelta(seconds=WAIT_S))
+    return _run_in_group(main, Context(rank, ranks, device, Progress()))
+
+
+def run_local(
+    ranks: int,
+    main: Callable[[Context], Result],
+    *,
+    backend: str = "gloo",
+    threads: int = 1,
+    start: str | None = None,
+    wait_s: float = WAIT_S,
+) -> list[Result]:
+    """Run `main` as `ranks` processes on this host; their results, in the order of ranks.
+
+    The processes are forked, where this process has a single thread of Python and no CUDA, or
+    else spawned; `start` ("fork", "spawn") says otherwise. Spawned ones need a `main` that can be
+    pickled. Raises PartoptError where a rank raises, ends or is killed, or where others have waited
+    for it for `wait_s`: it names the rank that failed first and the last action of all. However
+    this ends, no process and no port is left.
+    """
+    starting: Any = multiprocessing.get_context(start or _safe_start(backend))
+    memory = starting.RawArray("q", ranks * FIELDS)
+    run = _LocalRun(np.frombuffer(memory, dtype=np.int64).reshape(ranks, FIELDS))
+    store = None
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+        for rank in range(ranks):
+            run.start(starting, _Child(rank, ranks, main, backend, threads, wait_s), memory)
+        store = _open_store(ranks)  # after the forks: it has threads
+        for pipe in run.pipes:
+            pipe.send(store.port)
+        results = run.results()
+        run.end(GRACE_S)
+        return results
+    finally:
+        run.end()
+        # not left to the traceback of an error: a process forked later must not inherit its thread
+        del store
 
 
-def _children(pid: int | None) -> list[int]:
-    try:
-        lists = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # a thread that has ended meanwhile
-        return []
-    return [int(child) for each in lists for child in each.split()]
+def _safe_start(backend: str) -> str:
+    """How to start processes: forking takes milliseconds, but only where it cannot go wrong."""
+    cuda = backend == "nccl" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    return "fork" if forks and threading.active_count() == 1 and not cuda else "spawn"
+
+
+def _open_store(ranks: int) -> Any:
+    """The store by which the processes find each other, on a port of this host alone."""
+    listening = socket.create_server((_HOST, 0))
+    return TCPStore(
+        _HOST,
+        listening.getsockname()[1],
+        world_size=ranks + 1,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=JOIN_S),
+        master_listen_fd=listening.detach(),
+        use_libuv=_TAKES_SOCKETS,
+    )
+
+
+def _take_device(backend: str, number: int) -> torch.device:
+    if backend == "nccl":
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
+    keep_freed_memory()
+    return torch.device("cpu")
+
+
+def _run_in_group(main: Callable[[Context], Result], context: Context) -> Result:
+    result = main(context)
+    context.progress.note(FINISHED)
+    context.barrier()  # a process that ends early closes what the others still read
+    dist.destroy_process_group()
+    return result
+
+
+def _die_with_parent(parent: int) -> None:
+    """Let this process be killed when the process `parent`, which started it, ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank failed, and when.
+
+    `lost` says that it only lost the connection to a rank that failed before, or waited for it.
+    """
+
+    rank: int
+    reason: str
+    hint: str = ""
+    details: str = ""
+    lost: bool = False
+    time_s: float = 0.0
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> Failure:
+        """That of a rank that raised."""
+        details, now_s = "".join(traceback.format_exception(error)), time.monotonic()
+        if isinstance(error, PartoptError):
+            lost = error.code == "lost-connection"
+            return cls(rank, error.message, error.hint, details, lost, now_s)
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate" in reason
+        hint = "it ran out of memory: plan for less memory" if full else ""
+        return cls(rank, reason, hint, details, time_s=now_s)
+
+    @classmethod
+    def of_end(cls, rank: int, code: int) -> Failure:
+        """That of a process that ended without a report."""
+        reason, hint = f"the process ended with exit code {code}", ""
+        if code < 0:
+            reason = f"the process was killed by signal {-code} ({signal.Signals(-code).name})"
+        if code == -signal.SIGKILL:
+            hint = "the system kills a process so when memory runs out: see `dmesg`"
+        return cls(rank, reason, hint, time_s=time.monotonic())
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A process of a local run: one rank of `ranks`, and what it runs."""
+
+    rank: int
+    ranks: int
+    main: Callable[[Context], Any]
+    backend: str
+    threads: int
+    wait_s: float
+
+    def run(self, parent: int, pipe: Connection, memory: Any) -> None:
+        """Run the rank; its result or its `Failure`, pickled, goes into `pipe`."""
+        _die_with_parent(parent)
+        leave_to_parent()
+        torch.set_num_threads(self.threads)
+        try:
+            result = self._run_main(pipe.recv(), memory)
+            pipe.send_bytes(pickle.dumps(result))
+        except BaseException as error:
+            try:
+                pipe.send_bytes(pickle.dumps(Failure.of(self.rank, error)))
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # to leave the group in order would be to wait for the others
+                os._exit(1)
+
+    def _run_main(self, port: int, memory: Any) -> Any:
+        row = np.frombuffer(memory, dtype=np.int64).reshape(self.ranks, FIELDS)[self.rank]
+        device = _take_device(self.backend, self.rank)
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        join, limit = timedelta(seconds=JOIN_S), timedelta(seconds=self.wait_s)
+        with lost_connections():
+            store = TCPStore(_HOST, port, timeout=join, use_libuv=_TAKES_SOCKETS)
+            dist.init_process_group(
+                self.backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit
+            )
+        context = Context(self.rank, self.ranks, device, Progress(row), self.wait_s)
+        return _run_in_group(self.main, context)
+
+
+class _LocalRun:
+    """The processes of a local run in the order of their ranks, and what they have reported."""
+
+    def __init__(self, rows: Any) -> None:
+        rows[:] = Progress().row
+        self.progress = [Progress(row) for row in rows]
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+        self.reports: dict[int, Any] = {}  # by rank: a result or a Failure
+
+    def start(self, starting: Any, child: _Child, memory: Any) -> None:
+        """Start the next rank; it is no daemon, for it may have children that load data."""
+        ours, theirs = starting.Pipe()
+        process = starting.Process(
+            target=child.run, args=(os.getpid(), theirs, memory), name=f"rank-{child.rank}"
+        )
+        with held_back():  # the child heeds no signal before it knows which
+            process.start()
+            self.processes.append(process)
+            self.pipes.append(ours)
+        theirs.close()  # that the end of the process is the end of the pipe
+
+    def results(self) -> list[Any]:
+        """Wait for all results. Raises PartoptError that names the first failure."""
+        while self._open() and not self._failures():
+            self._take_reports()
+        until_s = time.monotonic() + GRACE_S
+        # who lost another is no reason to end before that one has said why
+        while all(each.lost for each in self._failures()) and self._open():
+            if (left_s := until_s - time.monotonic()) <= 0:
+                break
+            self._take_reports(left_s)
+        if self._failures():
+            raise self._error()
+        return [self.reports[rank] for rank in range(len(self.processes))]
+
+    def _open(self) -> list[int]:
+        """The ranks that have reported nothing."""
+        return [rank for rank in range(len(self.processes)) if rank not in self.reports]
+
+    def _failures(self) -> list[Failure]:
+        return [each for each in self.reports.values() if isinstance(each, Failure)]
+
+    def _take_reports(self, limit_s: float | None = None) -> None:
+        """Wait until ranks report or end, or for so long, and take down what they report."""
+        ends = {rank: self.processes[rank].sentinel for rank in self._open()}
+        ready = wait([*ends.values(), *(self.pipes[rank] for rank in ends)], limit_s)
+        for rank, end in ends.items():
+            if end in ready or self.pipes[rank] in ready:
+                self.reports[rank] = self._report(rank)
+
+    def _report(self, rank: int) -> Any:
+        try:
+            if self.pipes[rank].poll():
+                return pickle.loads(self.pipes[rank].recv_bytes())
+        except (EOFError, OSError):
+            pass
+        self.processes[rank].join()
+        return Failure.of_end(rank, self.processes[rank].exitcode)
+
+    def _error(self) -> PartoptError:
+        """What is said of the first rank that failed by itself, or that others waited for."""
+        first = min(self._failures(), key=lambda failure: (failure.lost, failure.time_s))
+        if first.lost and (silent := self._open()):
+            rank = min(silent, key=lambda rank: not self.progress[rank].works)
+            first = Failure(rank, "it is alive, but others waited for it in vain")
+        action = self.progress[first.rank].action
+        lines = [f"  rank {rank}: {each}" for rank, each in enumerate(self.progress)]
+        where = f" at {action}" if action else ""
+        return PartoptError(
+            "\n".join([f"rank {first.rank} failed{where}: {first.reason}", *lines]),
+            first.hint,
+            ANSWER_IS_NO,
+            code="run-failed",
+            rank=first.rank,
+            reason=first.reason,
+            details=first.details,
+            last_actions=[each.action for each in self.progress],
+        )
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Kill what still runs after `grace_s`, stopped processes too, and wait for all ends."""
+        until_s = time.monotonic() + grace_s
+        for process in self.processes:
+            process.join(max(0.0, until_s - time.monotonic()))
+        with held_back():
+            for process in self.processes:
+                process.kill()
+            for process, pipe in zip(self.processes, self.pipes, strict=True):
+                process.join()
+                process.close()
+                pipe.close()
+            self.processes, self.pipes = [], []

@@ -18,7 +18,7 @@ from partopt.profiler.tracker import LayerKey
 from partopt.runtime.buffer_uses import BufferUses, BufferWatch
 from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.event_builder import EventBuilder
-from partopt.runtime.events import EVERYWHERE, IN_AN_OBJECT, Event, Record, is_question, name_of
+from partopt.runtime.events import EVERYWHERE, Event, Record, is_question, name_of
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.unit_reads import UnitReads
 from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
@@ -138,9 +138,10 @@ class _Recorder(TorchFunctionMode):
             self._layers,
             tuple(builder.events),
             builder.likeness,
-            dict(self._buffers.hidden()) | dict.fromkeys(self._reads.hidden, IN_AN_OBJECT),
+            dict(self._buffers.hidden()) | self._reads.hidden,
             holders(self._model, self._layers, builder.events),
             changed_buffers,
+            hooked=_hooked(self._modules, self._layers),
         )
 
     def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -176,7 +177,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a unit on the arguments `run`, and note it as run on those `given`."""
         before = self._builder.before(given, run)
-        self._builder.note_hidden(before, layer)
+        self._builder.note_hidden(before, len(self._layers) - 1)
         self._inside = True
         try:
             with (
@@ -208,13 +209,26 @@ class _Recorder(TorchFunctionMode):
             output = self._weightless.leave(output, {})
         # numbers drawn at random would differ from stage to stage
         tied = self._builder.is_tied(before) or random.advanced()
-        self._builder.note_hidden(before, self.order.current)
+        self._builder.note_hidden(before, len(self._layers) - 1)
         layer = self.order.current if tied else EVERYWHERE
         self._buffers.note(buffers.used, buffers.written, layer)
         if layer == EVERYWHERE:
             self._buffers.note_late(buffers.written, self.order.entered)
         self._builder.add(before, name_of(func), None, layer, output, [], set())
         return output
+
+
+def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dict[int, str]:
+    """The modules with full backward hooks that are layers or hold some, by their first layer."""
+    found: dict[int, str] = {}
+    for module, name in modules.items():
+        full = module._backward_hooks and module._is_full_backward_hook
+        if full or module._backward_pre_hooks:
+            inside = (i for i, key in enumerate(layers) if f"{key.name}.".startswith(f"{name}."))
+            first = 0 if name == "" else next(inside, None)
+            if first is not None:
+                found[first] = name
+    return found
 
 
 def holders(

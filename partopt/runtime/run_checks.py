@@ -10,8 +10,8 @@ from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
 from partopt.runtime.engine import check_tied
 from partopt.runtime.gradients import tied_stages
-from partopt.runtime.launcher import is_under_torchrun
 from partopt.runtime.optimizers import optimizer_of, steps_rows_alone
+from partopt.runtime.processes import is_under_torchrun
 from partopt.runtime.shares import check_shares
 from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import Training, record_training

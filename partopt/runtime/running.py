@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from partopt.runtime.checkpoint import (
     save,
 )
 from partopt.runtime.context import Context
-from partopt.runtime.launcher import is_under_torchrun, run_ranks
+from partopt.runtime.processes import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
@@ -102,7 +101,7 @@ def run_plan(
     main = _Main(training, steps, check, keeping)
     before = os.getloadavg()[0]
     with removing_partial(keeping.folder):
-        results = run_ranks(main, plan, name)
+        results = run_ranks(main, plan.world_size, name)
     if not results:  # of a rank that torchrun started, but for the first
         return None
     load = MachineLoad(before=before, after=os.getloadavg()[0], cores=os.cpu_count() or 1)
@@ -172,11 +171,7 @@ def _train(
         losses.append(losses_of(context.gather(own.end_step())))
         if keeping.folder is not None and (step + 1 == steps or keeping.is_due(step + 1)):
             save(own, keeping.folder)
-        if context.rank == 0 and sys.stderr.isatty():
-            print(
-                f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s",
-                file=sys.stderr,
-            )
+        context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
     if cuda:
         peak = torch.cuda.max_memory_allocated(context.device)
     device, refused = describe_device(context.device).name, own.record.replay_refused

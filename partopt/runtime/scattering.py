@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,14 @@ def rows_of(tensor: Tensor, k: int, r: int) -> Tensor:
         return tensor if k == 0 else tensor.new_empty(0)
     size = -(-len(tensor) // r)
     return tensor[k * size : (k + 1) * size]
+
+
+class Rows(NamedTuple):
+    """The rows of a tensor that replica k of r has; by default all of them."""
+
+    tensor: Tensor
+    k: int = 0
+    r: int = 1
 
 
 def pack(tensors: Sequence[Tensor], size: int) -> Tensor:

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
@@ -21,10 +20,9 @@ from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.context import EXCHANGING, Context, lost_connections
 from partopt.runtime.gradients import Tied
 from partopt.runtime.parameters import gradient_of
-from partopt.runtime.progress import EXCHANGING
 from partopt.runtime.scattering import Scatter, pack, places_by_format, rows_of, split_like
 from partopt.schedules import schedule
 from partopt.simulator.execution import execute as simulate
@@ -81,6 +79,11 @@ class Shares:
         """Those in whose `.grad` sums come: rows, or whole a parameter that other stages hold."""
         every = zip(self.parameters, self.own, self.tied, strict=True)
         return [parameter if tied else share for parameter, share, tied in every]
+
+    @property
+    def row_gradients(self) -> dict[int, Tensor]:
+        """The gradients of this replica's rows by the id of the parameter, without tied ones."""
+        return {id(self.parameters[i]): gradient_of(self.own[i]) for i in self.untied}
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -152,17 +155,6 @@ class Shares:
         """Drop the gradients of this share."""
         for share in self.own:
             share.grad = None
-
-    def whole_gradients(self) -> dict[int, Tensor]:
-        """The gradients by the id of the parameter, gathered; every replica calls it."""
-        pairs = list(zip(self.parameters, self.own, self.tied, strict=True))
-        rows = [
-            self._rows(gradient_of(parameter)) if tied else gradient_of(share)
-            for parameter, share, tied in pairs
-        ]
-        whole = [torch.empty_like(parameter.data) for parameter in self.parameters]
-        self._gather(rows, whole)
-        return {id(each): found for each, found in zip(self.parameters, whole, strict=True)}
 
     def _gather(self, rows: Sequence[Tensor], whole: Sequence[Tensor]) -> None:
         """Give each of `whole` the rows of all replicas, of which `rows` are this one's."""

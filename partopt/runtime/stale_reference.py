@@ -35,12 +35,12 @@ def train_stale(
     equal: float,
     tied: Collection[str] = (),
 ) -> Reference:
-    """The losses of a step's microbatches, and what plain SGD changes the parameters by.
+    """The losses of a step's microbatches, and the parameters that plain SGD makes.
 
-    Each stage has the parameters `names`, and a learning rate. The size of a change is the largest
-    of its parameter, but no less than the share `NOISE` of the largest in its stage, and no less
-    than that of which `ULPS` of the weight are the share `equal`. Parameters that are `tied` are
-    among those of the first stage that holds them.
+    Each stage has the parameters `names`, and a learning rate. Errors are relative to what changed:
+    the largest change of the parameter, but no less than the share `NOISE` of the largest in its
+    stage, and no less than that of which `ULPS` of the weight are the share `equal`. Parameters
+    that are `tied` are among those of the first stage that holds them.
     """
     plan, M = training.plan, training.microbatches
     orders = order(plan.schedule, layout_of(plan, M))
@@ -63,12 +63,13 @@ def train_stale(
             stage.learn(number)
     found = Reference(losses, {}, {})
     for stage in stages:
-        changes = stage.changes()
-        most = max(map(largest, changes.values()), default=0.0)
-        for name, change in changes.items():
-            rounding = ULPS * torch.finfo(change.dtype).eps * largest(stage.start[name])
-            found.tensors[name] = change
-            found.scales[name] = max(largest(change), NOISE * most, rounding / equal)
+        newest = stage.newest
+        changed = {name: largest(each - stage.start[name]) for name, each in newest.items()}
+        most = max(changed.values(), default=0.0)
+        for name, weight in newest.items():
+            rounding = ULPS * torch.finfo(weight.dtype).eps * largest(stage.start[name])
+            found.tensors[name] = weight
+            found.scales[name] = max(changed[name], NOISE * most, rounding / equal)
     return found
 
 
@@ -80,7 +81,7 @@ class _StageWeights:
     ) -> None:
         self._parameters, self._used, self._batch, self._rate = parameters, used, batch, rate
         self.start = {name: each.detach().clone() for name, each in parameters.items()}
-        self._newest, self._versions = 0, {0: self.start}
+        self._updates, self._versions = 0, {0: self.start}
         self._drop_gradients()
 
     def use(self, microbatch: int) -> None:
@@ -96,20 +97,20 @@ class _StageWeights:
                 self._total[name] += parameter.grad
             parameter.grad = None
         if (microbatch + 1) % self._batch == 0:
-            newest = self._versions[self._newest]
-            self._newest += 1
-            self._versions[self._newest] = {
+            made = {
                 name: weight.sub(self._total[name] / self._batch, alpha=self._rate)
-                for name, weight in newest.items()
+                for name, weight in self.newest.items()
             }
+            self._updates += 1
+            self._versions[self._updates] = made
             self._drop_gradients()
-        needed = {self._newest, *self._used[microbatch + 1 :]}
+        needed = {self._updates, *self._used[microbatch + 1 :]}
         self._versions = {n: each for n, each in self._versions.items() if n in needed}
 
-    def changes(self) -> dict[str, Tensor]:
-        """What the parameters were changed by, in all."""
-        newest = self._versions[self._newest]
-        return {name: (newest[name] - start).cpu() for name, start in self.start.items()}
+    @property
+    def newest(self) -> dict[str, Tensor]:
+        """The weights that all updates have made."""
+        return self._versions[self._updates]
 
     def _drop_gradients(self) -> None:
         self._total = {name: torch.zeros_like(weight) for name, weight in self.start.items()}

@@ -28,12 +28,11 @@ from torch.distributed.pipelining.schedules import (
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.context import OUTSIDE, Context, lost_connections
 from partopt.runtime.delivery import check_cuts
 from partopt.runtime.engine import begin_step, check_run
 from partopt.runtime.gradients import Tied
 from partopt.runtime.posting import AHEAD
-from partopt.runtime.progress import OUTSIDE
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import actions_of
 from partopt.runtime.shares import NO_SHARES, Shares, scatters

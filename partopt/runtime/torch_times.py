@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from partopt.runtime.progress import COMPUTING, EXCHANGING, RECEIVING, SENDING, Writer
+from partopt.runtime.context import COMPUTING, EXCHANGING, RECEIVING, SENDING, Progress
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import Action
 from partopt.schedules.order import A, B, F, I, U
@@ -18,7 +18,7 @@ class ActionTimes:
     """The times of one rank's actions; `step` is the one that runs."""
 
     def __init__(
-        self, record: RankRecord, progress: Writer, actions: Sequence[Action], d: int
+        self, record: RankRecord, progress: Progress, actions: Sequence[Action], d: int
     ) -> None:
         self.record, self.progress, self.step = record, progress, 0
         self._actions = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
@@ -34,9 +34,9 @@ from partopt.runtime.parameters import (
 )
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
+from partopt.runtime.scattering import Rows
 from partopt.runtime.shares import shares_of
 from partopt.runtime.torch_engine import execute_on_torch
-from partopt.runtime.turns import in_turns
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
@@ -108,7 +108,7 @@ class RankTraining:
         self.optimizers: dict[int, Optimizer] = {}
         self.first = 0  # number of the step's first microbatch
         self.record, self.trained = record_training(self.training, self.context.device)
-        self.stages = in_turns(self.context, whole_bytes(self.training), self._stages)
+        self.stages = self.context.in_turns(whole_bytes(self.training), self._stages)
         self.tied = self._tied()
         parameters = {s: stage.parameters for s, stage in self.stages.items()}
         self.shares = shares_of(plan, self.context, parameters, self.tied)
@@ -182,18 +182,18 @@ class RankTraining:
         self.steps += 1
         return losses
 
-    def gradients(self) -> dict[tuple[int, str], Tensor]:
-        """The gradients of this rank, by stage and parameter; every rank calls it.
-
-        Those that replicas share are put together.
-        """
-        gathered = {s: shares.whole_gradients() for s, shares in self.shares.items()}
-        found = {
-            (s, name): gathered.get(s, {}).get(id(each), each.grad)
-            for s, stage in self.stages.items()
-            for name, each in stage.own_parameters.items()
-        }
-        return {key: each.detach().cpu() for key, each in found.items() if each is not None}
+    def gradients(self) -> dict[tuple[int, str], Rows]:
+        """The gradients that this rank has, by stage and parameter; of shared ones its rows."""
+        found = {}
+        for s, stage in self.stages.items():
+            shares = self.shares.get(s)
+            rows = {} if shares is None else shares.row_gradients
+            for name, each in stage.own_parameters.items():
+                if shares is not None and id(each) in rows:
+                    found[s, name] = Rows(rows[id(each)], shares.k, shares.r)
+                elif each.grad is not None:
+                    found[s, name] = Rows(each.grad)
+        return found
 
     def stepped(self, s: int) -> Sequence[nn.Parameter]:
         """What the optimizer of stage s steps: its parameters, or this replica's rows of them."""

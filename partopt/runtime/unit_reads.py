@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
 from partopt.profiler.step import Inputs, local_tensors
+from partopt.runtime.events import IN_AN_OBJECT
 
 
 class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -18,12 +19,12 @@ class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
     earlier one left it in an object, no other stage could be sent: `hidden` are pairs of the layer
-    that made such a tensor and the one that read it.
+    that made such a tensor and the one that read it, and how.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.hidden: set[tuple[int, int]] = set()
+        self.hidden: dict[tuple[int, int], str] = {}
         self._makers = StorageMap()
         self._constants = StorageMap()
         self._layer = 0
@@ -79,4 +80,4 @@ class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         maker = self._makers.get(tensor)
         given = tensor.untyped_storage()._cdata in self._given
         if maker is not None and maker != self._layer and not given:
-            self.hidden.add((maker, self._layer))
+            self.hidden[maker, self._layer] = IN_AN_OBJECT

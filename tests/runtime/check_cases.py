@@ -26,7 +26,7 @@ from partopt.runtime import training
 from partopt.runtime.buckets import Sum
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
-from partopt.runtime.launcher import run_local
+from partopt.runtime.processes import run_local
 from partopt.runtime.shares import Shares
 from partopt.runtime.tied_versions import TiedVersions
 from partopt.runtime.training import Training

@@ -22,11 +22,10 @@ from partopt.documents.stage import Shard
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.gradients import Tied
-from partopt.runtime.launcher import run_local
+from partopt.runtime.processes import run_local
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.shares import shares_of
 from partopt.runtime.sleeping import SleepingStage
-from partopt.runtime.turns import in_turns
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from tests.runtime.plans import all_plans, looped, straight
@@ -241,7 +240,7 @@ def run_turn(context: Context, size_bytes: float) -> tuple[int, int]:
         time.sleep(TURN_S)
         return began_ns, time.perf_counter_ns()
 
-    return in_turns(placed, size_bytes, make)
+    return placed.in_turns(size_bytes, make)
 
 
 def main(context: Context) -> tuple[list[Ran], list[RankRecord], list[tuple[int, int]]]:

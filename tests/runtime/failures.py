@@ -23,12 +23,12 @@ from partopt.cli.stopping import stopped_by_signals
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
-from partopt.runtime.launcher import is_under_torchrun, run_here, run_local
+from partopt.runtime.processes import is_under_torchrun, run_here, run_local
 from partopt.runtime.sleeping import SleepingStage
 from tests.runtime.plans import straight
 
 PLAN = straight("1f1b", [1, 1, 1], 6, forward=[0.002] * 3, backward=[0.004] * 3)
-LIMIT_S = 1.0
+SLOW_S = 12.0
 
 
 class Failing(SleepingStage):
@@ -74,13 +74,6 @@ def hang() -> None:
     time.sleep(1000)
 
 
-def compute() -> None:
-    """Longer than a run may stand still, as code that is compiled in the first step."""
-    until = time.monotonic() + 2 * LIMIT_S
-    while time.monotonic() < until:
-        pass
-
-
 def raise_outside(context: Context) -> str:
     if context.rank == 0:
         raise PartoptError("no such model", "name another", code="test")
@@ -107,19 +100,18 @@ def describe(name: str, run: Callable[[], Any]) -> dict[str, Any]:
 
 
 def main() -> list[dict[str, Any]]:
-    short: dict[str, Any] = {"grace_s": 2.0}
-    still = short | {"limit_s": LIMIT_S}
-    first = {
+    brief = {"wait_s": 1.0}
+    first: dict[str, tuple[Callable[[Context], str], dict[str, Any]]] = {
         "well": (partial(fail_at, 9, boom), {}),
-        "raised": (partial(fail_at, 1, boom), short),
-        "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), short),
-        "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), still),
-        "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), still),
-        "warms up": (partial(fail_at, 1, compute), still),
-        "hung later": (partial(fail_at, 1, partial(time.sleep, 1000)), still),
-        "left": (partial(fail_at, 1, partial(os._exit, 3)), short),
-        "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), short),
-        "outside": (raise_outside, short),
+        "raised": (partial(fail_at, 1, boom), {}),
+        "killed": (partial(fail_at, 1, partial(kill, signal.SIGKILL)), {}),
+        "stopped": (partial(fail_at, 2, partial(kill, signal.SIGSTOP)), brief),
+        "hung": (partial(fail_at, 0, partial(time.sleep, 1000)), brief),
+        "hung later": (partial(fail_at, 1, partial(time.sleep, 1000)), brief),
+        "slow": (partial(fail_at, 1, partial(time.sleep, SLOW_S)), {}),
+        "left": (partial(fail_at, 1, partial(os._exit, 3)), {}),
+        "memory": (partial(fail_at, 1, partial(bytearray, 10**15)), {}),
+        "outside": (raise_outside, {}),
     }
     run_local(1, rank_of, start="fork")  # what is opened once in a process is open
     found = [
@@ -127,7 +119,7 @@ def main() -> list[dict[str, Any]]:
         for name, (run, options) in first.items()
     ]
     # last, for it starts a process of multiprocessing's own
-    spawn = partial(run_local, 3, partial(fail_at, 1, boom), start="spawn", **short)
+    spawn = partial(run_local, 3, partial(fail_at, 1, boom), start="spawn")
     return [*found, describe("spawned", spawn)]
 
 

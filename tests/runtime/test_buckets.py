@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from partopt.errors import PartoptError
 from partopt.runtime.buckets import Sum, buckets_of
 from partopt.runtime.context import Context
-from partopt.runtime.launcher import run_local
+from partopt.runtime.processes import run_local
 
 WIDTH, RANKS, MICROBATCHES = 6, 2, 3
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 8

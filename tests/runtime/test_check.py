@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.runtime.check import EQUAL, Found, compare
+from partopt.runtime.context import Context, Progress
 from partopt.runtime.one_process import Reference, WholeModel
+from partopt.runtime.scattering import Rows
 from partopt.runtime.stale_reference import used_versions
 from partopt.runtime.training import Training
 from partopt.runtime.visible_rates import SEEN, visible_rates
@@ -87,9 +90,25 @@ def reference(**tensors: list[float]) -> Reference:
     return Reference({0: 2.0, 1: 4.0}, made, {name: float(t.max()) for name, t in made.items()})
 
 
+class Alone(Context):
+    """A process that shows what it has to nobody else."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+ALONE = Alone(0, 1, torch.device("cpu"), Progress())
+
+
 def outcome(found: dict[int, float], **tensors: list[float]) -> Check:
-    made = {(0, name): torch.tensor(each) for name, each in tensors.items()}
-    return compare([Found(found, made)], reference(a=[1.0, 4.0], b=[2.0]), "changes", EQUAL)
+    made = {(0, name): Rows(torch.tensor(each)) for name, each in tensors.items()}
+    expected = reference(a=[1.0, 4.0], b=[2.0])
+    check = compare(Found(found, made), expected, ALONE, "changes", EQUAL)
+    assert check is not None
+    return check
 
 
 def test_errors_are_relative_to_the_largest():
@@ -110,12 +129,29 @@ def test_a_parameter_that_no_rank_has_is_wholly_wrong():
     assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "b")
 
 
+def test_a_gradient_of_zeros_is_none():
+    """Sums over replicas leave zeros where one process leaves nothing."""
+    assert outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[0.0]).equal
+    check = outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[1e-9])
+    assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "unused")
+
+
+def test_replicas_are_compared_with_their_own_rows():
+    every = torch.arange(6.0).reshape(3, 2)
+    expected = Reference({0: 1.0}, {"a": every}, {"a": 5.0})
+    for k, own in enumerate([every[:2], every[2:]]):
+        for wrong in (0.0, 1.0):
+            found = Found({0: 1.0}, {(0, "a"): Rows(own + wrong, k, 2)})
+            check = compare(found, expected, ALONE, "gradients", EQUAL)
+            assert check is not None and check.largest_error == wrong / 5.0
+
+
 def test_an_update_of_any_stage_is_seen_in_the_gradients(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(MODEL)
     profile = measure_source(str(path), microbatch_sizes=[2], steps=1, granularity="block")
     plan = solve(Job(profile, flat(2), cuts=[2], replicas=[1, 1])).plan
-    whole = WholeModel(Training(plan, find_model(str(path)), 4), torch.device("cpu"))
+    whole = WholeModel(Training(plan, find_model(str(path)), 4), torch.device("cpu"), print)
     start = {name: each.detach().clone() for name, each in whole.parameters.items()}
     names = [[n for n in start if n.startswith("tokens")], [n for n in start if "tokens" not in n]]
     rates = visible_rates(whole, [*names, []])

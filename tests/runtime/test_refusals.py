@@ -9,12 +9,10 @@ import torch
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import Context
+from partopt.runtime.context import Context, Progress
 from partopt.runtime.delivery import check_cuts
 from partopt.runtime.engine import execute
 from partopt.runtime.gradients import Tied
-from partopt.runtime.launcher import LEAST_LIMIT_S, stall_limit_s
-from partopt.runtime.progress import Progress
 from partopt.runtime.sleeping import SleepingStage
 from tests.runtime.plans import straight
 
@@ -30,7 +28,7 @@ class Alone(Context):
 
 
 def alone(ranks: int = 4) -> Context:
-    return Alone(0, ranks, torch.device("cpu"), Progress(ranks).writer(0))
+    return Alone(0, ranks, torch.device("cpu"), Progress())
 
 
 @pytest.mark.parametrize(
@@ -56,10 +54,3 @@ def test_stages_that_disagree_on_a_cut_are_refused():
     with pytest.raises(PartoptError, match=r"stage 0 sends \[100\].*stage 1 receives \[104\]"):
         check_cuts(stages, alone())
     check_cuts(stages | {1: SleepingStage(SYNCHRONOUS, 1)}, alone())
-
-
-def test_the_limit_of_a_stall_follows_the_longest_action():
-    quick = straight("1f1b", [1, 1], 4, forward=[1e-3, 1e-3], backward=[2e-3, 2e-3])
-    slow = straight("1f1b", [1, 1], 4, forward=[1.0, 1.0], backward=[2.0, 4.0])
-    assert stall_limit_s(quick) == LEAST_LIMIT_S
-    assert stall_limit_s(slow) == 50.0

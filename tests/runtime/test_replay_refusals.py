@@ -97,6 +97,64 @@ def test_a_hidden_tensor_that_is_read_between_layers_is_found() -> None:
     assert "hidden in an object" in refusal(lambda: check_cuts(seen, [1])).message
 
 
+class Routing(nn.Module):
+    """Keeps a loss of its own as an attribute, as layers with experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.aux = self.inner(x).square().mean()
+        return x + self.aux
+
+
+@pytest.mark.parametrize("hidden", ["a", "b"])
+def test_an_attribute_of_a_layer_is_not_there_behind_any_later_cut(hidden: str) -> None:
+    """It is read before the last layer, and stages that begin there come past that, too."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.b(self.a(x))
+        aux = getattr(self, hidden).aux
+        return self.c(x).mean() + aux
+
+    model, seen = record(forward, **{hidden: Routing()})
+    error = refusal(lambda: check_cuts(seen, [2]))
+    assert f'"{hidden}" between layers' in error.message
+    assert error.fields["layers"] == [hidden]
+    refusal(lambda: stage(model, seen, 2, 3))
+    if hidden == "b":
+        check_cuts(seen, [1])
+
+
+def hooked(pre: bool = False) -> nn.Module:
+    module = linear()
+    if pre:
+        module.register_full_backward_pre_hook(lambda *_: None)
+    else:
+        module.register_full_backward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_a_backward_hook_keeps_its_layer_and_all_before_it_in_one_stage(pre: bool) -> None:
+    model, seen = record(chain, b=hooked(pre))
+    for cut in (1, 2):
+        error = refusal(lambda cut=cut: check_cuts(seen, [cut]))  # type: ignore[misc]
+        assert 'a full backward hook on "b" wraps what layer 1 "b" gets' in error.message
+        assert (error.code, error.fields["layers"]) == ("cannot-cut", ["b"])
+    refusal(lambda: stage(model, seen, 2, 3))
+    check_cuts(record(chain, c=hooked(pre))[1], [1])
+
+
+def test_a_backward_hook_on_the_model_or_inside_of_a_layer() -> None:
+    model = Parts(chain, a=linear(), b=linear(), c=linear())
+    model.register_full_backward_hook(lambda *_: None)
+    seen = record_model(model, torch.randn(2, 4), None, LAYERS)
+    assert "hook on the model" in refusal(lambda: check_cuts(seen, [1])).message
+    check_cuts(record(chain, b=nn.Sequential(hooked()))[1], [1, 2])
+
+
 def test_a_hidden_tensor_that_is_handed_to_a_layer_is_found() -> None:
     box: dict[str, Tensor] = {}
     _, seen = record(lambda self, x: self.c(self.b(self.a(x)) * 0 + box["kept"]), a=Keeping(box))

@@ -20,8 +20,8 @@ from partopt.documents.plan import Plan
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.gradients import Tied
-from partopt.runtime.launcher import run_local
 from partopt.runtime.parameters import shared_parameters
+from partopt.runtime.processes import run_local
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import can_say, execute_on_torch

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
-from partopt.runtime.launcher import run_local
+from partopt.runtime.processes import run_local
 from partopt.runtime.torch_engine import execute_on_torch
 from tests.runtime.failures import boom, describe, fail_at, kill
 from tests.runtime.odd_cuts import ONE, CheckingStage
@@ -44,7 +44,7 @@ def report(name: str, run: Callable[[], Any]) -> None:
 
 if __name__ == "__main__":
     fail = partial(fail_at, 1, engine=execute_on_torch)
-    run = partial(run_local, start="fork", grace_s=2.0)
+    run = partial(run_local, start="fork")
     report("raised", partial(run, 3, partial(fail, boom)))
     report("killed", partial(run, 3, partial(fail, partial(kill, signal.SIGKILL))))
     report("another shape", partial(run, 2, partial(grow, execute_on_torch)))
