@@ -136,11 +136,8 @@ def tensors_in(value: Any) -> list[Tensor]:
         return [tensor for part in value.values() for tensor in tensors_in(part)]
     if isinstance(value, Sequence):
         return [tensor for part in value for tensor in tensors_in(part)]
-    return (
-        [tensor for part in vars(value).values() for tensor in tensors_in(part)]
-        if hasattr(value, "__dataclass_fields__")
-        else []
-    )
+    fields = getattr(value, "__dataclass_fields__", ())
+    return [tensor for name in fields for tensor in tensors_in(getattr(value, name, None))]
 
 
 def local_tensors(value: Any) -> list[Tensor]:

@@ -54,7 +54,7 @@ def check_cuts(record: Record, cuts: Iterable[int]) -> None:
         if 0 < cut < len(record.layers):
             _check_values(record, cut)
             _check_hidden(record, cut)
-            _check_hooks(record, cut)
+            _check_wrapped(record, cut)
             _check_views(record, cut)
             _check_shapes(record, cut)
 
@@ -67,12 +67,11 @@ def _check_hidden(record: Record, cut: int) -> None:
             raise _cannot_cut(record, cut, why, layers)
 
 
-def _check_hooks(record: Record, cut: int) -> None:
-    """Such a hook is called for what crosses as well, which is no tensor of the forward."""
-    for layer, name in sorted(record.hooked.items()):
+def _check_wrapped(record: Record, cut: int) -> None:
+    """It is done with what crosses as well, which is no tensor of the forward."""
+    for layer, what in sorted(record.wrapped.items()):
         if cut >= layer:
-            where = f'"{name}"' if name else "the model"
-            why = f"a full backward hook on {where} wraps what {record.layer_name(layer)} gets"
+            why = f"{what} wraps what {record.layer_name(layer)} gets and returns"
             raise _cannot_cut(record, cut, why, (layer,))
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from partopt.profiler.step import tensors_in
 from partopt.runtime.events import (
     EVERYWHERE,
     READ_BETWEEN,
@@ -63,6 +65,29 @@ class Before:
             for position, (leaf, version) in enumerate(zip(self.run, self.versions, strict=True))
             if isinstance(leaf, Tensor) and leaf._version != version
         ]
+
+
+class NewTree(BaseException):
+    """A result is of a dataclass that torch's trees did not know: it has to be recorded again.
+
+    Not an Exception, so that no model takes it for an error of its own.
+    """
+
+
+def _register(kind: type) -> None:
+    """Have torch's trees look into a dataclass."""
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+        names = [each.name for each in dataclasses.fields(kind) if hasattr(value, each.name)]
+        return [getattr(value, name) for name in names], tuple(names)
+
+    def rebuild(leaves: Iterable[Any], names: tuple[str, ...]) -> Any:
+        value: Any = object.__new__(kind)  # __init__ may do more than to set its fields
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(value, name, leaf)
+        return value
+
+    register_pytree_node(kind, flatten, rebuild)
 
 
 class EventBuilder:
@@ -214,6 +239,9 @@ class _Leaves:
             return Likeness.of(value)
         if isinstance(value, _HARMLESS):
             return Constant(value)
+        if dataclasses.is_dataclass(value) and tensors_in(value):
+            _register(type(value))
+            raise NewTree
         self.has_value = True
         if isinstance(value, _NUMBERS):
             return Constant(value)

@@ -27,6 +27,9 @@ READ_BETWEEN = (
     "an object"
 )
 
+IN_A_CHECKPOINT = "a checkpoint runs {0} and {1} once more in the backward, in one stage alone"
+
+
 # names of torch functions that ask for shape, format and place alone
 _QUESTIONS = {
     "size", "dim", "ndimension", "numel", "nelement", "is_floating_point", "is_complex", "stride",
@@ -135,8 +138,9 @@ class Record:
     `hidden` has pairs of layers, in their order, of which one reads what the other made and no
     message brings, and says what, `{0}` and `{1}` being the two. `holders` are the layers that hold
     each parameter, by its first name; `changed_buffers` those that the forward changed, `None`
-    where that could not be seen. `hooked` are modules with full backward hooks, by the first layer
-    in them. `replay_refused` is why it was recorded as a graph by torch.export, if it was.
+    where that could not be seen. `wrapped` says of a layer what else autograd does with what it
+    gets and returns: a full backward hook, or a function around it. `replay_refused` is why it was
+    recorded as a graph by torch.export, if it was.
     """
 
     layers: Sequence[LayerKey]
@@ -145,7 +149,7 @@ class Record:
     hidden: Mapping[tuple[int, int], str]
     holders: Mapping[str, frozenset[int]]
     changed_buffers: frozenset[str] | None
-    hooked: Mapping[int, str] = field(default_factory=dict, kw_only=True)
+    wrapped: Mapping[int, str] = field(default_factory=dict, kw_only=True)
     replay_refused: str | None = field(default=None, kw_only=True)
 
     def layer_name(self, layer: int) -> str:

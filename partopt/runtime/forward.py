@@ -19,7 +19,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.profiler.step import Inputs, Loss, default_loss, run_forward
 from partopt.runtime.crossings import Cut
 from partopt.runtime.events import Key, Record, is_question, name_of
-from partopt.runtime.placeholder import Placeholder, fill
+from partopt.runtime.placeholder import Fetch, Placeholder, fill
 from partopt.runtime.steps import Replaced, Step, find_results, steps_of
 from partopt.runtime.units import TakenUnits, fire_hooks, observe_hooked
 
@@ -72,6 +72,13 @@ class StageForward(TorchFunctionMode):
         Raises PartoptError where the forward takes another way than the recorded one.
         """
         self._next, self._received, self._replaced, self._made = 0, received, {}, {}
+
+        def keep(placeholder: Placeholder) -> Tensor:
+            """What was received, for checkpoints too, which run once more in the backward."""
+            found = received.get(placeholder.key)
+            return self._fetch(placeholder) if found is None else found
+
+        self._renew(received, keep)
         loss: Tensor | None = None
         try:
             with self._units, self, contextlib.suppress(_StageEnds):
@@ -82,8 +89,15 @@ class StageForward(TorchFunctionMode):
             self._check_all_ran()
             return self._made, loss
         finally:
+            self._renew(received, self._fetch)
             self._received, self._replaced, self._made = None, {}, {}
             self._inside = False
+
+    def _renew(self, received: Mapping[Key, Tensor], fetch: Fetch) -> None:
+        for key in received:
+            stub = self._steps[key.event].stub
+            assert stub is not None
+            stub.renew(key.leaf, fetch)
 
     def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self._inside:

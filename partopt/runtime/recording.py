@@ -8,17 +8,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from partopt.errors import PartoptError
+from partopt.profiler.fake import replace_attribute
 from partopt.profiler.foreign_errors import explain
 from partopt.profiler.step import Inputs, Loss, default_loss, run_forward, tensors_in
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.buffer_uses import BufferUses, BufferWatch
 from partopt.runtime.buffers import BufferState, buffer_slots
-from partopt.runtime.event_builder import EventBuilder
-from partopt.runtime.events import EVERYWHERE, Event, Record, is_question, name_of
+from partopt.runtime.event_builder import EventBuilder, NewTree
+from partopt.runtime.events import EVERYWHERE, IN_A_CHECKPOINT, Event, Record, is_question, name_of
 from partopt.runtime.random_state import RandomState
 from partopt.runtime.unit_reads import UnitReads
 from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
@@ -41,6 +44,8 @@ def record_model(
             return _record_once(model, inputs, loss_fn, layers, need_weights)
         except _NeedsWeights as failed:
             need_weights.add(failed.kind)
+        except NewTree:  # into which torch's trees look from now on
+            pass
 
 
 def _record_once(
@@ -115,11 +120,22 @@ class _Recorder(TorchFunctionMode):
         self._builder = EventBuilder(model, self._reads)
         self._buffers = BufferUses(dict(model.named_buffers()), len(layers))
         self._inside = False
+        self._functions: dict[int, str] = {}  # around layers, by the first one
+        self._checkpoints: dict[Any, int] = {}  # the layers in which they begin
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """The context of the forward."""
-        with self._units, self:
+        apply = vars(Function)["apply"].__func__
+
+        def note(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+            before = self.order.entered
+            output = apply(kind, *args, **kwargs)
+            if self.order.entered > before:
+                self._functions[before] = f"the autograd function {kind.__name__}"
+            return output
+
+        with replace_attribute(Function, "apply", classmethod(note)), self._units, self:
             yield
 
     def note_replaced(self, buffers: Mapping[str, Tensor]) -> None:
@@ -141,7 +157,7 @@ class _Recorder(TorchFunctionMode):
             dict(self._buffers.hidden()) | self._reads.hidden,
             holders(self._model, self._layers, builder.events),
             changed_buffers,
-            hooked=_hooked(self._modules, self._layers),
+            wrapped=_hooked(self._modules, self._layers) | self._functions,
         )
 
     def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -177,6 +193,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """Run a unit on the arguments `run`, and note it as run on those `given`."""
         before = self._builder.before(given, run)
+        self._note_checkpoint(layer)
         self._builder.note_hidden(before, len(self._layers) - 1)
         self._inside = True
         try:
@@ -193,6 +210,14 @@ class _Recorder(TorchFunctionMode):
             output = self._weightless.leave(output, real or {})
         self._builder.add(before, name, name, layer, output, seen, touched)
         return output
+
+    def _note_checkpoint(self, layer: int) -> None:
+        """Note the layers of a checkpoint around several, by the hooks that it sets."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks and hooks[0].__module__ == torch.utils.checkpoint.__name__:
+            first = self._checkpoints.setdefault(hooks[0], layer)
+            if first != layer:
+                self._reads.hidden[first, layer] = IN_A_CHECKPOINT
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -214,12 +239,14 @@ class _Recorder(TorchFunctionMode):
         self._buffers.note(buffers.used, buffers.written, layer)
         if layer == EVERYWHERE:
             self._buffers.note_late(buffers.written, self.order.entered)
+        else:
+            self._note_checkpoint(layer)
         self._builder.add(before, name_of(func), None, layer, output, [], set())
         return output
 
 
 def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dict[int, str]:
-    """The modules with full backward hooks that are layers or hold some, by their first layer."""
+    """The full backward hooks on modules that are layers or hold some, by their first layer."""
     found: dict[int, str] = {}
     for module, name in modules.items():
         full = module._backward_hooks and module._is_full_backward_hook
@@ -227,7 +254,8 @@ def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dic
             inside = (i for i, key in enumerate(layers) if f"{key.name}.".startswith(f"{name}."))
             first = 0 if name == "" else next(inside, None)
             if first is not None:
-                found[first] = name
+                where = f'"{name}"' if name else "the model"
+                found[first] = f"a full backward hook on {where}"
     return found
 
 

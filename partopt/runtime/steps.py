@@ -45,8 +45,9 @@ class Step:
 class Stub:
     """The results of an event of another stage: placeholders, as nested as they were.
 
-    The placeholders are made once. Writes of other stages give them other keys, all of them before
-    the stage's own events, and the same ones in each microbatch.
+    The placeholders are made once, but for those that each microbatch renews. Writes of other
+    stages give them other keys, all of them before the stage's own events, and the same ones in
+    each microbatch.
     """
 
     def __init__(self, event: Event, number: int, fetch: Fetch) -> None:
@@ -64,6 +65,12 @@ class Stub:
         # most events return one tensor
         alone = len(event.leaves) == 1 and not event.observed and event.output.spec.is_leaf()
         self._alone = alone and isinstance(event.leaves[0], Likeness)
+
+    def renew(self, index: int, fetch: Fetch) -> None:
+        """Make a leaf's placeholder once more, which gets its tensor by `fetch`."""
+        leaf = self.event.leaves[index]
+        if isinstance(leaf, Likeness):
+            self._fresh[index] = Placeholder(leaf, Key(self._number, index), fetch)
 
     def output(self, args: Any, kwargs: Any, replaced: Replaced) -> tuple[Any, list[Any]]:
         """What the event returns, and what each module observed in it does."""
