@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch.distributed as dist
 
 from partopt.runtime.heartbeat import Heartbeat
@@ -84,6 +85,7 @@ def test_processes_that_torchrun_started_run_a_plan():
     assert [process.communicate(timeout=60)[0] for process in processes] == ["done\n"] * 3
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_ranks_end_at_once_when_told_to_and_when_who_started_them_is_gone():
     """The first rank hangs, the others wait for it: one gets SIGTERM, then the store goes.
 
