@@ -174,8 +174,8 @@ class Job(Options):
 
     @property
     def notes(self) -> list[Note]:
-        """What to know of the question itself."""
-        found = [*self.profile.notes, *self.topology.notes()]
+        """What to know of the question itself, but for what the profile declares as known."""
+        found = [note for note in self.profile.notes if not note.known] + self.topology.notes()
         if self.profile.estimated is None and self.profile.device.type == "cpu":
             name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
