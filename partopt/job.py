@@ -16,6 +16,7 @@ from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.cost.reserve import reserve_of
 from partopt.documents import Note, refuse
+from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile
 from partopt.documents.stage import MemoryRules, Reserve
 from partopt.documents.topology import Topology
@@ -37,7 +38,7 @@ class Job(Options):
     """A model on a cluster, and how it is to be trained there: the options of `Options`.
 
     Raises PartoptError, whose `fields["option"]` names the option, for options that are invalid or
-    contradict each other.
+    contradict each other, and for a profile that was estimated for another device.
     """
 
     profile: Profile
@@ -173,14 +174,10 @@ class Job(Options):
 
     @property
     def notes(self) -> list[Note]:
-        """What to know of the question itself."""
-        found = [*self.profile.notes, *self.topology.notes()]
-        name, device = self.profile.model.name, self.topology.device.name
-        estimated = self.profile.estimated_for
-        if estimated is not None and estimated != device:
-            text = f"{name} was estimated for {estimated}, not for {device}"
-            found.append(Note(code="estimated-for-another-device", text=text))
-        elif estimated is None and self.profile.device.type == "cpu":
+        """What to know of the question itself, but for what the profile declares as known."""
+        found = [note for note in self.profile.notes if not note.known] + self.topology.notes()
+        if self.profile.estimated is None and self.profile.device.type == "cpu":
+            name, device = self.profile.model.name, self.topology.device.name
             text = f"{name} was measured on a CPU, not on {device}"
             found.append(Note(code="measured-on-cpu", text=text))
         return found
@@ -196,6 +193,7 @@ class Job(Options):
                     f"`{kind.__name__}.load` reads one from a file",
                 )
             refuse(given.faults(), name)
+        check_device(self.profile, self.topology)
 
     def _check(self) -> None:
         """Check the options; the problem is made once, so that what it refuses is known now."""

@@ -6,8 +6,9 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +61,20 @@ def _old_objects_are_not_searched_for_garbage() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def heeded_signals() -> Iterator[None]:
+    """The test and what it starts heed signals, which a background job or `nohup` ignores."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

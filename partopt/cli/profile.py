@@ -188,10 +188,11 @@ def command(
         measured = _measure(model, given, output, force)
         _save(measured, output, force)
     if output != "-" and _writes():
+        from partopt.documents.estimates import next_cluster
         from partopt.report.profile import render_sizes
 
         say(render_sizes(measured))
-        _tell_written(output, options["topology"] or "dgx-a100")
+        _tell_written(output, options["topology"] or next_cluster(measured))
 
 
 def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) -> None:

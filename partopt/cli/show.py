@@ -73,8 +73,10 @@ def command(
       partopt show plan.json --profile gpt.json -o plan.svg
     """
     from partopt import documents
+    from partopt.documents.estimates import next_cluster
     from partopt.documents.kinds import kind_of
     from partopt.documents.plan import Plan
+    from partopt.documents.profile import Profile
 
     if output:
         drawing.check(output, force, {"OTHER": other, "--verify": verify, "--json": as_json})
@@ -106,7 +108,8 @@ def command(
         return
     _show(kind, content, file, all_layers)
     if kind in _NEXT:
-        say(f"next:    {_NEXT[kind].format(shlex.quote(file))}", err=True)
+        cluster = next_cluster(Profile.parse(content, file)) if kind == "profile" else ""
+        say(f"next:    {_NEXT[kind].format(shlex.quote(file), cluster)}", err=True)
 
 
 def _refuse_verifying(verify: bool, profile: str | None) -> None:
@@ -131,6 +134,7 @@ def _show_difference(
     from partopt import documents
     from partopt.cli.words import as_flags
     from partopt.documents.difference import Difference
+    from partopt.documents.estimates import next_cluster
     from partopt.documents.kinds import kind_of
     from partopt.documents.profile import Profile
     from partopt.report import difference
@@ -143,19 +147,18 @@ def _show_difference(
             "plans: partopt compare PROFILE --topology T --plan FILE --plan FILE",
             code="not-a-profile",
         )
-    found = Difference.between(
-        Profile.parse(content, file), Profile.parse(beside, other), (file, other), microbatch_size
-    )
+    second = Profile.parse(beside, other)
+    found = Difference.between(Profile.parse(content, file), second, (file, other), microbatch_size)
     if as_json:
         documents.write_bytes("-", documents.encode(found))
         return
     say_page(difference.render(found, all_layers, as_flags))
-    say(f"next:    partopt plan {shlex.quote(other)} --topology dgx-a100", err=True)
+    say(f"next:    partopt plan {shlex.quote(other)} --topology {next_cluster(second)}", err=True)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"
 _NEXT = {
-    "profile": "partopt plan {} --topology dgx-a100",
+    "profile": "partopt plan {} --topology {}",
     "plan": "partopt simulate {}",
     "topology": "partopt plan PROFILE --topology {}",
     "device": "partopt profile MODEL --estimate {} -o profile.json",

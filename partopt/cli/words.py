@@ -73,9 +73,9 @@ def change_command(plan: str | None, finding: Finding) -> list[str]:
 
 
 def print_notes(notes: Iterable[Note]) -> None:
-    """Print `warning: ...` on standard error for each of the notes, each once."""
-    for text in dict.fromkeys(note.text for note in notes):
-        say(f"warning: {as_flags(text)}", err=True)
+    """Print `warning: ...` on standard error for each of the notes, `note: ...` for a known one."""
+    for text, known in dict.fromkeys((note.text, note.known) for note in notes):
+        say(f"{'note:   ' if known else 'warning:'} {as_flags(text)}", err=True)
 
 
 def _spell(match: re.Match[str]) -> str:

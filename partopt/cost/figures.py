@@ -8,25 +8,28 @@ one for the gradient of its input and one for that of its weights.
 
 from __future__ import annotations
 
-import functools
-
 import msgspec
 
-from partopt.documents import shipped
-from partopt.documents.device import Roofline
+from partopt.documents.device import TF32, same_device, shipped_device
 from partopt.documents.figures import Figures
 from partopt.documents.plan import ProfileReference
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.units import format_flops
 
 PASSES = 3  # forwards that forward and backward take together
 _HOUR_S = 3600.0
+_ROUNDING = 1 + 1e-9
 
 
 def figures_of(
     samples_per_s: float, profile: ProfileReference, topology: Topology
 ) -> Figures | msgspec.UnsetType:
-    """What follows from samples/s on all devices of `topology`; unset where nothing does."""
+    """What follows from samples/s on all devices of `topology`; unset where nothing does.
+
+    Raises PartoptError where that takes more operations than the devices do.
+    """
     devices = topology.devices * topology.group_ranks
     tokens, flops, price = (
         profile.tokens_per_sample,
@@ -34,6 +37,8 @@ def figures_of(
         topology.device.price_per_hour or None,
     )
     each = flops and flops * samples_per_s / devices
+    if each and profile.peak_flops and each > profile.peak_flops * _ROUNDING:
+        raise _above_peak(topology.name, each, profile.peak_flops, topology.device.name)
     money = price and price * devices
     bought = money and samples_per_s * _HOUR_S / money
     found = Figures(
@@ -45,6 +50,31 @@ def figures_of(
         tokens_per_money=tokens and bought and tokens * bought,
     )
     return msgspec.UNSET if found == Figures() else found
+
+
+def flops_of(profile: Profile, topology: Topology) -> tuple[float | None, float | None]:
+    """Operations of a sample, and the peak of a device of `topology` in the profile's format.
+
+    The peak is None unless the times are those of this device, and its file is shipped with it.
+    float32 may be multiplied as TF32: that peak counts where a step does more than the other.
+    Neither is known where a step does more than any peak: `PASSES` counts causal attention and the
+    gradient of the model's input whole, or the times are another device's. PartoptError where they
+    are not, and the forward's operations alone take longer at the peak than the step.
+    """
+    sample, peaks = sample_flops(profile), _peaks_flops(profile, topology)
+    if sample is None or not peaks:
+        return sample, None
+    step_flops = max(
+        sample / profile.group_ranks * each.microbatch_size / seconds
+        for each in profile.measured()
+        if (seconds := sum(layer.forward_s + layer.backward_s for layer in each.layers))
+    )
+    own = same_device(profile.estimated_for or profile.device.name, topology.device.name)
+    if own and step_flops > PASSES * max(peaks):
+        name = profile.model.name
+        raise _above_peak(name, step_flops / PASSES, max(peaks), topology.device.name)
+    reachable = [peak for peak in peaks if step_flops <= peak]
+    return (sample, min(reachable) if own else None) if reachable else (None, None)
 
 
 def sample_flops(profile: Profile) -> float | None:
@@ -66,19 +96,23 @@ def sample_flops(profile: Profile) -> float | None:
     return PASSES * known * profile.group_ranks / measured.microbatch_size
 
 
-def peak_flops(profile: Profile, topology: Topology) -> float | None:
-    """Peak speed of a device of `topology` in the number format of the profile.
+def _peaks_flops(profile: Profile, topology: Topology) -> list[float]:
+    """Peaks of the topology's device in the profile's format, if they are known."""
+    found, estimated = shipped_device(topology.device.name), profile.estimated
+    if found is None or (estimated is not None and estimated.sha256 != found[1].sha256):
+        return []  # the second: of a device file of one's own
+    dtype = profile.autocast or profile.dtype
+    formats = (dtype, TF32) if dtype == "float32" else (dtype,)
+    return [found[1].peaks_flops[each] for each in formats if each in found[1].peaks_flops]
 
-    None unless the times are those of this device, and its file is shipped with that peak.
-    """
-    device = profile.estimated_for or profile.device.name
-    if device != topology.device.name:
-        return None
-    return _peaks().get(device, {}).get(profile.autocast or profile.dtype)
 
-
-@functools.cache
-def _peaks() -> dict[str, dict[str, float]]:
-    """Peaks by number format of the devices whose files are shipped, by their names."""
-    devices = (Roofline.load(name) for name in shipped.names("devices"))
-    return {device.name: device.peaks_flops for device in devices}
+def _above_peak(where: str, flops: float, peak: float, device: str) -> PartoptError:
+    return PartoptError(
+        f"{where}: {format_flops(flops)} a device, above {format_flops(peak)}, the peak of "
+        f"{device}",
+        "the times are too short or are another device's: profile the model again, without "
+        "`calibrate`",
+        code="above-peak",
+        flops_per_s=flops,
+        peak=peak,
+    )

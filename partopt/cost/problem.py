@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
 from partopt.cost.collectives import BUCKET_BYTES, AllReduce, allreduce_over, tied_s
-from partopt.cost.figures import peak_flops, sample_flops
+from partopt.cost.figures import flops_of
 from partopt.cost.links import Network, network_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
@@ -26,6 +26,7 @@ from partopt.cost.sharding import (
 )
 from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
+from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
     Certificate,
     Optimizer,
@@ -171,6 +172,7 @@ class Problem:
     @cached_property
     def reference(self) -> ProfileReference:
         """How plans name the profile; its digest is taken once for all the plans of a problem."""
+        flops, peak = flops_of(self.profile, self.topology)
         return ProfileReference(
             name=self.profile.model.name,
             sha256=self.profile.sha256(),
@@ -179,8 +181,8 @@ class Problem:
             autocast=self.profile.autocast,
             estimated=self.profile.estimated_for,
             tokens_per_sample=self.profile.model.tokens_per_sample,
-            sample_flops=sample_flops(self.profile),
-            peak_flops=peak_flops(self.profile, self.topology),
+            sample_flops=flops,
+            peak_flops=peak,
         )
 
     @cached_property
@@ -291,7 +293,8 @@ def with_steps(problem: Problem) -> Problem:
 def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
     """The problem that `plan` was made for, from what it records and its profile.
 
-    Raises PartoptError where `profile` has other layers, or none of that microbatch size.
+    Raises PartoptError where `profile` has other layers, none of that microbatch size, or was
+    estimated for another device.
     """
     names = [name for stage in plan.stages for name in stage.modules]
     if names != [layer.name for layer in profile.layers]:
@@ -300,6 +303,7 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
             "give its own profile",
             code="other-layers",
         )
+    check_device(profile, plan.topology)
     request = plan.request
     return problem_of(
         profile,

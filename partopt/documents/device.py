@@ -5,6 +5,7 @@ It is a YAML file that people write, in which every number has its source or is 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Annotated, Self
@@ -56,11 +57,12 @@ class Efficiency(documents.Part, frozen=True, kw_only=True):
 class DeviceFile(documents.Part, frozen=True, kw_only=True):
     """A device as people write it: quantities carry their units and their sources.
 
-    `peaks` are the speeds of dense matrix products by number format, `launch` what each operation
-    takes beside its work.
+    `aliases` are other names of it, as torch's. `peaks` are the speeds of dense matrix products by
+    number format, `launch` what each operation takes beside its work.
     """
 
     name: str
+    aliases: list[str] = []
     type: str = "cuda"
     memory: str | int | float
     peaks: Annotated[dict[str, Quantity], msgspec.Meta(min_length=1)]
@@ -177,3 +179,20 @@ def read_device(content: bytes, where: str) -> DeviceFile:
     file = read_mapping(content, "device", DeviceFile, where)
     documents.refuse(file.inconsistencies(), where)
     return file
+
+
+@functools.cache
+def shipped_device(name: str) -> tuple[str, Roofline] | None:
+    """The device that goes by `name`, with the name of its shipped file; None of any other."""
+    for own in shipped.names("devices"):
+        path = shipped.folder("devices") / f"{own}.yaml"
+        file = read_device(path.read_bytes(), str(path))
+        if name.lower() in {known.lower() for known in (own, file.name, *file.aliases)}:
+            return own, Roofline.of(file, str(path))
+    return None
+
+
+def same_device(first: str, second: str) -> bool:
+    """Whether two names are of one device."""
+    found = shipped_device(first)
+    return first == second or (found is not None and found == shipped_device(second))

@@ -46,11 +46,19 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Note(Part, frozen=True, kw_only=True):
-    """Something to know about a result: a `code` for programs, the text, and what it is about."""
+    """Something to know about a result: a `code` for programs, the text, and what it is about.
+
+    `fields["known"]` is true where somebody looked into it: it is no question any more.
+    """
 
     code: str
     text: str
     fields: dict[str, Any] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody looked into it."""
+        return self.fields.get("known") is True
 
 
 class Document(Part, frozen=True, kw_only=True):

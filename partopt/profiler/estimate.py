@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from partopt.documents.device import Roofline
+from partopt.documents.device import Roofline, same_device
+from partopt.documents.estimates import cluster_of
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
 from partopt.profiler.building import build_within
@@ -126,6 +127,14 @@ def _settings(
 ) -> tuple[Settings, RooflineClock]:
     """The settings of tracing on the CPU, and the clock of the device."""
     roofline = Roofline.load(device)
+    if links is not None and not same_device(roofline.name, links.topology.device.name):
+        raise PartoptError(
+            f"`topology={links.topology.name}`: a cluster of {links.topology.device.name}, not of "
+            f"{roofline.name}",
+            f"give the cluster of the device: `topology={cluster_of(roofline.name) or 'CLUSTER'}`",
+            code="other-device",
+            option="topology",
+        )
     if dtype is None:
         half = autocast is None and _USUAL in roofline.peaks_flops
         dtype = _USUAL if half else "float32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from msgspec.structs import replace
 
 from partopt.documents import shipped
 from partopt.documents.plan import Plan
-from partopt.documents.profile import Estimated, Profile
+from partopt.documents.profile import Estimated, Group, Profile
 from partopt.profiler.estimate import estimate_source
 from tests.forked import run_forked
-from tests.helpers import ROOT, uniform_profile
+from tests.helpers import ROOT, flat, uniform_profile
 
 BASIS = "times estimated for H100-80GB: nothing was measured"
 MODEL = """
@@ -100,6 +101,13 @@ def test_options_that_do_not_go_together(partopt: Any, model: Path, words: str, 
 
 
 @pytest.fixture
+def h100s_file(topology_file: Any) -> str:
+    cluster = flat(4, 10e9, memory_bytes=16 * 10**9)
+    device = replace(cluster.device, name="NVIDIA H100 80GB HBM3")  # as torch calls it
+    return str(topology_file(replace(cluster, device=device)))
+
+
+@pytest.fixture
 def estimated_file(profile_file: Any) -> str:
     made = uniform_profile(4)
     device = replace(made.device, name="H100-80GB (estimated)")
@@ -108,9 +116,9 @@ def estimated_file(profile_file: Any) -> str:
 
 
 def test_a_plan_says_what_it_rests_on(
-    partopt: Any, estimated_file: str, topology_file: Any, tmp_path: Path
+    partopt: Any, estimated_file: str, h100s_file: str, tmp_path: Path
 ) -> None:
-    given = "--topology", topology_file(), "-o", tmp_path / "plan.json"
+    given = "--topology", h100s_file, "-o", tmp_path / "plan.json"
     assert f"rests on {BASIS}" in partopt("plan", estimated_file, *given).out
     assert json.loads((tmp_path / "plan.json").read_text())["profile"]["estimated"] == "H100-80GB"
     assert "rests on" in partopt("show", tmp_path / "plan.json").out
@@ -157,7 +165,7 @@ def test_every_result_says_what_it_rests_on(
     partopt: Any,
     estimated_file: str,
     profile_file: Any,
-    topology_file: Any,
+    h100s_file: str,
     tmp_path: Path,
     command: str,
     device: str | None,
@@ -168,7 +176,7 @@ def test_every_result_says_what_it_rests_on(
     files = {
         "PROFILE": profile_file(made),
         "COPY": profile_file(made, "copy.json"),
-        "CLUSTER": topology_file(),
+        "CLUSTER": h100s_file,
         "PLAN": str(tmp_path / "plan.json"),
     }
     planned = "--planner", "straight", "-o", files["PLAN"]
@@ -182,10 +190,10 @@ def test_every_result_says_what_it_rests_on(
 
 
 def test_of_several_profiles_those_that_were_estimated_are_named(
-    partopt: Any, estimated_file: str, profile_file: Any, topology_file: Any
+    partopt: Any, estimated_file: str, profile_file: Any, h100s_file: str
 ) -> None:
     measured = profile_file(uniform_profile(4), "measured.json")
-    words = "compare", measured, estimated_file, "--topology", topology_file()
+    words = "compare", measured, estimated_file, "--topology", h100s_file
     rows = partopt(*words, "--json").document["rows"]
     assert {row["profile"]: row["estimated"] for row in rows} == {
         measured: None,
@@ -201,24 +209,95 @@ def test_of_several_profiles_those_that_were_estimated_are_named(
 
 
 def test_a_trace_and_a_figure_say_what_they_rest_on(
-    partopt: Any, estimated_file: str, topology_file: Any, tmp_path: Path
+    partopt: Any, estimated_file: str, h100s_file: str, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
-    assert partopt("plan", estimated_file, "--topology", topology_file(), "-o", plan).code == 0
+    assert partopt("plan", estimated_file, "--topology", h100s_file, "-o", plan).code == 0
     assert partopt("simulate", plan, "-o", "-").document["otherData"]["estimated"] == "H100-80GB"
     pytest.importorskip("matplotlib", reason="figures need matplotlib, which is an extra")
     assert partopt("simulate", plan, "-o", tmp_path / "figure.svg").code == 0
     assert BASIS in (tmp_path / "figure.svg").read_text()
 
 
-def test_another_device_than_the_estimates_is_noted(
-    partopt: Any, estimated_file: str, topology_file: Any
+REFUSED = [
+    "plan PROFILE --topology CLUSTER -o OUT",
+    "plan PROFILE --topology CLUSTER --schedule auto --global-batch 8 -o OUT",
+    "plan PROFILE --topology CLUSTER --scaling 1,2 -o OUT",
+    "compare PROFILE --topology CLUSTER -o OUT",
+    "compare PROFILE MEASURED --topology CLUSTER",
+    "import megatron Et*2|t*2L --profile PROFILE --topology CLUSTER -o OUT",
+]
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_an_estimate_is_planned_on_no_other_device(
+    partopt: Any, profile_file: Any, tmp_path: Path, command: str
 ) -> None:
-    done = partopt("compare", estimated_file, "--topology", topology_file())
-    assert "was estimated for H100-80GB, not for" in done.err
-    assert (
-        "not for H100-80GB" not in partopt("compare", estimated_file, "--topology", "dgx-h100").err
+    made = estimate_source(
+        *(ROOT / "examples" / "gpt.py", "h100"),
+        arguments={"layers": 4, "width": 32, "heads": 2, "context": 16, "vocabulary": 50},
+        microbatch_sizes=[1, 2],
+        name="small",
     )
+    files = {
+        "PROFILE": profile_file(made),
+        "MEASURED": profile_file(uniform_profile(4), "measured.json"),
+        "CLUSTER": "dgx-a100",
+        "OUT": str(tmp_path / ("out.svg" if "compare" in command else "out.json")),
+    }
+    done = partopt(*(files.get(word, word) for word in command.split()))
+    assert done.code == 2
+    [error] = done.errors
+    assert error.endswith("dgx-a100: device.name: A100-80GB, but small was estimated for H100-80GB")
+    [hint] = done.hints
+    assert not Path(files["OUT"]).exists()
+    command = hint.removeprefix("estimate it for A100-80GB: ")
+    program, *words = shlex.split(command)
+    assert program == "partopt"
+    again = tmp_path / words[-1]
+    assert words[-1] == "small.a100-estimated.bfloat16.json"
+    assert partopt(*words[:-1], again).code == 0
+    estimated = Profile.load(str(again))
+    assert estimated.model == made.model
+    assert estimated.dtype == made.dtype
+    assert [each.microbatch_size for each in estimated.measurements] == [1, 2]
+    assert partopt("plan", again, "--topology", "dgx-a100", "--planner", "straight").code == 0
+
+
+def test_a_group_is_estimated_again_for_the_cluster_and_on_its_links(
+    partopt: Any, estimated_file: str, profile_file: Any, h100s_file: str
+) -> None:
+    made = Profile.load(estimated_file)
+    model = replace(made.model, entry="net.py:build", arguments={"size": "two words"})
+    group = profile_file(replace(made, model=model, group=Group(ranks=8), autocast="bfloat16"))
+    [hint] = partopt("plan", group, "--topology", "dgx-a100").hints
+    assert hint.endswith(
+        "partopt profile net.py:build --set 'size=two words' --microbatch 1 --dtype float32 "
+        "--autocast bfloat16 --name chain --group 8 --topology dgx-a100 --estimate a100 "
+        "-o chain.a100-estimated.float32.json"
+    )
+    [hint] = partopt("plan", group, "--topology", "workstation-2").hints
+    assert "--estimate FILE " in hint
+    assert hint.endswith("where FILE says what a RTX-4090 does (docs/formats.md)")
+    [error] = partopt(
+        *("profile", ROOT / "examples/mlp.py", "--estimate", "a100", "--group", "2"),
+        *("--topology", h100s_file, "-o", "-"),
+    ).errors
+    assert error == "--topology flat-4: a cluster of NVIDIA H100 80GB HBM3, not of A100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("device", "cluster"), [("h100", "dgx-h100"), ("v100", "v100-nvlink"), ("h200", "CLUSTER")]
+)
+def test_what_follows_an_estimate_is_a_cluster_of_its_device(
+    partopt: Any, model: Path, device: str, cluster: str
+) -> None:
+    output = model.parent / "net.json"
+    done = partopt("profile", model, "--estimate", device, "--microbatch", "1", "-o", output)
+    following = f"next:    partopt plan {output} --topology {cluster}\n"
+    assert done.err.endswith(following)
+    assert partopt("show", output).err.endswith(following)
+    assert partopt("show", output, output).err.endswith(following)
 
 
 def test_a_device_is_shown_with_its_sources(partopt: Any) -> None:

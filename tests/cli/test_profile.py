@@ -270,6 +270,7 @@ STOPS = {
 }
 
 
+@pytest.mark.usefixtures("heeded_signals")
 @pytest.mark.parametrize(
     ("stop", "slow", "kept"), [*((stop, 2, [1]) for stop in STOPS), ("foreground", 1, None)]
 )
@@ -316,6 +317,7 @@ def test_a_signal_keeps_what_is_finished(
         assert [each.microbatch_size for each in Profile.load(str(output)).measurements] == kept
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_a_hang_up_stops_too_but_not_under_nohup() -> None:
     with pytest.raises(KeyboardInterrupt) as stopped, stopping.stopped_by_signals():
         os.kill(os.getpid(), signal.SIGHUP)
@@ -329,6 +331,7 @@ def test_a_hang_up_stops_too_but_not_under_nohup() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_a_signal_before_the_model_is_built_is_answered_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

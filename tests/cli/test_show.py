@@ -6,11 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from partopt.documents import shipped
+from partopt.documents import Note, shipped
 from partopt.documents.kinds import DOCUMENTS
+from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
-from tests.helpers import chain_profile, two_level
+from partopt.job import Job
+from tests.helpers import chain_profile, two_level, uniform_profile
 
 
 @pytest.fixture
@@ -233,3 +236,21 @@ def test_topologies_as_json_are_those_that_are_shown(partopt):
     assert wider["levels"][-1]["size"] == 4
     refused = partopt("topology", "show", "dgx-h100", "--json", "--yaml")
     assert (refused.code, refused.out) == (2, "")
+
+
+@pytest.mark.parametrize(("fields", "warns"), [({"known": True}, False), ({"known": "no"}, True)])
+def test_no_plan_warns_of_what_a_profile_declares_as_known(
+    partopt, profile_file, topology_file, fields, warns
+):
+    note = Note(code="short-backward", text="layer1: looked into", fields=fields)
+    given = profile_file(replace(uniform_profile(6), notes=[note]))
+    shown = partopt("show", given).err
+    assert shown.startswith("warning: layer1" if warns else "note:    layer1: looked into\n")
+    planned = partopt("plan", given, "--topology", topology_file()).err
+    assert ("layer1" in planned) == warns
+
+
+def test_the_first_plan_of_the_readme_asks_nothing():
+    profile = Profile.load("gnmt.v100-published.float32")
+    assert Job(profile, Topology.load("v100-pcie")).notes == []
+    assert [note.known for note in profile.notes] == [True]

@@ -281,6 +281,7 @@ def test_a_terminal_gets_colour_and_its_width(partopt, synchronous, monkeypatch,
     assert 80 < max(map(len, plain.splitlines())) <= 132
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_an_interrupt_does_not_wait_for_the_simulation(partopt, synchronous, tmp_path, monkeypatch):
     released = threading.Event()
 

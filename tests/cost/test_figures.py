@@ -5,12 +5,13 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.figures import figures_of, peak_flops, sample_flops
+from partopt.cost.figures import figures_of, flops_of, sample_flops
 from partopt.cost.problem import problem_of
 from partopt.documents.figures import Figures
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Device, Estimated, Group, Profile
 from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.report.comparison import render as render_comparison
 from partopt.report.figures import speeds
@@ -18,6 +19,7 @@ from partopt.report.groups import render as render_groups
 from partopt.report.plan import render as render_plan
 from partopt.report.scaling import render as render_scaling
 from partopt.search.groups import compare_groups
+from partopt.search.solve import solve
 from partopt.search.tables import comparison_of, scaling_of
 from partopt.simulator.prediction import simulate_plan
 from tests.helpers import chain_profile, flat
@@ -87,13 +89,45 @@ def test_the_operations_of_a_transformer_are_those_that_palm_counts():
 def test_the_peak_is_the_shipped_one_of_the_device_that_the_times_are_of():
     cluster = Topology.load("dgx-h100")
     profile = Profile.load("gpt3-6.7b.h100-estimated.bfloat16")
-    assert peak_flops(profile, cluster) == 989.4e12
-    assert peak_flops(profile, Topology.load("dgx-a100")) is None
-    measured = counted(device=Device(name="H100-80GB", type="cuda"))
-    assert peak_flops(measured, cluster) == 67e12  # float32
-    assert peak_flops(replace(measured, autocast="bfloat16"), cluster) == 989.4e12
+    assert flops_of(profile, cluster)[1] == 989.4e12
+    measured = counted(device=Device(name="NVIDIA H100 80GB HBM3", type="cuda"))
+    assert flops_of(measured, cluster)[1] == 67e12  # float32
+    assert flops_of(replace(measured, autocast="bfloat16"), cluster)[1] == 989.4e12
+    assert flops_of(measured, Topology.load("dgx-a100")) == (6000, None)
     mine = Estimated(device="mine", sha256="0")
-    assert peak_flops(counted(estimated=mine), flat(2)) is None
+    assert flops_of(counted(estimated=mine), flat(2)) == (6000, None)
+    others = replace(profile, estimated=replace(profile.estimated, sha256="0"))
+    assert flops_of(others, cluster)[1] is None
+
+
+def at_rate(flops_per_s, device="H100-80GB", **fields):
+    """A profile of two layers whose steps take 3 s a microbatch."""
+    return counted(
+        (0, round(flops_per_s * 6 / 3)), device=Device(name=device, type="cuda"), **fields
+    )
+
+
+def test_float32_is_faster_than_its_peak_only_as_tf32():
+    cluster = Topology.load("dgx-h100")
+    assert flops_of(at_rate(66e12), cluster)[1] == 67e12
+    assert flops_of(at_rate(68e12), cluster)[1] == 494.7e12
+
+
+def test_no_plan_does_more_operations_than_its_devices_can():
+    """Up to three times the peak the count may be too high: nothing is said. Above it, an error."""
+    cluster = Topology.load("dgx-h100")
+    assert flops_of(at_rate(495e12), cluster) == (None, None)
+    impossible = at_rate(1490e12)
+    assert flops_of(impossible, Topology.load("dgx-a100")) == (None, None)  # another device's
+    with pytest.raises(PartoptError, match=r"chain: 497 Tflop/s a device, above 495 Tflop/s"):
+        solve(Job(impossible, cluster, planner="straight"))
+
+
+def test_a_plan_whose_speed_is_above_the_peak_of_its_devices_is_refused():
+    plan = plan_of(at_rate(60e12), Topology.load("dgx-h100"))
+    faster = replace(plan.profile, sample_flops=plan.profile.sample_flops * 40)
+    with pytest.raises(PartoptError, match="above 67 Tflop/s, the peak of H100-80GB"):
+        figures_of(plan.predicted.samples_per_s, faster, plan.topology)
 
 
 def test_without_any_of_it_a_plan_is_what_it_was():

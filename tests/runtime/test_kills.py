@@ -9,11 +9,14 @@ import sys
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from tests.helpers import ROOT
 
 COUNT = 24
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_random_faults():
     done = subprocess.run(
         [sys.executable, "benchmarks/kills.py", "--count", str(COUNT), "--seed", "2", "--json"],

@@ -87,6 +87,7 @@ def test_under_torchrun_all_its_ranks_take_part_and_one_writes(
     assert (level.name, level.size) == ("server" if per_server is None else "cluster", 2)
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_stopped_it_leaves_no_process_and_no_file(tmp_path: Path):
     path = tmp_path / "here.yaml"
     measure = ["partopt", "topology", "measure", "--ranks", "2", "-o", str(path)]
