@@ -61,7 +61,7 @@ def test_a_stage_without_a_backward_is_read_back():
     [
         (("stages",), [], "stages: expected a list of length >= 1"),
         (("stages", 1, "start"), 3, "stages[1]: layers [3, 4) do not follow layer 2"),
-        (("stages", 0, "stop"), 1, "stages[0].modules: 2 names for 1 layers"),
+        (("stages", 0, "stop"), 1, "stages[1]: layers [2, 4) do not follow layer 1"),
         (("stages", 2, "stop"), 4, "stages[2]: layers [4, 4) do not follow layer 4"),
         (("stages", 0, "modules"), ["layer0"], "stages[0].modules: 1 names for 2 layers"),
         (("stages", 0, "replicas"), 0, "stages[0].replicas: expected a whole number >= 1"),

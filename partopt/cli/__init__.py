@@ -23,6 +23,7 @@ from partopt.cli import completion
 from partopt.cli.terminal import columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
+from partopt.printable import shorten, without_numbers
 from partopt.report.width import page_width
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
@@ -49,6 +50,8 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
 _SHOWN = 3  # errors of one file
+_LONGEST = 400  # characters of an error, and of a hint; the middle of a longer one is left out
+_ENOUGH = 1_000  # characters of errors after which no more are shown
 
 
 class Verbs(click.Group):
@@ -161,7 +164,11 @@ def _collect_rarely() -> Iterator[None]:
 
 
 def _report(error: Exception) -> int:
-    """Print `error: ...` and `hint: ...` for an error's parts, three of a file; the exit code."""
+    """Print `error: ...` and `hint: ...` for an error's parts; the exit code.
+
+    Of a file three are shown, of parts that differ in numbers alone the first, and of all no more
+    than 2,000 characters.
+    """
     if isinstance(error, click.UsageError):
         error = _usage(error)
     elif isinstance(error, click.ClickException):
@@ -171,16 +178,24 @@ def _report(error: Exception) -> int:
             f"standard output: {error.strerror}", "is the disk full?", code="cannot-write"
         )
     if not isinstance(error, PartoptError):
-        say(f"error: a fault of partopt's own: {type(error).__name__}: {error}", err=True)
+        what = shorten(f"{type(error).__name__}: {error}", _LONGEST)
+        say(f"error: a fault of partopt's own: {what}", err=True)
         say("hint:  run it again with --debug, and report what it prints", err=True)
         return INTERNAL
-    shown = error.parts[:_SHOWN] if "file" in error.fields else error.parts
+    most = _SHOWN if "file" in error.fields else len(error.parts)
+    alike = {without_numbers(part.message): part for part in reversed(error.parts)}
+    shown = [part for part in error.parts if alike[without_numbers(part.message)] is part][:most]
+    said, length = 0, 0
     for part in shown:
-        say(f"error: {as_flags(part.message)}", err=True)
+        if length > _ENOUGH:
+            break
+        text = f"error: {shorten(as_flags(part.message), _LONGEST)}"
         if part.hint:
-            say(f"hint:  {as_flags(part.hint)}", err=True)
-    if len(shown) < len(error.parts):
-        say(f"error: and {len(error.parts) - len(shown)} more", err=True)
+            text += f"\nhint:  {shorten(as_flags(part.hint), _LONGEST)}"
+        say(text, err=True)
+        said, length = said + 1, length + len(text)
+    if said < len(error.parts):
+        say(f"error: and {len(error.parts) - said} more", err=True)
     return error.exit_code
 
 

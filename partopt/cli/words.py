@@ -53,16 +53,17 @@ def as_flags(text: str) -> str:
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
-    """Options of the library as the words of a command line."""
+    """Options of the library as the words of a command line; others stay as they are."""
     words: list[str] = []
     for name, value in options.items():
+        flag = FLAGS.get(name, name)
         if isinstance(value, Mapping):
             for level, each in value.items():
-                words += [FLAGS[name], f"{level}={each}"]
+                words += [flag, f"{level}={each}"]
         elif isinstance(value, list | tuple):
-            words += [FLAGS[name], ",".join(map(str, value))]
+            words += [flag, ",".join(map(str, value))]
         else:
-            words += [FLAGS[name], str(value)]
+            words += [flag, str(value)]
     return words
 
 

@@ -25,7 +25,7 @@ from partopt.cost.period import (
 from partopt.cost.problem import CONTIGUOUS, Assignment, Partition, Problem
 from partopt.cost.sharding import PARAMETERS, collectives_of
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted, Request
-from partopt.documents.stage import Flow, Memory, Stage
+from partopt.documents.stage import Flow, FlowPer, Memory, Stage
 from partopt.schedules import schedule
 from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import MIRRORED, STRAIGHT
@@ -244,7 +244,7 @@ def _outermost_level(partition: Partition, c: int, problem: Problem) -> int:
 def _exchanges(partition: Partition, s: int, problem: Problem) -> Iterator[Flow]:
     """The collectives of stage s over its replicas, and its part in tied exchanges."""
     stage, topology = partition.stages[s], problem.topology
-    per = "round" if problem.microbatches is None else "iteration"
+    per: FlowPer = "round" if problem.microbatches is None else "iteration"
     trained = problem.chain.trained_bytes(stage.start, stage.stop)
     whole = problem.chain.parameter_bytes(stage.start, stage.stop)
     flows = collectives_of(problem.kept, trained, whole, per) if len(stage.ranks) > 1 else ()

@@ -19,6 +19,7 @@ from partopt.cost.chain import SIXTEEN_BIT
 from partopt.cost.collectives import allreduce_over
 from partopt.cost.memory import Kept, kept_of
 from partopt.documents.plan import Plan
+from partopt.documents.stage import FlowKind, FlowPer
 from partopt.documents.topology import AllReduceRates, Level, Topology
 from partopt.schedules import schedule
 
@@ -51,8 +52,8 @@ def exchange_of(kept: Kept, synchronous: bool) -> Exchange:
 
 
 def collectives_of(
-    kept: Kept, trained: float, whole: float, per: str
-) -> list[tuple[str, float, str]]:
+    kept: Kept, trained: float, whole: float, per: FlowPer
+) -> list[tuple[FlowKind, float, FlowPer]]:
     """The collectives of a stage: what each does, its bytes, and how often.
 
     Of its parameters `trained` bytes have a gradient, `whole` are all; `per` is a "round" or an
@@ -61,7 +62,9 @@ def collectives_of(
     if not kept.shard:
         return [("allreduce", kept.gradients * trained, per)]
     exchange = exchange_of(kept, per == "iteration")
-    gather = (2 * whole, "microbatch") if exchange.gathered else (trained, per)
+    gather: tuple[float, FlowPer] = (
+        (2 * whole, "microbatch") if exchange.gathered else (trained, per)
+    )
     return [
         ("reducescatter", kept.gradients * trained, "microbatch" if exchange.scattered else per),
         ("allgather", *gather),

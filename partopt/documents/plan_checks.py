@@ -22,8 +22,11 @@ def _fault(message: str, hint: str) -> PartoptError:
 
 def find_faults(plan: Plan) -> Iterator[PartoptError]:
     """Faults of a plan that its types do not express, each with its place."""
-    held: dict[int, list[int]] = {}
-    longest = max(stage.compute_s for stage in plan.stages)
+    yield from list(_tiling_faults(plan)) or _other_faults(plan)
+
+
+def _tiling_faults(plan: Plan) -> Iterator[PartoptError]:
+    """The first stage that does not follow the one before; what comes after it follows from it."""
     stop = 0
     for s, stage in enumerate(plan.stages):
         if stage.start != stop or stage.stop <= stage.start:
@@ -31,7 +34,14 @@ def find_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"stages[{s}]: layers [{stage.start}, {stage.stop}) do not follow layer {stop}",
                 "stages tile the layers in order",
             )
+            return
         stop = stage.stop
+
+
+def _other_faults(plan: Plan) -> Iterator[PartoptError]:
+    held: dict[int, list[int]] = {}
+    longest = max(stage.compute_s for stage in plan.stages)
+    for s, stage in enumerate(plan.stages):
         yield from _count_faults(s, stage)
         yield from _time_faults(s, stage, 1e-9 * longest)
         yield from _rank_faults(s, stage, plan, held)
@@ -84,14 +94,19 @@ def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
 
 
 def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
-    """Traffic of stages that do not exist."""
+    """Traffic of no stage, of stages that do not exist, or over levels that do not."""
+    levels = {level.name for level in plan.topology.levels}
     for index, flow in enumerate(plan.communication):
-        for end in (flow.source, flow.destination, flow.stage):
-            if end is not None and end >= len(plan.stages):
-                yield _fault(
-                    f"communication[{index}]: no stage {end}",
-                    f"stages are numbered 0 to {len(plan.stages) - 1}",
-                )
+        place = f"communication[{index}]"
+        ends = [s for s in (flow.source, flow.destination, flow.stage) if s is not None]
+        own = ("source", "destination") if flow.kind == "send" else ("stage",)
+        if None in (getattr(flow, name) for name in own):
+            yield _fault(f"{place}: {flow.kind} without its {' and '.join(own)}", "re-run `solve`")
+        elif max(ends) >= len(plan.stages):
+            hint = f"stages are numbered 0 to {len(plan.stages) - 1}"
+            yield _fault(f"{place}: no stage {max(ends)}", hint)
+        if flow.level not in levels:
+            yield _fault(f"{place}: no level {flow.level}", f"known: {', '.join(sorted(levels))}")
 
 
 def _request_faults(plan: Plan) -> Iterator[PartoptError]:

@@ -13,6 +13,8 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 Gradients = Literal["parameters", "float32"]
 Buffers = Literal["flight", "all"]
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
+FlowKind = Literal["send", "allreduce", "allgather", "reducescatter", "tied"]
+FlowPer = Literal["microbatch", "round", "iteration"]
 Reserve = Literal["none", "given", "measured", "assumed"]
 
 # S   stages; s   one of them, 0..S-1 in the order of the layers
@@ -148,7 +150,7 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     `level` is the outermost level of the topology that it crosses.
     """
 
-    kind: str
+    kind: FlowKind
     source: Index | None = None
     destination: Index | None = None
     stage: Index | None = None
@@ -156,7 +158,7 @@ class Flow(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     holders: Count | None = None
     parameters: list[str] = []
     bytes: Bytes
-    per: str
+    per: FlowPer
     level: str
 
 

@@ -12,10 +12,21 @@ from partopt.documents.faults import find_faults, leaf_faults
 from partopt.documents.structs import Struct, refuse
 from partopt.errors import PartoptError
 from partopt.printable import printable
+from partopt.units import format_bytes
+
+_MOST_BYTES, _MOST_VALUES = 10**6, 20_000  # of a file that people write; a second to read
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, but `16:30`, `0x10` and dates are text, and repeated keys are refused."""
+    """YAML's safe loader, but `16:30`, `0x10` and dates are text, and repeated keys are refused.
+
+    So are more than `_MOST_VALUES` values, those that an alias repeats counted each time.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self.values = 0
+        self.values_in: dict[yaml.Node, int] = {}  # of each node that is complete
 
     yaml_implicit_resolvers = {
         first: [
@@ -25,6 +36,19 @@ class _Loader(yaml.SafeLoader):
         ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        before = self.values
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        self.values += self.values_in.get(node, 1)
+        self.values_in.setdefault(node, self.values - before)
+        if self.values > _MOST_VALUES:
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {_MOST_VALUES:,} values", node.start_mark
+            )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -50,6 +74,8 @@ def read_yaml(content: bytes, where: str) -> object:
 
     Raises PartoptError for malformed YAML, repeated keys and control characters.
     """
+    if len(content) > _MOST_BYTES:
+        raise malformed(f"more than {format_bytes(_MOST_BYTES)} of YAML").at(where)
     try:
         raw: object = yaml.load(content, _Loader)
     except yaml.YAMLError as error:

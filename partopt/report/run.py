@@ -29,10 +29,11 @@ def _head(run: Run) -> Iterator[tuple[str, str]]:
     plan = run.plan
     yield "model", f"{plan.model}, {plan.schedule}, {plan.shape} on {plan.topology}"
     many = "a step" if run.steps == 1 else f"{run.steps} steps"
+    engine = _ENGINES.get(run.engine, run.engine)
     yield (
         "run",
         f"{many} of {plan.microbatches} microbatches of {plan.microbatch_size}, "
-        f"{len(run.ranks)} ranks, {_ENGINES[run.engine]}, {run.backend} on {run.device}",
+        f"{len(run.ranks)} ranks, {engine}, {run.backend} on {run.device}",
     )
     if run.replay_refused is not None:
         yield "stages", f"cut by torch.export: replay refused, {run.replay_refused}"

@@ -155,7 +155,12 @@ class Evaluator:
         for s in range(len(partition.stages)) if self.problem.chain.tied else ():
             for group, holders in tied_groups(partition, s, self.problem):
                 yield Flow(
-                    kind="tied", stage=s, holders=holders, bytes=round(group.size), per="", level=""
+                    kind="tied",
+                    stage=s,
+                    holders=holders,
+                    bytes=round(group.size),
+                    per="iteration",
+                    level="",
                 )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from partopt.documents.scaling import Scaling, ScalingRow
 from partopt.report.basis import basis_text
@@ -75,7 +74,7 @@ def _describe(row: ScalingRow) -> str:
 
 def _span(rows: list[ScalingRow]) -> tuple[float, float]:
     """The logarithms at the ends of the axis of devices."""
-    low, high = (float(np.log2(row.devices)) for row in (rows[0], rows[-1]))
+    low, high = (math.log2(row.devices) for row in (rows[0], rows[-1]))
     beside = max(0.3, 0.12 * (high - low))
     return low - beside, high + beside
 
@@ -83,7 +82,7 @@ def _span(rows: list[ScalingRow]) -> tuple[float, float]:
 def _place(rows: list[ScalingRow], devices: int) -> float:
     """Inches from the left end of the axis of devices."""
     low, high = _span(rows)
-    return float((np.log2(devices) - low) / (high - low)) * _WIDTH
+    return (math.log2(devices) - low) / (high - low) * _WIDTH
 
 
 def _labels(rows: list[ScalingRow]) -> tuple[list[str], list[str], list[int | None]]:
