@@ -18,11 +18,11 @@ from partopt.report.pages import text_of
 from partopt.report.picture import Drawable
 from partopt.report.pictures.look import require_matplotlib
 from partopt.simulation import Simulation, simulate
-from partopt.simulator.drawing import drawn_timeline
+from partopt.simulator.drawing import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
 _ACTIONS = 40_000  # of these ranks: 1 MB of the page
-_HALVINGS = 20  # of the time that is shown, at most
+_COLUMNS = (400, 200, 100, 50)  # of three windows, each as wide as the page
 
 
 def write_report(
@@ -67,14 +67,13 @@ def write_report(
 
 
 def _timeline(simulation: Simulation) -> DrawnTimeline | None:
-    """As much of the timeline, from its beginning, as a page can hold."""
+    """The timeline in as many columns as a page can hold; None where that are none."""
     execution = simulation.execution
-    end_s = execution.makespan_s
-    for _ in range(_HALVINGS):
-        drawn = drawn_timeline(execution.timeline, (0.0, end_s), _ROWS, _ACTIONS)
+    for columns in _COLUMNS:
+        windows = drawn_windows(execution, columns)
+        drawn = drawn_timeline(execution.timeline, windows, _ROWS, _ACTIONS)
         if drawn is not None:
             return drawn
-        end_s /= 2
     return None
 
 

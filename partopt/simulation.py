@@ -15,7 +15,6 @@ from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.report import chakra, figure, trace
-from partopt.report.pictures.heading import heading_of_timeline
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
@@ -28,7 +27,6 @@ from partopt.simulator.conditions import (
     check_size,
 )
 from partopt.simulator.document import document_of
-from partopt.simulator.drawing import drawn_window
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.own_order import execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
@@ -73,7 +71,6 @@ class Simulation:
         path: str,
         force: bool = False,
         window: tuple[float, float] | None = None,
-        transfers: bool = False,
     ) -> list[str]:
         """Write the simulation; the extension of `path` chooses the form. The names of the files.
 
@@ -93,26 +90,17 @@ class Simulation:
             text = to_csv(self.execution.order, layout_of(self.plan, self.execution.microbatches))
             documents.write_bytes(path, text.encode(), force)
         else:
-            drawn = self.draw(form.removeprefix("."), window, transfers)
+            drawn = self.draw(form.removeprefix("."), window)
             documents.write_bytes(path, drawn, force)
         return [path]
 
-    def draw(
-        self, form: str, window: tuple[float, float] | None = None, transfers: bool = False
-    ) -> bytes:
+    def draw(self, form: str, window: tuple[float, float] | None = None) -> bytes:
         """The timeline as a figure: "svg", "pdf" or "png".
 
-        It shows the seconds from and to which `window` goes, by default all of an iteration or the
-        filling of an asynchronous pipeline; with `transfers` a line for each message.
+        It shows the seconds from and to which `window` goes, by default what a page shows: all, or
+        of a long timeline the beginning, a part of the middle and the end.
         """
-        return figure.render(
-            self.plan,
-            self.execution.timeline,
-            heading_of_timeline(self.execution),
-            form,
-            window or drawn_window(self.execution),
-            transfers,
-        )
+        return figure.render(self.execution, form, window)
 
     def _save_graph(self, path: str, force: bool) -> list[str]:
         """Write the execution traces of all ranks, or none."""

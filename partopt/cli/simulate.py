@@ -33,10 +33,7 @@ _ASK_AGAIN_S = 0.2
 @click.option(
     "--window",
     metavar="FROM,TO",
-    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
-)
-@click.option(
-    "--transfers", is_flag=True, help="With -o of a figure: a line for each message, too."
+    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: as on the page).',
 )
 @options.explain_option
 @options.json_option
@@ -45,7 +42,6 @@ def command(
     output: str | None,
     force: bool,
     window: str | None,
-    transfers: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -62,13 +58,13 @@ def command(
       partopt simulate plan.json --schedule zb-h1 --microbatches 64 -o trace.json
       partopt simulate plan.json --bandwidth cluster="100 Gb/s" --latency cluster="5 us"
       partopt simulate plan.json --schedule mine.csv
-      partopt simulate plan.json -o begin.svg --window "0 s,50 ms" --transfers
+      partopt simulate plan.json -o begin.svg --window "0 s,50 ms"
     """
     import partopt
     from partopt.report.basis import basis_text
 
     timeline.check_output(output, force, as_json)
-    drawn = timeline.drawn_part(output, window, transfers)
+    drawn = timeline.parse_window(output, window)
     loaded = partopt.Plan.load(plan)
     conditions = whatif.parse_conditions(given, [level.name for level in loaded.topology.levels])
     if loaded.profile.estimated is not None:
@@ -86,7 +82,7 @@ def command(
     elif output != "-":
         show_simulation(simulation.document, plan)
     if output:
-        written = simulation.save(output, force, *drawn)
+        written = simulation.save(output, force, drawn)
         if output != "-":
             say(f"Wrote {timeline.name_files(written)}", err=True)
     if not as_json and output != "-":

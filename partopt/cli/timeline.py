@@ -41,21 +41,17 @@ def check_output(output: str | None, force: bool, as_json: bool) -> None:
         documents.check_writable(output, force)
 
 
-def drawn_part(
-    output: str | None, window: str | None, transfers: bool
-) -> tuple[tuple[float, float] | None, bool]:
-    """The seconds of `--window`, and whether messages are drawn; both go with a figure alone."""
+def parse_window(output: str | None, window: str | None) -> tuple[float, float] | None:
+    """The seconds of `--window`, which goes with a figure alone."""
     from partopt.report.pictures.look import FORMS
     from partopt.units import parse_seconds
 
-    figure = output is not None and Path(output).suffix.lower().removeprefix(".") in FORMS
-    for flag, value in (("--window", window), ("--transfers", transfers)):
-        if value and not figure:
-            raise PartoptError(
-                f"{flag}: goes with a figure", "add -o timeline.svg", code="unused-option"
-            )
     if window is None:
-        return None, transfers
+        return None
+    if output is None or Path(output).suffix.lower().removeprefix(".") not in FORMS:
+        raise PartoptError(
+            "--window: goes with a figure", "add -o timeline.svg", code="unused-option"
+        )
     begin, comma, end = window.partition(",")
     hint = 'write it as --window "0.2 s,0.4 s"'
     try:
@@ -64,7 +60,7 @@ def drawn_part(
         raise PartoptError(f"--window: {error.message}", hint, code="invalid-option") from None
     if not comma or not 0 <= found[0] < found[1]:
         raise PartoptError(f"--window: {window} is no stretch of time", hint, code="invalid-option")
-    return found, transfers
+    return found
 
 
 def name_files(files: Sequence[str]) -> str:

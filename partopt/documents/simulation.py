@@ -99,14 +99,25 @@ class RankTimeline(documents.Part, frozen=True, kw_only=True):
     allreduce_end_s: list[float]
 
 
+class DrawnWindow(documents.Part, frozen=True, kw_only=True):
+    """The seconds of a timeline that are drawn.
+
+    They are all of it, its beginning, its end, or a part of its middle, which is `steady` where
+    every stage runs forwards and backwards in turn.
+    """
+
+    what: Literal["all", "beginning", "steady", "middle", "end"]
+    begin_s: Seconds
+    end_s: Seconds
+
+
 class DrawnTimeline(documents.Part, frozen=True, kw_only=True):
-    """What a page draws of a timeline: some ranks between `begin_s` and `end_s`.
+    """What a page draws of a timeline: some ranks in `windows`, which follow each other.
 
     `note` says which ranks where they are not all.
     """
 
-    begin_s: Seconds
-    end_s: Seconds
+    windows: Annotated[list[DrawnWindow], msgspec.Meta(min_length=1)]
     note: str
     ranks: list[RankTimeline]
 
@@ -221,6 +232,10 @@ class SimulationDocument(documents.Document, frozen=True, kw_only=True):
 
 def timeline_faults(timeline: DrawnTimeline | None) -> Iterator[PartoptError]:
     """What cannot be drawn of a document's timeline."""
+    if timeline is not None:
+        times = [time for each in timeline.windows for time in (each.begin_s, each.end_s)]
+        if times != sorted(times):
+            yield _fault("timeline.windows", "not one after the other", "give them in their order")
     for index, row in enumerate(timeline.ranks if timeline else []):
         yield from _row_faults(row, f"timeline.ranks[{index}]")
 

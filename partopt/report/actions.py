@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from partopt.documents.simulation import RankTimeline
+from partopt.documents.simulation import DrawnWindow, RankTimeline
 from partopt.schedules.order import KINDS
 from partopt.simulator.slots import Slots
 from partopt.units import format_seconds
@@ -46,8 +46,18 @@ DARKENED = {
     "U": "#C9BE1F",
 }
 
-
 _ACTION = re.compile(r"([0-9]+)([A-Z])([0-9]*)")
+
+
+def shade(letter: str, chunk: int, chunks: int) -> tuple[float, float, float]:
+    """The colour of a kind of action: the later its chunk among those of the rank, the darker."""
+    part = chunk / (chunks - 1) if chunks > 1 else 0.0
+    light, dark = (
+        np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        for colour in (COLOURS[letter], DARKENED[letter])
+    )
+    red, green, blue = (light + part * (dark - light)).tolist()
+    return red, green, blue
 
 
 def read_row(rank: RankTimeline) -> Slots:
@@ -68,6 +78,17 @@ def read_row(rank: RankTimeline) -> Slots:
         start=np.repeat(np.array(rank.start_s, dtype=np.float64), sizes),
         end=np.repeat(np.array(rank.end_s, dtype=np.float64), sizes),
     )
+
+
+def span_text(window: DrawnWindow) -> str:
+    """`131.8-133.6 s`: from when to when a window goes, in digits that tell the two apart."""
+    span = window.end_s - window.begin_s
+    unit, factor = next(
+        (pair for pair in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if window.end_s * pair[1] >= 1),
+        ("ns", 1e9),
+    )
+    digits = max(0, 1 - math.floor(math.log10(span * factor)))
+    return f"{window.begin_s * factor:.{digits}f}-{window.end_s * factor:.{digits}f} {unit}"
 
 
 def ticks(begin: float, end: float, most: int) -> list[tuple[float, str]]:

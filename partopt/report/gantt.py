@@ -1,6 +1,7 @@
 """A timeline in a terminal, a line a rank.
 
 A line shows the rank's actions as letters and microbatches, or what each moment is mostly spent on.
+Windows of a long timeline stand side by side, all at one scale.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.documents.simulation import DrawnTimeline, RankTimeline
-from partopt.report.actions import WORDS, read_row, ticks
+from partopt.documents.simulation import DrawnTimeline, DrawnWindow, RankTimeline
+from partopt.printable import shorten
+from partopt.report.actions import WORDS, read_row, span_text, ticks
 from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.slots import Slots
 from partopt.units import format_seconds
@@ -23,7 +25,8 @@ from partopt.units import format_seconds
 # with ODD added in the rank's second chunk, fourth, ..
 ODD = len(KINDS)
 IDLE = -1
-_LEAST = 8  # columns of the picture, however narrow the page
+_LEAST = 8  # columns of a window, however narrow the page
+_CUT, _ASCII_CUT = "┊", ":"  # between two windows
 _PRESENT = 0.05  # share of a column below which something is not shown in it
 
 # of the 256 colours of terminals, those nearest to the figures'; the text on them is black
@@ -52,10 +55,6 @@ class _View(NamedTuple):
     columns: int
     names: bool
 
-    @property
-    def end(self) -> float:
-        return self.begin + self.cell * self.columns
-
 
 class _Line(NamedTuple):
     name: str
@@ -72,46 +71,63 @@ def render(
 
     Where actions are wide enough they bear their letters and microbatches, `F0 B0`; otherwise each
     character stands for what its rank does in that time, kinds in proportion. A rank's second chunk
-    has small letters. The last column is the share of the time at work.
+    has small letters. The last column is the share of the time at work, where one window shows it.
+    Several windows have headings with their times, and a cut mark between them.
     """
-    if not timeline.ranks or timeline.end_s <= timeline.begin_s:
+    windows = timeline.windows
+    if not timeline.ranks or any(each.end_s <= each.begin_s for each in windows):
         return "nothing happens"
     folds = _fold_alike(timeline.ranks)
     rows = [read_row(ranks[0]) for ranks in folds]
     label = max(4, *(len(_name_ranks(ranks)) for ranks in folds))
-    view = _view(timeline, rows, max(_LEAST, width - label - 7))
+    beside = label + (7 if len(windows) == 1 else 1 + len(windows))
+    views = _views(windows, rows, max(_LEAST, (width - beside) // len(windows)))
     lines = [
-        _line(ranks, own, view, ascii_only, colour) for ranks, own in zip(folds, rows, strict=True)
+        [_line(ranks, own, view, ascii_only, colour) for view in views]
+        for ranks, own in zip(folds, rows, strict=True)
     ]
-    axis = _axis(view, min(timeline.end_s, view.end))
+    cut = _ASCII_CUT if ascii_only else _CUT
+    head = [f"{'RANK':>{label}}  {_axis(views[0], windows[0].end_s)} BUSY"]
+    if len(windows) > 1:
+        names, times = [each.what for each in windows], [span_text(each) for each in windows]
+        head = [
+            f"{name:>{label}}  {cut.join(_fit(text, views[0].columns) for text in texts)}".rstrip()
+            for name, texts in (("", names), ("RANK", times))
+        ]
+    flat = [part for line in lines for part in line]
     return "\n".join(
         [
-            click.style(f"{'RANK':>{label}}  {axis} BUSY", bold=True),
-            *(_painted_line(line, label, colour) for line in lines),
-            *_legend(lines, view, ascii_only, colour, width),
+            *(click.style(line, bold=True) for line in head),
+            *(_painted_line(line, label, cut, colour) for line in lines),
+            *_legend(flat, views[0], ascii_only, colour, width),
             *filter(None, [timeline.note]),
         ]
     )
 
 
-def _painted_line(line: _Line, label: int, colour: bool) -> str:
-    return f"{line.name:>{label}}  {_paint_line(line, colour)} {line.busy:>4.0%}"
+def _fit(text: str, columns: int) -> str:
+    return shorten(text, columns).ljust(columns)
 
 
-def _view(timeline: DrawnTimeline, rows: list[Slots], columns: int) -> _View:
-    """The view of the timeline in at most `columns` columns.
+def _painted_line(parts: list[_Line], label: int, cut: str, colour: bool) -> str:
+    line = f"{parts[0].name:>{label}}  {cut.join(_paint_line(each, colour) for each in parts)}"
+    return line if len(parts) > 1 else f"{line} {parts[0].busy:>4.0%}"
+
+
+def _views(windows: Sequence[DrawnWindow], rows: list[Slots], columns: int) -> list[_View]:
+    """The views of the windows, in at most `columns` columns each and all at one scale.
 
     The shortest kind of action takes whole columns where that costs little of the width, so that
     equal actions look equal.
     """
-    begin, span = timeline.begin_s, timeline.end_s - timeline.begin_s
+    span = max(each.end_s - each.begin_s for each in windows)
     short = min(span, *(_typical_s(own) for own in rows))
     each = short * columns / span
-    whole = int(each + 1e-9)
+    whole, cell = int(each + 1e-9), span / columns
     if whole >= 2 or (whole == 1 and each < 1.25):
         cell = short / whole
-        return _View(begin, cell, min(columns, int(np.ceil(span / cell - 1e-6))), whole >= 2)
-    return _View(begin, span / columns, columns, False)
+        columns = min(columns, int(np.ceil(span / cell - 1e-6)))
+    return [_View(window.begin_s, cell, columns, whole >= 1) for window in windows]
 
 
 def _typical_s(own: Slots) -> float:
@@ -200,14 +216,15 @@ def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
 def _diffuse(shares: NDArray[np.float64]) -> Looks:
     """A look for each column, in the long run in proportion to the shares.
 
-    Of the looks in a column, it takes the one that is owed most.
+    Of the looks in a column, it takes the one that is owed most; never one that is not there.
     """
     whole = np.vstack([shares, np.maximum(0.0, 1 - shares.sum(axis=0))])
     owed = np.zeros(len(whole))
     looks = np.empty(whole.shape[1], dtype=np.int64)
     for column, share in enumerate(whole.T):
-        owed = np.where(share > _PRESENT, owed + share, 0.0)
-        looks[column] = owed.argmax()
+        present = share > _PRESENT
+        owed = np.where(present, owed + share, 0.0)
+        looks[column] = np.where(present, owed, -np.inf).argmax()
         owed[looks[column]] -= 1
     return np.where(looks == len(shares), IDLE, looks)
 
@@ -268,6 +285,7 @@ def _paint(text: str, look: int, colour: bool) -> str:
 def _axis(view: _View, end: float) -> str:
     """A stroke at each tick, and after it the time."""
     text = [" "] * view.columns
+    end = min(end, view.begin + view.cell * view.columns)
     for time, label in ticks(view.begin, end, max(2, view.columns // 12)):
         column = round((time - view.begin) / view.cell)
         if column + len(label) + 1 <= view.columns:

@@ -51,9 +51,10 @@ def _drawing(document: SimulationDocument, ascii_only: bool, colour: bool) -> st
     if timeline is None:
         return "The timeline has too many actions to be drawn."
     text = gantt.render(timeline, columns(), ascii_only, colour)
-    if timeline.end_s >= document.makespan_s:
+    if len(timeline.windows) > 1 or timeline.windows[0].what == "all":
         return text
-    drawn_s, all_s = format_seconds(timeline.end_s), format_seconds(document.makespan_s)
+    drawn_s = format_seconds(timeline.windows[0].end_s)
+    all_s = format_seconds(document.makespan_s)
     note = f"The first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
     return f"{text}\n{paragraph(note)}"
 

@@ -17,7 +17,7 @@ from partopt.documents.simulation import (
     Varied,
 )
 from partopt.schedules import SCHEDULES
-from partopt.simulator.drawing import drawn_timeline, drawn_window
+from partopt.simulator.drawing import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
@@ -69,7 +69,7 @@ def document_of(
             for rank, stages in sorted(plan.stages_by_rank().items())
         ],
         topology=plan.topology,
-        timeline=drawn_timeline(execution.timeline, drawn_window(execution)),
+        timeline=drawn_timeline(execution.timeline, drawn_windows(execution)),
         variation=varied or msgspec.UNSET,
     )
 

@@ -12,7 +12,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 from partopt.simulation import Simulation, simulate
-from partopt.simulator.drawing import drawn_timeline, drawn_window
+from partopt.simulator.drawing import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
 from partopt.simulator.memory import base_memory_bytes
 from partopt.trials.expected import closed_form
@@ -31,7 +31,7 @@ class Trial:
     def document(self) -> TrialDocument:
         """What it takes, beside what its formulas say, and its timeline."""
         execution = self.simulation.execution
-        drawn = drawn_timeline(execution.timeline, drawn_window(execution))
+        drawn = drawn_timeline(execution.timeline, drawn_windows(execution))
         return _document(self.pipeline, [_tried(self)], [], drawn)
 
     def save(self, path: str, force: bool = False) -> list[str]:

@@ -137,21 +137,20 @@ def test_a_picture_of_a_scaling_is_its_output(partopt, profile_file, topology_fi
     assert outcome.code == 2 and "use -o scaling.svg" in outcome.err
 
 
-def test_a_stretch_of_a_timeline_with_its_messages(partopt, plan_file, tmp_path):
+def test_a_stretch_of_a_timeline(partopt, plan_file, tmp_path):
     plan, whole, part = plan_file, tmp_path / "whole.svg", tmp_path / "part.svg"
     assert partopt("simulate", plan, "-o", whole).code == 0
-    assert partopt("simulate", plan, "-o", part, "--window", "0 s,1 ms", "--transfers").code == 0
+    assert partopt("simulate", plan, "-o", part, "--window", "0 s,1 ms").code == 0
     assert whole.read_bytes() != part.read_bytes()
     simulation = po.simulate(po.Plan.load(plan))
-    assert part.read_bytes() == simulation.draw("svg", (0.0, 1e-3), transfers=True)
-    assert part.read_bytes() != simulation.draw("svg", (0.0, 1e-3))
+    assert part.read_bytes() == simulation.draw("svg", (0.0, 1e-3))
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         (["--window", "0 s,1 ms"], "--window: goes with a figure"),
-        (["--transfers", "-o", "t.json"], "--transfers: goes with a figure"),
+        (["--window", "0 s,1 ms", "-o", "t.json"], "--window: goes with a figure"),
         (["--window", "1 ms,0 s", "-o", "t.svg"], "--window: 1 ms,0 s is no stretch of time"),
         (["--window", "1 ms", "-o", "t.svg"], "--window: '' is not a quantity"),
         (["--window", "9 s,10 s", "-o", "t.svg"], "there is nothing to draw"),

@@ -7,7 +7,7 @@ import pytest
 
 from partopt.report import figure
 from partopt.report.pictures import look
-from tests.report.test_figure import HEADING
+from partopt.simulator.execution import execute
 from tests.report.timelines import example
 
 pytest.importorskip("matplotlib", reason="figures are an extra")
@@ -37,11 +37,11 @@ def shown(svg):
 
 
 def test_shapes_and_texts_stay_where_they_are(monkeypatch):
-    plan, timeline = example("zbv", P=4, M=8)
-    short = figure.render(plan, timeline, HEADING, "svg")
+    execution = execute(example("zbv", P=4, M=8)[0])
+    short = figure.render(execution, "svg")
     monkeypatch.setattr(look, "compact", lambda svg: svg)
-    whole = figure.render(plan, timeline, HEADING, "svg")
-    assert len(short) < 0.6 * len(whole)
+    whole = figure.render(execution, "svg")
+    assert len(short) < 0.7 * len(whole)
     for (tag, text, clip, numbers), other in zip(shown(short), shown(whole), strict=True):
         assert (tag, text, clip) == other[:3]
         assert numbers == pytest.approx(other[3], abs=0.01)

@@ -7,16 +7,24 @@ import pytest
 from msgspec.structs import replace
 
 from partopt.errors import PartoptError
-from partopt.report import cells, figure, page, phases
+from partopt.report import figure
 from partopt.report.actions import COLOURS, DARKENED
 from partopt.report.pictures import look
-from partopt.report.pictures.look import Heading
+from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.execution import execute
+from partopt.simulator.restate import with_conditions
+from partopt.units import format_bytes
 from tests.helpers import ROOT, flat
-from tests.report.timelines import example, plan_of, simulated
+from tests.report import timelines
+from tests.report.timelines import plan_of
 
-pytest.importorskip("matplotlib", reason="figures are an extra")
+matplotlib = pytest.importorskip("matplotlib", reason="figures are an extra")
 
-HEADING = Heading(("chain", "1f1b"), "A timeline.")
+
+def example(*args, **options):
+    return timelines.example(*args, **options)[0]
+
+
 CASES = {
     "1f1b": lambda: example("1f1b", P=4, M=8),
     "recomputation": lambda: example("gpipe", P=3, M=4, recompute=True),
@@ -24,7 +32,29 @@ CASES = {
     "zbv": lambda: example("zbv", P=4, M=8),
     "dualpipe": lambda: example("dualpipe", P=4, M=8),
     "large": lambda: example("1f1b", P=32, M=128),
+    "wide": lambda: example("gpipe", P=64, M=3),
+    "pipedream": lambda: plan_of("pipedream", [[0, 1, 2, 3], [4]], None),
 }
+
+
+def executed(case, **changes):
+    """A case, executed; `changes` are fields of its plan."""
+    return execute(with_conditions(replace(CASES[case](), **changes)))
+
+
+def texts_of(execution, *window):
+    svg = figure.render(execution, "svg", *window).decode()
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def sheet_of(case, **changes):
+    """The figure of a case, laid out."""
+    execution = executed(case, **changes)
+    drawn = drawn_timeline(execution.timeline, drawn_windows(execution, 140), 64)
+    with look.style():
+        sheet = figure._sheet(execution, drawn, look.Heading(("chain", "1f1b"), "")).figure
+        sheet.draw_without_rendering()
+    return sheet
 
 
 def lightness(colour):
@@ -35,10 +65,9 @@ def lightness(colour):
 @pytest.mark.parametrize("form, first", [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
 @pytest.mark.parametrize("case", ["1f1b", "interleaved", "dualpipe"])
 def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
-    plan, timeline = CASES[case]()
-    content = figure.render(plan, timeline, HEADING, form)
+    content = figure.render(executed(case), form)
     assert content.startswith(first)
-    assert content == figure.render(plan, timeline, HEADING, form)
+    assert content == figure.render(executed(case), form)
 
 
 def test_the_extension_chooses_the_form():
@@ -48,42 +77,37 @@ def test_the_extension_chooses_the_form():
 
 
 def test_a_title_and_a_description_are_said_and_the_title_is_seen():
-    heading = Heading(("a $x$ <&> \x1b_1", "1f1b", "P = 4"), "Four ranks & <rows>.\n")
-    svg = figure.render(*CASES["1f1b"](), heading, "svg").decode()
+    name = "a $x$ <&> \x1b_1"
+    profile = replace(CASES["1f1b"]().profile, name=name)
+    svg = figure.render(executed("1f1b", profile=profile), "svg").decode()
     root = ElementTree.fromstring(svg)
     names = [child.tag.rpartition("}")[2] for child in root[:2]]
     assert (names, root.get("role")) == (["title", "desc"], "img")
-    assert root[0].text == r"a $x$ <&> \x1b_1, 1f1b, P = 4"
-    assert root[1].text == r"Four ranks & <rows>.\n"
-    assert root[0].text in {each.text for each in root.iter() if each.tag.endswith("}text")}
+    assert root[0].text.startswith(r"a $x$ <&> \x1b_1, 1f1b, ")
+    assert r"a $x$ <&> \x1b_1" in root[1].text
+    seen = [each.text for each in root.iter() if each.tag.endswith("}text")]
+    assert root[0].text in " ".join(seen)
 
 
 def test_a_long_title_takes_more_lines_and_stays_within_the_figure():
-    heading = Heading((*["x" * 30] * 6, "y" * 100_000), "")
-    svg = figure.render(*CASES["1f1b"](), heading, "svg").decode()
-    lines = re.findall(r"<text[^>]*>(x[^<]*|y[^<]*)</text>", svg)
-    assert len(lines) == 7
-    assert lines[-1].startswith("yyyy") and ".." in lines[-1] and len(lines[-1]) < 100
+    profile = replace(CASES["1f1b"]().profile, name="y" * 100_000)
+    lines = [text for text in texts_of(executed("1f1b", profile=profile)) if "yyy" in text]
+    assert len(lines) == 1 and ".." in lines[0] and len(lines[0]) < 100
 
 
 def test_the_settings_of_a_person_change_nothing(tmp_path):
-    import matplotlib
-
-    plan, timeline = CASES["1f1b"]()
-    plain = figure.render(plan, timeline, HEADING, "svg")
+    execution = executed("1f1b")
+    plain = figure.render(execution, "svg")
     with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 20, "svg.fonttype": "path"}):
-        assert figure.render(plan, timeline, HEADING, "svg") == plain
+        assert figure.render(execution, "svg") == plain
         assert matplotlib.rcParams["font.size"] == 20
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_numbers_are_text_where_they_fit(case):
-    plan, timeline = CASES[case]()
-    text = re.findall(
-        r"<text[^>]*>([^<]*)</text>", figure.render(plan, timeline, HEADING, "svg").decode()
-    )
+    text = texts_of(executed(case))
     assert {"rank", "time (ms)", "forward", "idle"} <= set(text)
-    assert (text.count("1") > 1) == (case != "large")
+    assert (text.count("1") > 1) == (case not in ("large", "wide"))
 
 
 @pytest.mark.parametrize(
@@ -99,29 +123,25 @@ def test_numbers_are_text_where_they_fit(case):
                 "backward of weights",
                 "optimizer step",
                 "idle",
-                "a rank's stages from light to dark",
+                "stages of a rank from light to dark",
             },
         ),
     ],
 )
 def test_the_legend_names_what_appears(case, legend):
-    plan, timeline = CASES[case]()
-    text = re.findall(
-        r"<text[^>]*>([^<]*)</text>", figure.render(plan, timeline, HEADING, "svg").decode()
-    )
-    beside = {"rank", "time (ms)", "busy", "peak", "B", "memory of", "rank 0", HEADING.title}
-    numbers = re.compile(r"[0-9]+(%| B)?|(fill|drain) [0-9]+ ms")
-    memory = {"parameters", "gradients", "optimizer", "buffers", "activations"}
-    assert {each for each in text if not numbers.fullmatch(each)} - beside == legend | memory
+    text = texts_of(executed(case))
+    beside = {"rank", "time (ms)", "busy", "peak"}
+    numbers = re.compile(r"[0-9.]+(%| k?B)?|chain, .*")
+    assert {each for each in text if not numbers.fullmatch(each)} - beside == legend
 
 
 def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
-    plan, timeline = CASES["zbv"]()
-    other = replace(plan, profile=replace(plan.profile, estimated="H100-80GB"))
+    profile = replace(CASES["zbv"]().profile, estimated="H100-80GB")
     measured, estimated = (
-        figure.render(each, timeline, HEADING, "svg").decode() for each in (plan, other)
+        figure.render(each, "svg").decode()
+        for each in (executed("zbv"), executed("zbv", profile=profile))
     )
-    assert "estimated" not in measured
+    assert ">times estimated" not in measured
     assert ">times estimated for H100-80GB: nothing was measured<" in estimated
     heights = [float(re.search(r'height="([0-9.]+)pt"', text)[1]) for text in (measured, estimated)]
     assert heights[1] - heights[0] == pytest.approx(9)  # points: 1/8 inch
@@ -129,68 +149,70 @@ def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
 
 def test_all_reduces_beside_compute_are_drawn():
     plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
-    content = figure.render(plan, simulated(plan, 4), HEADING, "svg").decode()
+    content = figure.render(execute(with_conditions(plan)), "svg").decode()
     assert "all-reduce" in content
     assert COLOURS["A"].lower() in content.lower()
 
 
-def test_messages_are_lines_if_they_are_asked_for():
-    plan, timeline = CASES["1f1b"]()
-    plain = figure.render(plan, timeline, HEADING, "svg")
-    assert plain.count(b"LineCollection") == 0
-    lines = figure.render(plan, timeline, HEADING, "svg", transfers=True)
-    assert lines.count(b"LineCollection") > 0
-
-
 def test_small_figures_take_one_column_and_larger_ones_two():
-    widths = {case: page.pages_of(CASES[case]()[1], None)[0].width for case in CASES}
-    beside = page.LEFT + page.RIGHT
-    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(look.COLUMN - beside)
-    assert widths["interleaved"] == pytest.approx(look.FULL - beside)
+    widths = {case: sheet_of(case).get_size_inches()[0] for case in CASES}
+    assert widths["1f1b"] == widths["dualpipe"] == pytest.approx(look.COLUMN)
+    assert widths["interleaved"] == widths["large"] == pytest.approx(look.FULL)
 
 
-def test_a_long_timeline_is_shown_in_three_parts_of_one_scale():
-    _, timeline = CASES["large"]()
-    first, middle, last = parts = page.pages_of(timeline, None)
-    assert (first.begin, last.end) == (0, timeline.makespan)
-    assert first.end < middle.begin < middle.end < last.begin
-    assert len({round(part.end - part.begin, 12) for part in parts}) == 1
-    assert sum(part.width for part in parts) + 2 * page.BREAK == pytest.approx(
-        look.FULL - page.LEFT - page.RIGHT
-    )
-    fill = phases.phases_of(timeline)
-    assert first.end > fill.fill_end == pytest.approx(31e-3, rel=1e-5)
-    assert (
-        last.begin < fill.drain_begin == pytest.approx(timeline.makespan - 62e-3 - 5e-4, rel=1e-5)
-    )
-    # a forward is wide enough to be told from the next
-    assert all(1e-3 * part.points_per_second > 1.5 for part in parts)
+@pytest.mark.parametrize(("case", "count"), [("1f1b", 1), ("large", 3), ("pipedream", 1)])
+def test_windows_of_one_scale_stand_side_by_side(case, count):
+    execution, axes = executed(case), sheet_of(case).axes
+    windows = drawn_windows(execution, 140)
+    assert [each.get_xlim() for each in axes] == [(each.begin_s, each.end_s) for each in windows]
+    assert len(axes) == count
+    assert len({round(each.get_window_extent().width, 3) for each in axes}) == 1
+    if count > 1:
+        assert {"beginning", "steady", "end"} <= set(texts_of(execution))
 
 
 def test_a_window_is_what_is_drawn():
-    _, timeline = CASES["large"]()
-    [part] = page.pages_of(timeline, (0.1, 0.11))
-    assert (part.begin, part.end) == (0.1, 0.11)
-    assert 32 < part.cells < 32 * 10
+    execution = executed("1f1b")
+    assert "7" in texts_of(execution) and "7" not in texts_of(execution, (0.0, 0.004))
     with pytest.raises(PartoptError, match="nothing to draw"):
-        page.pages_of(timeline, (5.0, 6.0))
+        figure.render(execution, "svg", (5.0, 6.0))
 
 
 def test_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(page, "_MOST_DRAWN", 10)
-    with pytest.raises(PartoptError, match="a figure of 68 actions is more than anyone can see"):
-        page.pages_of(CASES["1f1b"]()[1], None)
-
-
-def test_many_cells_are_drawn_as_pixels(monkeypatch):
-    monkeypatch.setattr(cells, "VECTORS", 10)
-    assert b"<image" in figure.render(*CASES["large"](), HEADING, "svg")
+    monkeypatch.setattr(figure, "_MOST_DRAWN", 10)
+    with pytest.raises(PartoptError, match="more than 10 actions is more than anyone can see"):
+        figure.render(executed("1f1b"), "svg")
 
 
 def test_more_ranks_than_fit_are_sampled():
-    [part] = page.pages_of(example("1f1b", P=100, M=4)[1], None)
-    assert len(part.ranks) == 64
-    assert part.note == "64 of 100 ranks are shown, at even distances"
+    execution = execute(with_conditions(example("1f1b", P=100, M=4)))
+    assert "64 of 100 ranks are shown, at even distances" in texts_of(execution)
+
+
+@pytest.mark.parametrize("limit", [None, 500, 10**9])
+@pytest.mark.parametrize("case", CASES)
+def test_no_label_overlaps_another_or_leaves_the_figure(case, limit):
+    sheet = sheet_of(case, topology=flat(64, memory_bytes=limit))
+    texts = [
+        each
+        for each in sheet.findobj(matplotlib.text.Text)
+        if each.get_text() and each.get_visible()
+    ]
+    boxes = [each.get_window_extent().padded(-0.6) for each in texts]
+    assert len(texts) > 20
+    for n, (text, box) in enumerate(zip(texts, boxes, strict=True)):
+        assert sheet.bbox.x0 <= box.x0 and box.x1 <= sheet.bbox.x1, text.get_text()
+        assert sheet.bbox.y0 <= box.y0 and box.y1 <= sheet.bbox.y1, text.get_text()
+        for other, its in zip(texts[:n], boxes[:n], strict=True):
+            assert not box.overlaps(its), (text.get_text(), other.get_text())
+
+
+def test_rows_end_in_the_share_at_work_and_the_most_memory():
+    """1F1B: 8 x 3 ms and a step of 0.5 ms of 33.5 ms; a stage holds 1 to 4 microbatches."""
+    execution = executed("1f1b", topology=flat(4, 1e15))
+    text = texts_of(execution)
+    assert text.count("73%") == 4
+    assert {format_bytes(int(each)) for each in execution.peak_memory_bytes} <= set(text)
 
 
 def test_in_grey_forwards_are_lighter_than_backwards():
@@ -202,13 +224,13 @@ def test_in_grey_forwards_are_lighter_than_backwards():
 
 
 def test_a_large_figure_is_less_than_a_megabyte():
-    assert len(figure.render(*CASES["large"](), HEADING, "svg")) < 400_000
+    assert len(figure.render(executed("large"), "svg")) < 600_000
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartoptError) as error:
-        figure.render(*CASES["1f1b"](), HEADING, "svg")
+        figure.render(executed("1f1b"), "svg")
     assert (error.value.message, error.value.hint) == (
         "a figure needs matplotlib",
         'pip install "partopt[figures]"',

@@ -5,6 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from partopt.documents.simulation import DrawnWindow
 from partopt.report.actions import tick_label, ticks
 from partopt.report.gantt import render
 from partopt.schedules.order import B, F, Order
@@ -16,7 +17,8 @@ from tests.report.timelines import example, plan_of, simulated
 
 
 def drawn(timeline, window=None):
-    return drawn_timeline(timeline, window or (0.0, float(timeline.makespan)))
+    begin, end = window or (0.0, float(timeline.makespan))
+    return drawn_timeline(timeline, [DrawnWindow(what="all", begin_s=begin, end_s=end)])
 
 
 def picture(timeline, window=None, **options):
@@ -179,11 +181,11 @@ def test_nothing_to_draw_is_said():
 
 def test_too_many_actions_are_left_out():
     timeline = long_timeline(4, 10)
-    assert drawn_timeline(timeline, (0.0, 20.0), limit=80) is not None
-    assert drawn_timeline(timeline, (0.0, 20.0), limit=79) is None
     # and an eighth of the window more, in which 2 actions of each rank begin
-    assert drawn_timeline(timeline, (0.0, 10.0), limit=48) is not None
-    assert drawn_timeline(timeline, (0.0, 10.0), limit=47) is None
+    for end, most in ((20.0, 80), (10.0, 48)):
+        windows = [DrawnWindow(what="beginning", begin_s=0.0, end_s=end)]
+        assert drawn_timeline(timeline, windows, limit=most) is not None
+        assert drawn_timeline(timeline, windows, limit=most - 1) is None
 
 
 def test_millions_of_actions_are_drawn_in_seconds():

@@ -17,7 +17,7 @@ from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.document import document_of
-from partopt.simulator.drawing import drawn_window
+from partopt.simulator.drawing import drawn_windows
 from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
@@ -149,12 +149,14 @@ def test_a_thousand_stages_are_a_short_table():
 
 def test_what_is_drawn():
     plan, execution = case("1f1b")
-    assert drawn_window(execution) == (0.0, execution.makespan_s)
+    [whole] = drawn_windows(execution)
+    assert (whole.what, whole.begin_s, whole.end_s) == ("all", 0.0, execution.makespan_s)
     plan, execution = case("pipedream")
-    begin, end = drawn_window(execution)
+    [part] = drawn_windows(execution)
     order = execution.order
     first_backward = execution.timeline.start[(order.stage == 0) & (order.kind == 1)].min()
-    assert begin == 0 < first_backward < end < execution.makespan_s
+    assert part.what == "beginning"
+    assert part.begin_s == 0 < first_backward < part.end_s < execution.makespan_s
     assert "in which the pipeline fills. BUSY is of these." in text_of(plan, execution)
 
 

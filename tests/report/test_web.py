@@ -59,7 +59,9 @@ def test_the_timeline_is_that_of_the_simulation(written, schedule):
     order = timeline.order
     for row in data["ranks"]:
         own = slice(order.rows[row["rank"]], order.rows[row["rank"] + 1])
-        kept = (order.kind[own] != A) & (timeline.start[own] < data["end"] * data["tick_s"])
+        kept = (order.kind[own] != A) & (
+            timeline.start[own] < data["windows"][0][1] * data["tick_s"]
+        )
         for name, times in (("start", timeline.start), ("length", timeline.end - timeline.start)):
             found = np.array(row[name]) * data["tick_s"]
             expected = times[own][kept].astype(float)
@@ -124,7 +126,10 @@ def test_a_large_plan_is_below_3_mb(written):
     plan = po.solve(po.Job(profile, two_level(8, 8), **options)).plan
     page = written(plan, profile=profile)
     assert len(page.encode()) < 3_000_000
-    assert "The first " in page and len(data_of(page)["ranks"]) == 64
+    data = data_of(page)
+    assert len(data["ranks"]) == 64 and len(data["windows"]) == 3
+    for text in ("The beginning, a steady part and the end of ", "Steady, ", " left out</p>"):
+        assert text in page
 
 
 HOSTILE = "</script><script>document.title='x'</script>{{ 7*7 }}&\"'$a_b$"
@@ -155,14 +160,14 @@ def test_nothing_is_overwritten_and_what_has_no_picture_is_refused(written, part
 
 
 POINTED = """<script>
-const canvas = document.getElementById("drawing"), area = canvas.getBoundingClientRect();
+const canvas = document.querySelector("canvas"), area = canvas.getBoundingClientRect();
 const at = (kind, x, y) => canvas.dispatchEvent(new PointerEvent(kind,
   {clientX: area.left + x, clientY: area.top + y, pointerId: 1}));
 at("pointermove", 48, 30);
-document.body.dataset.first = document.getElementById("tip").textContent;
+document.body.dataset.first = document.querySelector(".tip").textContent;
 canvas.dispatchEvent(new KeyboardEvent("keydown", {key: "+"}));
 at("pointermove", 48, 30);
-document.body.dataset.zoomed = document.getElementById("tip").textContent;
+document.body.dataset.zoomed = document.querySelector(".tip").textContent;
 </script>"""
 
 

@@ -39,18 +39,18 @@ for (const svg of document.querySelectorAll("figure.zoom > svg")) {
 }
 
 // The timeline. Times are whole numbers of `tick_s`; rows begin with the lowest rank.
-function drawTimeline(data, canvas, tip) {
+function drawTimeline(data, [begin, end], canvas, tip) {
   const LEFT = 46, TOP = 22, BOTTOM = 4;
   const rows = data.ranks, height = Math.max(9, Math.min(26, Math.floor(640 / rows.length)));
   const context = canvas.getContext("2d");
-  let from = data.begin, to = data.end, width = 0, pointer = null;
+  let from = begin, to = end, width = 0, pointer = null;
 
   const x = (time) => LEFT + (time - from) / (to - from) * (width - LEFT);
   const time = (pixel) => from + (pixel - LEFT) / (width - LEFT) * (to - from);
 
   function seconds(ticks, step) {
     const value = ticks * data.tick_s;
-    const [unit, factor] = [["s", 1], ["ms", 1e3], ["µs", 1e6]].find((each) => data.end * data.tick_s * each[1] >= 2)
+    const [unit, factor] = [["s", 1], ["ms", 1e3], ["µs", 1e6]].find((each) => end * data.tick_s * each[1] >= 2)
       || ["ns", 1e9];
     const digits = step ? Math.max(0, -Math.floor(Math.log10(step * data.tick_s * factor) + 1e-9)) : 3;
     return `${(value * factor).toFixed(Math.min(digits, 6))} ${unit}`;
@@ -164,9 +164,9 @@ function drawTimeline(data, canvas, tip) {
     tip.style.top = `${event.clientY - area.top + 16}px`;
   }
 
-  function move(begin, end) {
-    const span = Math.min(data.end - data.begin, Math.max(20, end - begin));
-    from = Math.max(data.begin, Math.min(begin, data.end - span));
+  function move(left, right) {
+    const span = Math.min(end - begin, Math.max(20, right - left));
+    from = Math.max(begin, Math.min(left, end - span));
     to = from + span;
     draw();
   }
@@ -190,13 +190,13 @@ function drawTimeline(data, canvas, tip) {
     tell(event);
   });
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
-  canvas.addEventListener("dblclick", () => move(data.begin, data.end));
+  canvas.addEventListener("dblclick", () => move(begin, end));
   canvas.addEventListener("keydown", (event) => {
     const middle = (from + to) / 2, step = (to - from) / 5;
     const keys = {
       "+": () => zoom(0.6, middle), "=": () => zoom(0.6, middle), "-": () => zoom(1 / 0.6, middle),
       ArrowLeft: () => move(from - step, to - step), ArrowRight: () => move(from + step, to + step),
-      0: () => move(data.begin, data.end),
+      0: () => move(begin, end),
     };
     if (!keys[event.key]) return;
     event.preventDefault();
@@ -209,6 +209,8 @@ function drawTimeline(data, canvas, tip) {
 const content = document.getElementById("data");
 if (content) {
   const data = JSON.parse(content.textContent);
-  drawTimeline(data, document.getElementById("drawing"), document.getElementById("tip"));
+  document.querySelectorAll(".canvas").forEach((box, place) => {
+    drawTimeline(data, data.windows[place], box.querySelector("canvas"), box.querySelector(".tip"));
+  });
 }
 document.body.dataset.ready = "yes";

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from partopt.documents.simulation import DrawnTimeline, RankTimeline
-from partopt.report.actions import COLOURS, DARKENED, WORDS, read_row
-from partopt.report.cells import shade
+from partopt.report.actions import COLOURS, DARKENED, WORDS, read_row, shade, span_text
 from partopt.schedules.order import KINDS, U
 from partopt.units import format_seconds
 
-_TICKS = 2_000_000  # in the whole of it: finer than any screen at any zoom
+_TICKS = 2_000_000  # in a window: finer than any screen at any zoom
 _SHADES = 4  # of a kind's colour, for the stages of a rank
+_PARTS = {
+    "beginning": "the beginning",
+    "steady": "a steady part",
+    "middle": "a part of the middle",
+    "end": "the end",
+}
 
 
 class WebTimeline(NamedTuple):
-    """What the page's script draws, what its colours mean, and a sentence that says what it is."""
+    """What the page's script draws, what its colours mean, and a sentence that says what it is.
+
+    `headings` are those of its windows, `gaps` say what is left out before each.
+    """
 
     data: dict[str, Any]
     legend: list[dict[str, str]]
     sentence: str
+    headings: list[str]
+    gaps: list[str]
 
 
 def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
@@ -29,7 +40,8 @@ def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
 
     Times are in whole numbers of `tick_s`, rows in the order of their ranks.
     """
-    tick_s = (timeline.end_s - timeline.begin_s) / _TICKS
+    windows = timeline.windows
+    tick_s = max(each.end_s - each.begin_s for each in windows) / _TICKS
     rows = [_row(rank, tick_s) for rank in timeline.ranks]
     used = sorted({kind for row in rows for kind in row["kind"]})
     places = {kind: place for place, kind in enumerate(used)}
@@ -37,8 +49,7 @@ def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
         row["kind"] = [places[kind] for kind in row["kind"]]
     chunks = max(len(rank.stages) for rank in timeline.ranks)
     data = {
-        "begin": round(timeline.begin_s / tick_s),
-        "end": round(timeline.end_s / tick_s),
+        "windows": [[round(w.begin_s / tick_s), round(w.end_s / tick_s)] for w in windows],
         "tick_s": tick_s,
         "kinds": [_kind(kind, min(chunks, _SHADES)) for kind in used],
         "allreduce": COLOURS["A"],
@@ -46,7 +57,12 @@ def timeline_of(timeline: DrawnTimeline, end_s: float) -> WebTimeline:
     }
     letters = [KINDS[kind] for kind in used] + ["A"] * any(row["exchanges"] for row in rows)
     legend = [{"word": WORDS[letter], "colour": COLOURS[letter]} for letter in letters]
-    return WebTimeline(data, legend, _sentence(timeline, end_s))
+    headings = [f"{each.what.capitalize()}, {span_text(each)}" for each in windows]
+    gaps = [
+        f"{format_seconds(then.begin_s - now.end_s)} left out"
+        for now, then in itertools.pairwise(windows)
+    ]
+    return WebTimeline(data, legend, _sentence(timeline, end_s), headings, ["", *gaps])
 
 
 def _row(rank: RankTimeline, tick_s: float) -> dict[str, Any]:
@@ -84,7 +100,11 @@ def _hex(colour: tuple[float, float, float]) -> str:
 
 
 def _sentence(timeline: DrawnTimeline, end_s: float) -> str:
-    shown = format_seconds(timeline.end_s - timeline.begin_s)
-    whole = timeline.begin_s == 0 and timeline.end_s >= end_s
-    text = f"All {shown}" if whole else f"The first {shown} of {format_seconds(end_s)}"
+    windows, whole = timeline.windows, format_seconds(end_s)
+    text = f"The first {format_seconds(windows[0].end_s)} of {whole}"
+    if len(windows) > 1:
+        *others, last = (_PARTS[each.what] for each in windows)
+        text = f"{', '.join(others)} and {last} of {whole}".capitalize()
+    elif windows[0].what == "all":
+        text = f"All {whole}"
     return f"{text}{f'; {timeline.note}' if timeline.note else ''}."
