@@ -109,8 +109,7 @@ class Run(documents.Document, frozen=True, kw_only=True):
     `own_times_s` is what the simulator says where every action is as long as it was in the run:
     what then remains is the network's or the engine's. `measured_s` is the median of the steps, the
     first left out where there are several, and `counted_step`, in which memory was counted;
-    `steps_s` are all of them. `losses` are the means of the steps. `replay_refused` is why stages
-    are cut by torch.export, null where they are replayed.
+    `steps_s` are all of them. `losses` are the means of the steps.
     """
 
     schema: str = "partopt.run/1"
@@ -118,7 +117,6 @@ class Run(documents.Document, frozen=True, kw_only=True):
     engine: str
     backend: str
     device: str
-    replay_refused: str | None = None
     ranks_per_core: Share
     steps: Count
     steps_s: list[Seconds]

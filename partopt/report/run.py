@@ -35,8 +35,6 @@ def _head(run: Run) -> Iterator[tuple[str, str]]:
         f"{many} of {plan.microbatches} microbatches of {plan.microbatch_size}, "
         f"{len(run.ranks)} ranks, {engine}, {run.backend} on {run.device}",
     )
-    if run.replay_refused is not None:
-        yield "stages", f"cut by torch.export: replay refused, {run.replay_refused}"
     first, last = run.losses[0], run.losses[-1]
     yield "loss", f"{first:.6g}" if run.steps == 1 else f"{first:.6g}, at last {last:.6g}"
     check = run.check

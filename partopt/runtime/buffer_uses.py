@@ -27,16 +27,6 @@ class BufferUses:
         self._writers: defaultdict[str, set[int]] = defaultdict(set)
         self._late: defaultdict[str, set[int]] = defaultdict(set)
 
-    @property
-    def changed(self) -> frozenset[str]:
-        """The buffers that are written to."""
-        return frozenset(self._writers)
-
-    def is_changed(self, value: object) -> bool:
-        """Whether a value is a tensor in a buffer that a layer has written to by now."""
-        name = self._names.get(storage_of(value)) if isinstance(value, Tensor) else None
-        return bool(self._writers.get(name or "", set()) - {EVERYWHERE})
-
     def names(self, tensors: Iterable[Tensor]) -> set[str]:
         """The buffers in which tensors lie."""
         places = map(storage_of, tensors)

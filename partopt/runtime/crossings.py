@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import PartoptError
 from partopt.runtime.events import EVERYWHERE, Key, Likeness, Record
 from partopt.runtime.stage import Crossing
 
@@ -121,7 +121,6 @@ def _cannot_cut(record: Record, cut: int, why: str, layers: tuple[int, ...]) -> 
     return PartoptError(
         f"the model cannot be cut before {record.layer_name(cut)}: {why}",
         _UNCUT,
-        ANSWER_IS_NO,
         code="cannot-cut",
         cut=cut,
         layers=[record.layers[layer].name for layer in layers],

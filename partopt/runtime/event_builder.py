@@ -93,10 +93,10 @@ def _register(kind: type) -> None:
 class EventBuilder:
     """The events so far, and which result each tensor is.
 
-    What calls read beside their arguments, `reads` sees, where there can be such.
+    What calls read beside their arguments, `reads` sees.
     """
 
-    def __init__(self, model: nn.Module, reads: UnitReads | None = None) -> None:
+    def __init__(self, model: nn.Module, reads: UnitReads) -> None:
         self.events: list[Event] = []
         self.likeness: dict[Key, Likeness] = {}
         self._reads = reads
@@ -119,15 +119,10 @@ class EventBuilder:
 
     def note_hidden(self, before: Before, last: int) -> None:
         """Note what the call is given that a layer left in an object; `last` is the last layer."""
-        assert self._reads is not None
         for tensor in before.tensors:
             maker = self.maker(tensor)
             if id(tensor) not in self._keys and maker != EVERYWHERE:
                 self._reads.hidden[maker, last] = READ_BETWEEN
-
-    def key_of(self, value: Any) -> Key | None:
-        """The result that a value is; None where no event made it."""
-        return self._keys.get(id(value))
 
     def entered_before(self, tensor: Tensor) -> int:
         """How many layers had been entered when every stage made `tensor`."""
@@ -140,7 +135,7 @@ class EventBuilder:
         key = self._keys.get(id(tensor))
         if key is not None:
             return self.events[key.event].layer
-        maker = None if self._reads is None else self._reads.maker(tensor)
+        maker = self._reads.maker(tensor)
         return EVERYWHERE if maker is None else maker
 
     def add(
@@ -193,7 +188,7 @@ class EventBuilder:
                 self.likeness[Key(event, number)] = Likeness.of(value)
                 tensors.append(value)
         self._kept.extend(tensors)
-        if self._reads is not None and layer != EVERYWHERE:
+        if layer != EVERYWHERE:
             self._reads.note_made(tensors, layer)
 
 

@@ -8,7 +8,7 @@ stage, each does it for itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -139,8 +139,7 @@ class Record:
     message brings, and says what, `{0}` and `{1}` being the two. `holders` are the layers that hold
     each parameter, by its first name; `changed_buffers` those that the forward changed, `None`
     where that could not be seen. `wrapped` says of a layer what else autograd does with what it
-    gets and returns: a full backward hook, or a function around it. `replay_refused` is why it was
-    recorded as a graph by torch.export, if it was.
+    gets and returns: a full backward hook, or a function around it.
     """
 
     layers: Sequence[LayerKey]
@@ -149,8 +148,7 @@ class Record:
     hidden: Mapping[tuple[int, int], str]
     holders: Mapping[str, frozenset[int]]
     changed_buffers: frozenset[str] | None
-    wrapped: Mapping[int, str] = field(default_factory=dict, kw_only=True)
-    replay_refused: str | None = field(default=None, kw_only=True)
+    wrapped: Mapping[int, str]
 
     def layer_name(self, layer: int) -> str:
         """The layer as messages name it."""

@@ -161,6 +161,7 @@ class StageForward(TorchFunctionMode):
             for leaf, value in step.numbers:
                 self._check_number(step, results[leaf], value)
         if step.number == self._last and not self._ends_model:
+            self._inside = True  # contexts that the model leaves are no calls of its forward
             raise _StageEnds
         return output
 

@@ -14,15 +14,13 @@ from partopt.runtime.buffers import buffer_slots
 from partopt.runtime.crossings import check_cuts, cut_before, with_stride
 from partopt.runtime.events import Key, Likeness, Record
 from partopt.runtime.forward import StageForward
-from partopt.runtime.graph_forward import GraphForward
-from partopt.runtime.graph_record import GraphRecord
 from partopt.runtime.parameters import own_parameter_names
 from partopt.runtime.placeholder import Absent
 from partopt.runtime.weightless import has_no_values
 
 
 class StageModule(nn.Module):
-    """Layers [start, stop) of a recorded model, run by the model's own forward or its graph.
+    """Layers [start, stop) of a recorded model, run by the model's own forward.
 
     They are the stage `stage` of `stages`. `receives` and `sends` are what crosses the cuts before
     and behind them. Parameters, buffers and `state_dict` are those of these layers, by their names
@@ -55,11 +53,7 @@ class StageModule(nn.Module):
         self.receives, self.sends = self._before.crossings, self._behind.crossings
         self._named = f"the stage of layers {start} to {stop - 1}"
         self._written = _storages_written(record, start, stop)
-        self._forward: GraphForward | StageForward = (
-            GraphForward(model, record, start, stop, self._behind)
-            if isinstance(record, GraphRecord)
-            else StageForward(model, record, start, stop, self._behind, loss_fn)
-        )
+        self._forward = StageForward(model, record, start, stop, self._behind, loss_fn)
         self._absent = tree_map_only(
             Tensor, lambda each: Absent(Likeness.of(each), self._named), example
         )

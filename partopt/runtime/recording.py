@@ -157,7 +157,7 @@ class _Recorder(TorchFunctionMode):
             dict(self._buffers.hidden()) | self._reads.hidden,
             holders(self._model, self._layers, builder.events),
             changed_buffers,
-            wrapped=_hooked(self._modules, self._layers) | self._functions,
+            _hooked(self._modules, self._layers) | self._functions,
         )
 
     def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

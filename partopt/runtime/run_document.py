@@ -24,8 +24,7 @@ BUSY = 1.5  # processes that want to run, over cores, above which a machine is b
 class RankResult:
     """What a rank found: its records of the steps, their mean losses, its peak memory.
 
-    On a CPU that was counted in `counted_step`, which took longer by that. `replay_refused` is why
-    its stages are not replayed, where they are not.
+    On a CPU that was counted in `counted_step`, which took longer by that.
     """
 
     records: list[RankRecord]
@@ -33,7 +32,6 @@ class RankResult:
     peak_bytes: int | None
     counted_step: int | None
     device: str
-    replay_refused: str | None
     check: Check | None
 
 
@@ -94,7 +92,6 @@ def put_together(
         engine=training.engine,
         backend=backend,
         device=results[0].device,
-        replay_refused=results[0].replay_refused,
         ranks_per_core=len(results) / load.cores,
         steps=steps,
         steps_s=seconds,

@@ -174,5 +174,5 @@ def _train(
         context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
     if cuda:
         peak = torch.cuda.max_memory_allocated(context.device)
-    device, refused = describe_device(context.device).name, own.record.replay_refused
-    return RankResult(records, losses, peak, counted, device, refused, outcome)
+    device = describe_device(context.device).name
+    return RankResult(records, losses, peak, counted, device, outcome)

@@ -19,7 +19,7 @@ from partopt.profiler.precision import cast
 from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import Inputs, Loss, loss_of_output
 from partopt.runtime.context import Context
-from partopt.runtime.cutting import record_cut
+from partopt.runtime.crossings import check_cuts
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.gradients import Tied
@@ -33,6 +33,7 @@ from partopt.runtime.parameters import (
     shared_parameters,
 )
 from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.scattering import Rows
 from partopt.runtime.shares import shares_of
@@ -267,9 +268,8 @@ def record_training(training: Training, device: torch.device) -> tuple[Record, s
     plan = training.plan
     model, loss_fn = without_weights(training, device)
     layers = number_calls([name for stage in plan.stages for name in stage.modules])
-    record = record_cut(
-        model, examples_of(training, device)(0), loss_fn, layers, training.starts[1:]
-    )
+    record = record_model(model, examples_of(training, device)(0), loss_fn, layers)
+    check_cuts(record, training.starts)
     check_parameters(plan, record, model)
     return record, {name for name, each in model.named_parameters() if each.requires_grad}
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from partopt.documents.profile import Profile
 from partopt.profiler.step import run_loss
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.events import Record
-from partopt.runtime.graph_recording import export_model
 from partopt.runtime.module import StageModule
 from partopt.runtime.parameters import materialise, own_parameter_names
 from partopt.runtime.recording import record_model
@@ -76,18 +75,6 @@ class Replayed:
         return [loss.detach() for loss in losses], gradients, model
 
 
-Case = TypeVar("Case", bound=Replayed)
-
-
-@dataclass
-class Exported(Replayed):
-    """The same, cut by torch.export."""
-
-    @cached_property
-    def record(self) -> Record:
-        return export_model(self.model, self.inputs[0], self.loss_fn, self.layers)
-
-
 def replayed(
     build: Callable[[], nn.Module],
     inputs_of: Callable[[int], Any],
@@ -95,8 +82,7 @@ def replayed(
     loss_fn: Any = None,
     granularity: str = "auto",
     units: Sequence[str] = (),
-    kind: type[Case] = Replayed,  # type: ignore[assignment]
-) -> Case:
+) -> Replayed:
     """The model on microbatches of `size` samples, with the layers of its profile."""
     torch.manual_seed(0)
     model = build().train()
@@ -110,7 +96,7 @@ def replayed(
         microbatch_sizes=[size],
     )
     layers = [LayerKey(layer.name, layer.call) for layer in profile.layers]
-    return kind(model, inputs, loss_fn, layers, profile)
+    return Replayed(model, inputs, loss_fn, layers, profile)
 
 
 def replay_stage(

@@ -27,7 +27,6 @@ from tests.profiler import zoo_language as language
 from tests.profiler import zoo_odd as odd
 from tests.profiler.helpers import Parts, linear, needs_transformers
 from tests.runtime.replayed import (
-    Exported,
     Replayed,
     replay_stage,
     replayed,
@@ -43,16 +42,12 @@ def sequence(*modules: nn.Module) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*copy.deepcopy(modules))
 
 
-Leaves = Callable[[Callable[[], nn.Module]], Replayed]
-
-
-@pytest.fixture(params=[Replayed, Exported], ids=["replay", "export"])
-def leaves(request: pytest.FixtureRequest) -> Leaves:
+def leaves(build: Callable[[], nn.Module]) -> Replayed:
     """A model on vectors, each of whose leaves is a layer."""
-    return lambda build: replayed(build, vectors, size=4, granularity="leaf", kind=request.param)
+    return replayed(build, vectors, size=4, granularity="leaf")
 
 
-def test_what_is_recomputed_drops_the_same_numbers(leaves: Leaves) -> None:
+def test_what_is_recomputed_drops_the_same_numbers() -> None:
     case = leaves(sequence(linear(), nn.Dropout(0.5), linear(), nn.Dropout(0.5), linear()))
     gradients = []
     for recompute in (False, True):
@@ -67,7 +62,7 @@ def test_what_is_recomputed_drops_the_same_numbers(leaves: Leaves) -> None:
     assert worst_error(*gradients) == 0.0
 
 
-def test_random_numbers_between_layers_are_drawn_by_one_stage(leaves: Leaves) -> None:
+def test_random_numbers_between_layers_are_drawn_by_one_stage() -> None:
     def forward(self: Parts, x: Tensor) -> Tensor:
         x = self.a(x)
         mask = torch.rand(4) > 0.5
@@ -83,7 +78,7 @@ def test_random_numbers_between_layers_are_drawn_by_one_stage(leaves: Leaves) ->
     assert worst_error(summed_gradients(stages), gradients) == 0.0
 
 
-def test_recomputation_keeps_the_inputs_alone(leaves: Leaves) -> None:
+def test_recomputation_keeps_the_inputs_alone() -> None:
     case = leaves(sequence(linear(), nn.Linear(4, 999), nn.Linear(999, 4), linear()))
     kept = []
     for recompute in (False, True):
@@ -103,7 +98,7 @@ def test_recomputation_keeps_the_inputs_alone(leaves: Leaves) -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_running_statistics_are_those_of_the_model(leaves: Leaves, recompute: bool) -> None:
+def test_running_statistics_are_those_of_the_model(recompute: bool) -> None:
     norms = (nn.BatchNorm1d(4), nn.BatchNorm1d(4))
     case = leaves(sequence(linear(), norms[0], nn.ReLU(inplace=True), linear(), norms[1]))
     _, _, whole = case.reference
@@ -130,7 +125,7 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-def test_a_buffer_that_is_replaced_counts_each_microbatch_once(leaves: Leaves) -> None:
+def test_a_buffer_that_is_replaced_counts_each_microbatch_once() -> None:
     case = leaves(sequence(linear(), Counting(), linear()))
     assert case.record.changed_buffers == {"1.calls"}
     assert case.model.get_buffer("1.calls") == 0
@@ -142,9 +137,7 @@ def test_a_buffer_that_is_replaced_counts_each_microbatch_once(leaves: Leaves) -
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_microbatch_has_one_version_of_the_weights(
-    leaves: Leaves, split: bool, recompute: bool
-) -> None:
+def test_a_microbatch_has_one_version_of_the_weights(split: bool, recompute: bool) -> None:
     """Each of two microbatches runs with memory of its own as weights, forward and backward."""
     case = leaves(thrice)
     stages = case.stages([0, 2, 4], recompute=recompute)
@@ -194,12 +187,12 @@ def test_a_tied_weight_has_one_name_in_all_stages() -> None:
     assert last.parameters == [last.own_parameters["tokens.weight"]]
 
 
-def test_a_block_called_in_two_stages_is_shared(leaves: Leaves) -> None:
+def test_a_block_called_in_two_stages_is_shared() -> None:
     case = leaves(thrice)
     assert shared_parameters(case.record, [0, 2]) == {"block.weight": [0, 1], "block.bias": [0, 1]}
 
 
-def test_a_frozen_stage_in_front_has_no_gradient(leaves: Leaves) -> None:
+def test_a_frozen_stage_in_front_has_no_gradient() -> None:
     def build() -> nn.Module:
         return nn.Sequential(linear().requires_grad_(False), linear(), linear())
 
@@ -231,14 +224,14 @@ def handed() -> nn.Module:
                  head=Handed(stem))  # fmt: skip
 
 
-def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s(leaves: Leaves) -> None:
+def test_a_weight_that_a_unit_reads_from_elsewhere_is_its_stage_s() -> None:
     case = leaves(handed)
     assert own_parameter_names(case.record, 2, 3) == ["stem.weight"]
     assert shared_parameters(case.record, [0, 1, 2]) == {"stem.weight": [0, 2]}
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_gradients_add_up_in_the_memory_that_is_there(leaves: Leaves, split: bool) -> None:
+def test_gradients_add_up_in_the_memory_that_is_there(split: bool) -> None:
     case = leaves(thrice)
     _, gradients, _ = case.reference
     stages = case.stages([0, 2, 4])
@@ -256,7 +249,7 @@ def test_gradients_add_up_in_the_memory_that_is_there(leaves: Leaves, split: boo
     assert worst_error(summed_gradients(stages), gradients) < 1e-6
 
 
-def test_two_parts_of_a_backward_do_the_work_of_one(leaves: Leaves) -> None:
+def test_two_parts_of_a_backward_do_the_work_of_one() -> None:
     case = leaves(sequence(*(linear() for _ in range(5))))
     flops = []
     for parts in (["backward"], ["backward_input", "backward_weight"]):

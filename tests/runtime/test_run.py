@@ -62,33 +62,10 @@ def data(rank, replicas):
 """
 UNTIED = MODEL.replace("        self.head.weight = self.embed.weight\n", "")
 
-# each block adds what the one before has left in an object
-HIDDEN = MODEL.replace(
-    "class Tied",
-    """class Block(nn.Module):
-    def __init__(self, width, box):
-        super().__init__()
-        self.box = box
-        self.inner = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1), nn.Tanh())
-
-    def forward(self, x):
-        self.box["kept"] = self.inner(x) + self.box["kept"]
-        return self.box["kept"] * 2
-
-
-class Tied""",
+HOOKED = MODEL.replace(
+    "self.head =",
+    "self.body[0].register_full_backward_hook(lambda *_: None)\n        self.head =",
 )
-HIDDEN = HIDDEN.replace(
-    "nn.Sequential(nn.Linear(width, width), nn.Tanh())", "Block(width, self.box)"
-)
-HIDDEN = HIDDEN.replace("        self.embed =", "        self.box = {}\n        self.embed =")
-HIDDEN = HIDDEN.replace(
-    "        return self.head(self.body(self.embed(ids)))",
-    """        self.box["kept"] = self.embed(ids)
-        return self.head(self.body(self.box["kept"]))""",
-)
-UNITS = ["embed", "body.0", "body.1", "body.2", "head"]
-BRANCHING = HIDDEN.replace("return self.box", "return -x if x.sum() > 1e9 else self.box")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +118,6 @@ def test_a_plan_of_unequal_replicas_and_a_tied_parameter_is_equal_to_one_process
     page = render(document)
     assert "check    equal to one process" in page
     assert max(len(line) for line in page.splitlines()) <= 80
-    assert document.replay_refused is None
     (tmp_path / "run.json").write_text(ran.stdout)
     closes_the_loop(document, tmp_path / "run.json", Path(plan).with_suffix(".profile.json"))
 
@@ -169,25 +145,13 @@ def closes_the_loop(document: Run, run: Path, onto: Path) -> None:
         assert stage.backward_s == pytest.approx(took.backward_s)
 
 
-def test_a_model_that_replay_refuses_is_cut_by_torch_export_and_says_so(made):
-    plan, model = made("hidden", HIDDEN, UNITS, cuts=[2])
-    ran = partopt("run", plan, model, "--check", "--steps", 1, "--json")
-    assert ran.returncode == 0, ran.stderr
-    document = Run.parse(ran.stdout.encode())
-    check, refused = document.check, document.replay_refused
-    assert check is not None and check.equal and check.parameters == 7
-    assert refused is not None and 'layer 2 "body.1" reads a tensor of layer 1 "body.0"' in refused
-    page = render(document)
-    assert "stages   cut by torch.export: replay refused, the model cannot be cut before" in page
-    assert max(len(line) for line in page.splitlines()) <= 80
-
-
-def test_what_torch_export_refuses_too_is_told_with_both_reasons(made):
-    plan, model = made("branching", BRANCHING, UNITS, cuts=[2])
-    with pytest.raises(PartoptError) as caught:
-        run_plan(Plan.load(plan), find_model(model))
-    assert "hidden in an object; nor by torch.export: torch.export raised" in caught.value.message
-    assert caught.value.exit_code == 2
+def test_a_model_that_cannot_be_cut_so_is_refused_before_any_process_starts(made):
+    units = ["embed", "body.0", "body.1", "body.2", "head"]
+    plan, model = made("hooked", HOOKED, units, cuts=[2])
+    ran = partopt("run", plan, model, "--check")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert 'a full backward hook on "body.0" wraps what layer 1 "body.0" gets' in ran.stderr
+    assert "hint:" in ran.stderr
 
 
 def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):

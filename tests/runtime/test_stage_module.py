@@ -20,7 +20,7 @@ from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.runtime import StageModule, stage_module
 from tests.helpers import ROOT, flat
-from tests.runtime.replayed import Exported, Replayed, replayed, worst_error
+from tests.runtime.replayed import Replayed, replayed, worst_error
 from tests.runtime.test_replay import Dense, gpt_ids, gpt_loss, small_gpt, vectors
 from tests.runtime.test_run import MODEL, UNTIED
 
@@ -28,13 +28,13 @@ PAGE = (ROOT / "docs/running.md").read_text()
 LOOP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def gpt(kind: type[Replayed] = Replayed) -> Replayed:
-    return replayed(small_gpt, gpt_ids, loss_fn=gpt_loss, kind=kind)
+def gpt() -> Replayed:
+    return replayed(small_gpt, gpt_ids, loss_fn=gpt_loss)
 
 
-def skipping(kind: type[Replayed] = Replayed) -> Replayed:
+def skipping() -> Replayed:
     """What the first stage makes goes through the second, and some is written to in place."""
-    return replayed(Dense, lambda size: torch.randn(size, 4), granularity="leaf", kind=kind)
+    return replayed(Dense, lambda size: torch.randn(size, 4), granularity="leaf")
 
 
 def chain(modules: list[StageModule], inputs: Any) -> Tensor:
@@ -60,10 +60,9 @@ def gradients_of(modules: list[StageModule]) -> dict[str, Tensor]:
     return total
 
 
-@pytest.mark.parametrize("kind", [Replayed, Exported])
 @pytest.mark.parametrize("make", [gpt, skipping])
-def test_three_stages_in_a_row_are_the_model(make: Any, kind: type[Replayed]) -> None:
-    case = make(kind)
+def test_three_stages_in_a_row_are_the_model(make: Any) -> None:
+    case = make()
     modules = case.modules(case.thirds())
     losses = [chain(modules, inputs) for inputs in case.inputs]
     (sum(losses) / len(losses)).backward()  # type: ignore[union-attr, operator]
@@ -147,15 +146,6 @@ def test_a_stage_that_looks_at_shapes_alone_needs_no_inputs() -> None:
             module(*tensors)
         assert raised.value.code == "inputs-missing"
     assert last(*there, inputs=inputs).ndim == 0
-
-
-def test_a_graph_that_reads_the_inputs_needs_them() -> None:
-    case = gpt(Exported)
-    first, middle, _ = case.modules(case.thirds())
-    crossing = first(inputs=case.inputs[0])
-    middle(*crossing)
-    with pytest.raises(PartoptError, match="computes with the model's inputs"):
-        first()
 
 
 def test_other_tensors_than_those_that_cross_are_refused() -> None:
