@@ -65,6 +65,7 @@ class Measurer:
         self.layers: list[Layer] = []
         self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
         self.notes: list[Note] = [*resumed.notes] if resumed else []
+        self.uneven: dict[int, str] = {}  # layers that run at random, and their names
         self._tracker: Tracker | None = None
         self.tokens_per_sample = resumed.model.tokens_per_sample if resumed else None
         self._input_elements: dict[int, list[int]] = {}
@@ -162,6 +163,7 @@ class Measurer:
             size, structure, bare_s, instrumented, self._optimizer_s, peak_memory_bytes
         )
         parts = [] if settings.compiled else self._input_gradients(stepper)
+        self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         return split_backward(summary, parts, _scale(summary.overhead or 1.0))
 
     def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:

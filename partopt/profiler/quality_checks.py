@@ -117,6 +117,20 @@ def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> 
         )
 
 
+def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
+    """A note where layers do more in one forward than in another, on the same inputs."""
+    if names:
+        yield Note(
+            code="runs-at-random",
+            text=(
+                f"{name_some(names)}: one forward does more than another, on the same inputs: part "
+                "of it runs at random, as under layer drop; times are those of the median step, "
+                "memory that of one: switch it off to plan for all of it"
+            ),
+            fields={"layers": list(names)},
+        )
+
+
 def note_optimizer(error: Exception) -> Note:
     """The note of an optimizer step that failed, and was not timed."""
     reason = (

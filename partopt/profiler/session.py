@@ -14,7 +14,11 @@ from partopt.profiler.estimating.estimator import Estimator
 from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import Measurer
 from partopt.profiler.precision import under_autocast
-from partopt.profiler.quality_checks import note_busy_machine, note_overhead
+from partopt.profiler.quality_checks import (
+    note_busy_machine,
+    note_overhead,
+    note_uneven_layers,
+)
 from partopt.profiler.resume import check_same_subject
 from partopt.profiler.settings import invalid_option
 from partopt.profiler.subject import Subject
@@ -121,7 +125,12 @@ def _collect(measurer: Measurer, model: Model) -> Profile | None:
         layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
         measurements=measurements,
         notes=_distinct(
-            [*measurer.notes, *note_overhead(measurements), *note_busy_machine(subject)]
+            [
+                *measurer.notes,
+                *note_uneven_layers([name for _, name in sorted(measurer.uneven.items())]),
+                *note_overhead(measurements),
+                *note_busy_machine(subject),
+            ]
         ),
     )
 

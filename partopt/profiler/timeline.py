@@ -8,7 +8,9 @@ of step begin behind the same work in a device's queue.
 from __future__ import annotations
 
 import gc
+import itertools
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +41,10 @@ class LayerTimes:
 
 @dataclass
 class Stepper:
-    """Runs steps of one model on one microbatch and times them."""
+    """Runs steps of one model on one microbatch and times them.
+
+    `uneven` are the layers whose forwards made more nodes of the graph in one step than in another.
+    """
 
     model: nn.Module
     inputs: Inputs
@@ -47,6 +52,8 @@ class Stepper:
     tracker: Tracker
     clock: Clock
     last_bare_s: float = 0.0
+    uneven: set[int] = field(default_factory=set)
+    _nodes: Counter[int] | None = None  # of each layer, in the first step
     _attaching_s: float = 0.0  # host seconds that the last step's hooks took to attach
 
     def bare(self) -> float:
@@ -111,7 +118,16 @@ class Stepper:
             forward.enter(0)
             loss = run_loss(self.model, self.inputs, self.loss_fn)
             forward.end()
+        self._compare_nodes([*began, (next_node_number(), -1)])
         return forward, began, loss
+
+    def _compare_nodes(self, began: list[tuple[int, int]]) -> None:
+        """Find the layers that made other nodes than in the first step: they run at random."""
+        nodes: Counter[int] = Counter()
+        for (first, layer), (after, _) in itertools.pairwise(began):
+            nodes[layer] += after - first
+        self._nodes = self._nodes or nodes
+        self.uneven |= {layer for layer in nodes if nodes[layer] != self._nodes[layer]}
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from partopt.documents import Note
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
+from partopt.profiler.estimate import estimate
 from partopt.profiler.quality_checks import note_overhead
 from tests.helpers import measurement, out_of_memory
 from tests.profiler.helpers import FakeClock, Parts, linear, structure
@@ -152,9 +153,47 @@ def test_layers_that_are_not_called_every_time_are_refused(every: int) -> None:
     assert (caught.value.code, caught.value.fields) == ("calls-vary", {"layers": ["b"]})
 
 
-def test_a_unit_may_vary_inside() -> None:
-    model = nn.Sequential(linear(), Sometimes(2), linear())
-    assert len(structure(model, units=("1",), granularity="auto").layers) == 3
+class Skips(nn.Module):
+    """Skips its own operations, in no module, in one forward of `every`."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+        self.every, self.forwards = every, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        return x * 2 if self.forwards % self.every == 0 else x + (x @ self.weight).relu()
+
+
+@pytest.mark.parametrize("inner", [Sometimes(2), Skips(2), Skips(5)])
+def test_a_unit_that_varies_inside_is_named(inner: nn.Module) -> None:
+    profile = structure(
+        nn.Sequential(linear(), inner, linear()), units=("1",), granularity="auto", steps=5
+    )
+    assert len(profile.layers) == 3
+    [note] = notes_of(profile, "runs-at-random")
+    assert note.fields == {"layers": ["1"]}
+    assert note.text.startswith("1: one forward does more than another")
+
+
+class Depth(nn.Module):
+    """Stochastic depth as torchvision and timm have it: a factor, and nothing is skipped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.empty(len(x), 1).bernoulli_(0.5)
+
+
+@pytest.mark.parametrize("random", [Depth, nn.Dropout])
+def test_what_draws_numbers_but_does_the_same_work_is_not_named(random: type[nn.Module]) -> None:
+    profile = structure(nn.Sequential(linear(), random(), linear()), steps=5)
+    assert notes_of(profile, "runs-at-random") == []
+
+
+def test_an_estimate_names_what_varies_inside() -> None:
+    model = nn.Sequential(linear(), Skips(2), linear())
+    made = estimate(model, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1, 2])
+    assert [note.fields for note in notes_of(made, "runs-at-random")] == [{"layers": ["1"]}]
 
 
 class Sparse(nn.Module):

@@ -106,6 +106,7 @@ class Estimator(LargeMeasurer):
                 raise exchanges_nothing("in build, or estimate it without `group`")
             parts = self._input_gradients(stepper)
             self._check_rules(times.step_s, stepper)
+        self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         summary = summarize(size, structure, [times.step_s], [times], self._optimizer_step(), None)
         bare = msgspec.structs.replace(summary, step_s=None, coverage=None, overhead=None)
         return split_backward(bare, parts, 1.0)
