@@ -1,7 +1,7 @@
 """BERT from transformers with its language-model head, random weights from a configuration,
 offline.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/bert.py --microbatch 1,2 -o bert.json
 """
 

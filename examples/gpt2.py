@@ -1,6 +1,6 @@
 """GPT-2 from transformers, random weights from a configuration, offline.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/gpt2.py --microbatch 1,2 -o gpt2.json
 """
 

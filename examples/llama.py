@@ -1,6 +1,6 @@
 """LLaMA from transformers, random weights from a configuration, offline.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/llama.py --microbatch 1 -o llama-7b.json
 
 The defaults are the shape of the 7B model, 27 GB of weights in float32: where that does not fit

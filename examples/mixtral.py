@@ -1,6 +1,6 @@
 """Mixtral from transformers, random weights from a configuration, offline.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/mixtral.py --estimate h100 --dtype bfloat16 -o mixtral.json
 
 Every token goes to two of eight experts. Their products are computed in groups, whose sizes no

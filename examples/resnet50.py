@@ -1,7 +1,7 @@
 """ResNet-50 from torchvision, random weights: residual blocks between a convolutional stem and a
 linear head.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/resnet50.py --microbatch 1,2,4 -o resnet50.json
 """
 

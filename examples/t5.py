@@ -1,6 +1,6 @@
 """T5 from transformers, random weights from a configuration, offline.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/t5.py --microbatch 1,2 -o t5.json
 
 Every block of the decoder reads what the encoder made: a cut inside the decoder carries it on.

@@ -1,6 +1,6 @@
 """VGG-16 from torchvision, random weights: large activations first, large weights last.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/vgg16.py --microbatch 1,2,4 -o vgg16.json
 """
 

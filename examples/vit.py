@@ -1,6 +1,6 @@
 """A vision transformer from torchvision, random weights.
 
-pip install "partopt[examples]"
+pip install '.[examples]'
 partopt profile examples/vit.py --microbatch 1,2 -o vit.json
 
 The defaults are the shape of ViT-B/16. `--set layers=40 --set width=1408 --set heads=16

@@ -118,15 +118,11 @@ class Simulation:
 
         Raises PartoptError for an extension that is not one of a form.
         """
-        form = ".json" if path == "-" else Path(path).suffix.lower()
-        if form not in FORMS:
-            raise PartoptError(
-                f"{path}: unsupported format {form or 'without an extension'}",
-                "choose .json (trace for Perfetto), .svg, .pdf, .png (figure), .csv (schedule) or "
-                ".et (execution traces for ASTRA-sim)",
-                code="unsupported-format",
-            )
-        return form
+        hint = (
+            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure), .csv (schedule) or "
+            ".et (execution traces for ASTRA-sim)"
+        )
+        return ".json" if path == "-" else documents.check_form(path, FORMS, hint)
 
 
 def _most_actions(save_as: str | None) -> int:

@@ -1,5 +1,7 @@
 """What a wheel holds, and that an installed package finds it there."""
 
+import hashlib
+import re
 import tomllib
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from partopt.documents import shipped
 from tests.helpers import ROOT
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # sha256
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
     "wheel"
 ]
@@ -23,3 +27,15 @@ def test_shipped_files_are_looked_for_where_the_wheel_has_them(tmp_path, monkeyp
 def test_the_package_says_that_it_is_typed():
     assert WHEEL["packages"] == ["partopt"]
     assert (ROOT / "partopt" / "py.typed").is_file()
+
+
+def test_the_licence_is_the_standard_text_and_in_every_package():
+    assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    text = (ROOT / "LICENSE").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == APACHE_2
+
+
+def test_hints_name_what_can_be_installed():
+    """No index has partopt: its extras are installed from a clone."""
+    files = [*(ROOT / "partopt").rglob("*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("**/*.md")]
+    assert not [str(path) for path in files if re.search(r"install .?partopt\[", path.read_text())]

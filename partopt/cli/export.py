@@ -47,10 +47,12 @@ def command(
       partopt export plan.json --to vllm --map "model.final*=norm"
     """
     import partopt
+    from partopt import documents
 
     loaded = partopt.Plan.load(plan)
     own = partopt.EXPORTERS.lookup(target)
     path = Path(output) if output and output != "-" else Path(_STEM)
+    documents.check_writable(output or "-", force, [own.suffix, *own.others])
     try:
         text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem, suffix=path.suffix)
     except PartoptError as error:

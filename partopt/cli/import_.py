@@ -156,7 +156,7 @@ def _profile(
             code="missing-option",
             option="output",
         )
-    documents.check_writable(output, force)
+    documents.check_writable(output, force, [".json"])
     if form == _TRACE:
         imported = _import_traces(files, onto, plan, name, microbatch_size, device)
     else:

@@ -85,7 +85,7 @@ def command(
 
     trainer = str(click.get_current_context().info_name)
     if output:
-        documents.check_writable(output, force)
+        documents.check_writable(output, force, [".json"])
     loaded = partopt.Profile.load(profile)
     topology = partopt.Topology.load(given["topology"], given["servers"])
     own = partopt.read_layout(

@@ -88,7 +88,7 @@ def command(
     """
     writes = os.environ.get("RANK", "0") == "0"  # of ranks on several hosts, one
     if writes:
-        documents.check_writable(output, force)
+        documents.check_writable(output, force, [".yaml", ".yml"])
     if as_json and output == "-":
         raise PartoptError(
             "--json: standard output already has the file",

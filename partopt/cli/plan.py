@@ -132,7 +132,7 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
     if output and scaling:
         tables.check(output, force)
     elif output:
-        documents.check_writable(output, force)
+        documents.check_writable(output, force, [".json"])
 
 
 def _solve(job: Job, target: str | None, rules: Sequence[str], tell: progress.Tell) -> Result:

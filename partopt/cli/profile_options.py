@@ -74,7 +74,7 @@ def choose_output(output: str | None, resume: str | None, force: bool) -> tuple[
     if output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
     force = force or output == resume
-    documents.check_writable(output, force)
+    documents.check_writable(output, force, [".json"])
     return output, force
 
 

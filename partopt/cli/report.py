@@ -47,7 +47,7 @@ def command(
     from partopt.documents import check_writable
 
     path = output or _PAGE
-    check_writable(path, force)
+    check_writable(path, force, [".html", ".htm"])
     loaded = partopt.Plan.load(plan)
     partopt.write_report(
         loaded,

@@ -76,7 +76,7 @@ def command(
 
     force, as_json = given.pop("force"), given.pop("as_json")
     if output and output != "-":
-        documents.check_writable(output, force)
+        documents.check_writable(output, force, [".json"])
     loaded, arguments = partopt.Plan.load(plan), parse_assignments(assignments)
     try:
         # what the model's own code prints is not the page

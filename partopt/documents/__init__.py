@@ -1,13 +1,14 @@
 """Documents: what partopt reads and writes, one file each; and how they are read and written."""
 
 from partopt.documents.faults import check_option, find_faults, leaf_faults
-from partopt.documents.files import check_writable, read_bytes, write_bytes
+from partopt.documents.files import check_form, check_writable, read_bytes, write_bytes
 from partopt.documents.structs import Document, Note, Part, decode, encode, refuse
 
 __all__ = [
     "Document",
     "Note",
     "Part",
+    "check_form",
     "check_option",
     "check_writable",
     "decode",

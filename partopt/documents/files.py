@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -97,14 +98,33 @@ def write_bytes(path: PathLike, content: bytes, force: bool = False) -> None:
         raise _unwritable(path, error) from None
 
 
-def check_writable(path: PathLike, force: bool = False) -> None:
+def check_form(path: PathLike, forms: Sequence[str], hint: str = "") -> str:
+    """The suffix of `path` in small letters, which says what is written there.
+
+    Raises PartoptError for one that is not among `forms`; `hint` says more than their names.
+    """
+    form = Path(path).suffix.lower()
+    if form not in forms:
+        raise PartoptError(
+            f"{path}: unsupported format {form or 'without an extension'}",
+            hint or f"choose {', '.join(forms)}",
+            code="unsupported-format",
+            form=form,
+        )
+    return form
+
+
+def check_writable(path: PathLike, force: bool = False, forms: Sequence[str] = ()) -> None:
     """Refuse, before any work is done, an output path that could not be written at the end.
 
-    Pipes and devices are written as they are.
+    Also one whose suffix is not among `forms`, where they are given; a path without one says
+    nothing. Pipes and devices are written as they are.
     """
     if path == "-":
         return
     folder, mode = Path(path).parent, _mode(path)
+    if forms and Path(path).suffix and (not mode or stat.S_ISREG(mode)):
+        check_form(path, forms)
     if stat.S_ISDIR(mode):
         raise _is_a_directory(path)
     if stat.S_ISREG(mode) and not force:

@@ -54,10 +54,10 @@ def describe(error: BaseException) -> str:
 
 
 def _not_installed(where: str, missing: str) -> PartoptError:
-    wanted = f"partopt[{_EXTRAS[missing]}]" if missing in _EXTRAS else missing
+    own = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
     return PartoptError(
         f"{where}: needs {missing}, which is not installed",
-        f'pip install "{wanted}"',
+        own if missing in _EXTRAS else f"pip install {missing}",
         code="not-installed",
         package=missing,
     )

@@ -48,7 +48,8 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     synchronous = with_steps_of(synchronous, plan)
     order = from_csv(text, layout_of(synchronous))
     counted = replace(synchronous, stages=_with_counts_of(order, synchronous))
-    work = work_of(counted, False)
+    split = bool((order.kind == I).any())
+    work = work_of(replace(counted, schedule="zb-h1" if split else "1f1b"), False)
     timeline = simulate(order, work)
     return Execution(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
 

@@ -83,8 +83,8 @@ def test_what_has_no_picture_is_refused(partopt, tmp_path, name):
 @pytest.mark.parametrize(
     "given, message",
     [
-        (["-o", "a.txt"], "unsupported format '.txt' of a figure"),
-        (["-o", "-"], "unsupported format '.' of a figure"),
+        (["-o", "a.txt"], "a.txt: unsupported format .txt"),
+        (["-o", "-"], "-: unsupported format without an extension"),
         (["-o", "a.svg", "--json"], "-o: draws one document, without --json"),
         (["-o", "a.svg", "--verify"], "-o: draws one document, without --verify"),
         (["mlp.cpu.float32", "-o", "a.svg"], "-o: draws one document, without OTHER"),

@@ -143,7 +143,7 @@ def test_a_planner_that_is_named_makes_every_plan(scaled):
             ["--scaling", "2,4", "--planner", "pipedream", "--stages", 2],
             "--stages: the planner pipedream does not look at it",
         ),
-        (["--scaling", "2,4", "-o", "a.txt"], "unsupported format '.txt' of a figure"),
+        (["--scaling", "2,4", "-o", "a.txt"], "a.txt: unsupported format .txt"),
         (
             ["--scaling", "2,4", "--schedule", "1f1b"],
             "--schedule 1f1b: needs either --microbatches or --global-batch",

@@ -110,7 +110,7 @@ def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
         (
             "import no_such_library\n",
             "needs no_such_library, which is not installed",
-            'pip install "no_such_library"',
+            "pip install no_such_library",
         ),
         ("import torch\n", "has no build function and no model", "build(**options)"),
         (
@@ -156,7 +156,7 @@ def test_a_missing_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         write(tmp_path, INPUTS + "def build():\n    from transformers import GPT2Config\n")
     )
     assert "needs transformers, which is not installed" in error.message
-    assert error.hint == 'pip install "partopt[examples]"'
+    assert error.hint == "in a clone of partopt: pip install '.[examples]'"
 
 
 def test_a_wrong_attribute_is_answered_with_the_nearest(tmp_path: Path) -> None:

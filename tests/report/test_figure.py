@@ -72,7 +72,7 @@ def test_every_form_is_written_and_is_the_same_each_time(case, form, first):
 
 def test_the_extension_chooses_the_form():
     assert [look.form_of(f"a.{each}") for each in ("SVG", "pdf", "b.png")] == ["svg", "pdf", "png"]
-    with pytest.raises(PartoptError, match=r"unsupported format '.gif' of a figure"):
+    with pytest.raises(PartoptError, match=r"a.gif: unsupported format .gif"):
         look.form_of("a.gif")
 
 
@@ -233,7 +233,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         figure.render(executed("1f1b"), "svg")
     assert (error.value.message, error.value.hint) == (
         "a figure needs matplotlib",
-        'pip install "partopt[figures]"',
+        "in a clone of partopt: pip install '.[figures]'",
     )
 
 

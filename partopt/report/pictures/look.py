@@ -11,10 +11,10 @@ import io
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from partopt.documents import check_form
 from partopt.errors import PartoptError
 from partopt.printable import printable
 from partopt.report.pictures.compact import compact
@@ -149,14 +149,15 @@ def form_of(path: str, beside: Sequence[str] = ()) -> str:
 
     Raises PartoptError for others than FORMS; its hint names those `beside` them, too.
     """
-    return _known(Path(path).suffix.removeprefix(".").lower(), beside)
+    hint = f"choose {', '.join('.' + each for each in (*beside, *FORMS))}"
+    return check_form(path, [f".{form}" for form in FORMS], hint).removeprefix(".")
 
 
-def _known(form: str, beside: Sequence[str] = ()) -> str:
+def _known(form: str) -> str:
     if form not in FORMS:
         raise PartoptError(
             f"unsupported format '.{form}' of a figure",
-            f"choose {', '.join('.' + each for each in (*beside, *FORMS))}",
+            f"choose {', '.join('.' + each for each in FORMS)}",
             code="unsupported-format",
             form=form,
         )
@@ -192,7 +193,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise PartoptError(
             "a figure needs matplotlib",
-            'pip install "partopt[figures]"',
+            "in a clone of partopt: pip install '.[figures]'",
             code="missing-package",
             package="matplotlib",
         )

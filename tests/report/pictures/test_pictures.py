@@ -139,7 +139,7 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         po.draw(uniform_profile(4), path)
     po.draw(uniform_profile(4), path, force=True)
     assert path.read_bytes() == render(uniform_profile(4), "svg")
-    with pytest.raises(PartoptError, match=r"unsupported format '.gif' of a figure"):
+    with pytest.raises(PartoptError, match=r"a.gif: unsupported format .gif"):
         po.draw(uniform_profile(4), tmp_path / "a.gif")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(PartoptError, match="a figure needs matplotlib"):
