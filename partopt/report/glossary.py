@@ -38,8 +38,8 @@ TERMS = {
     "device` is against one device that runs the whole model.",
     "idle": "The share of the devices' time in which they do not compute, also called the bubble.",
     "bubble": "The share of the devices' time in which they do not compute.",
-    "proof": "What is proven of the plan, and among which plans; a number is a lower bound of the "
-    "period of any of them.",
+    "proof": "What is proven of the plan, and among which plans: those of its schedule, "
+    "microbatches and memory limit; a number is a lower bound of the period of any of them.",
     "formula": "The period by the formulas alone, where the simulator found another.",
     "tried": "The best plans at the other microbatch sizes.",
     "fits": "Whether the fullest device holds no more than its memory.",

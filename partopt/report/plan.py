@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partopt.cost.flight import noam
-from partopt.documents.plan import Certificate, Plan, Predicted
+from partopt.documents.plan import Plan, Predicted
+from partopt.documents.proof import proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
@@ -133,10 +134,11 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
         yield "idle", f"{idle} of {devices} devices: ranks {ranks}"
-    if plan.certificate is not None:
+    proof, certificate = proof_of(plan), plan.certificate
+    if proof is not None and certificate is not None:
         if plan.planner != "optimal":
-            yield "objective", _objective(plan.certificate)
-        yield "proof", _proof(plan)
+            yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
+        yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
 
 
@@ -155,22 +157,6 @@ def _formula(predicted: Predicted) -> str:
     if abs(predicted.period_s - estimate_s) <= _AGREES * estimate_s:
         return ""
     return f" (formula {format_seconds(estimate_s)})"
-
-
-def _objective(certificate: Certificate) -> str:
-    """What a planner reached under a cost of its own."""
-    return f"{format_seconds(certificate.objective_s)}, {certificate.status}"
-
-
-def _proof(plan: Plan) -> str:
-    """What is proven of the simulated plan, and among which plans; of other planners, how."""
-    certificate = plan.certificate
-    assert certificate is not None
-    if plan.planner != "optimal":
-        return certificate.proof
-    lower_s = certificate.lower_bound_s
-    bound = "" if certificate.status == "optimal" or not lower_s else f": {format_seconds(lower_s)}"
-    return certificate.claim + bound
 
 
 def _loads(plan: Plan) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
+from partopt.cost.problem import certify
 from partopt.errors import PartoptError
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
@@ -82,6 +83,23 @@ def test_numbers_and_digests_are_those_of_the_files(written, tmp_path):
     assert "partopt show --verify plan.json" in page
     for stage in plan.stages:
         assert f"{stage.modules[0]} .. {stage.modules[-1]}" in page
+
+
+def test_what_is_proved_names_the_plans_among_which_it_holds(written):
+    plan, profile = plan_of()
+    scope = "plans under 1f1b, 8 microbatches of 1, 16 GB a device"
+    for number, (lower_s, value, label) in enumerate(
+        [
+            (4.5, "optimal", f"among {scope}"),
+            (4.0, "12.5%", f"faster at most is any of {scope}"),
+            (0.0, "no bound", f"is known of {scope}"),
+        ]
+    ):
+        certificate = certify(4.5, lower_s, scope, "a search")
+        proved = replace(plan, planner="optimal", certificate=certificate)
+        page = written(proved, f"{number}.html", profile=profile)
+        assert f"<b>{value}</b><span>{label}</span>" in page
+        assert page.count(scope) == 2 and "no plan of these is below</dt><dd>0" not in page
 
 
 def test_documents_beside_the_plan_have_a_picture_each(written):
