@@ -70,12 +70,6 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
     scope: str
     proof: str
 
-    @property
-    def claim(self) -> str:
-        """What is known of the value, and among which plans."""
-        among = "among" if self.status == "optimal" else "of"
-        return f"{self.status} {among} {self.scope}"
-
 
 class Request(documents.Part, frozen=True, kw_only=True):
     """What was requested of the planner.

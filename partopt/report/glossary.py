@@ -30,16 +30,16 @@ TERMS = {
     "period": "Seconds from one microbatch to the next in steady state; of synchronous schedules "
     "those of an iteration, divided by its microbatches.",
     "iteration": "The microbatches between two steps of the optimizer, of synchronous schedules.",
-    "binds": "The load that the period waits for: the compute of a stage, an exchange of "
-    "gradients, a cut's messages, or the microbatches in flight.",
+    "binds": "What the period waits for: memory, where lifting its limit gains most, else the "
+    "compute of a stage, an exchange of gradients, a cut's messages, or the microbatches in flight.",
     "slack": "The share of the time for which the other loads are idle, the tightest first; for "
     "memory the share that is free.",
     "speed": "Tokens trained a second where the profile knows them, else samples; `times one "
     "device` is against one device that runs the whole model.",
     "idle": "The share of the devices' time in which they do not compute, also called the bubble.",
     "bubble": "The share of the devices' time in which they do not compute.",
-    "proof": "What is proven of the plan, and among which plans; a number is a lower bound of the "
-    "period of any of them.",
+    "proof": "What is proven of the plan, and among which plans: those of its schedule, "
+    "microbatches and memory limit; a number is a lower bound of the period of any of them.",
     "formula": "The period by the formulas alone, where the simulator found another.",
     "tried": "The best plans at the other microbatch sizes.",
     "fits": "Whether the fullest device holds no more than its memory.",

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partopt.cost.flight import noam
-from partopt.documents.plan import Certificate, Plan, Predicted
+from partopt.documents.plan import Plan, Predicted
+from partopt.documents.proof import proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
 from partopt.report.basis import basis_lines
@@ -17,6 +18,7 @@ from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.report.width import stretch
+from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _LAYERS_WIDTH = 20  # on a page of 80, as the next
@@ -133,10 +135,11 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
         yield "idle", f"{idle} of {devices} devices: ranks {ranks}"
-    if plan.certificate is not None:
+    proof, certificate = proof_of(plan), plan.certificate
+    if proof is not None and certificate is not None:
         if plan.planner != "optimal":
-            yield "objective", _objective(plan.certificate)
-        yield "proof", _proof(plan)
+            yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
+        yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
 
 
@@ -157,22 +160,6 @@ def _formula(predicted: Predicted) -> str:
     return f" (formula {format_seconds(estimate_s)})"
 
 
-def _objective(certificate: Certificate) -> str:
-    """What a planner reached under a cost of its own."""
-    return f"{format_seconds(certificate.objective_s)}, {certificate.status}"
-
-
-def _proof(plan: Plan) -> str:
-    """What is proven of the simulated plan, and among which plans; of other planners, how."""
-    certificate = plan.certificate
-    assert certificate is not None
-    if plan.planner != "optimal":
-        return certificate.proof
-    lower_s = certificate.lower_bound_s
-    bound = "" if certificate.status == "optimal" or not lower_s else f": {format_seconds(lower_s)}"
-    return certificate.claim + bound
-
-
 def _loads(plan: Plan) -> list[tuple[str, str]]:
     """What binds the period, and how free everything else is.
 
@@ -181,7 +168,7 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
     """
     predicted, others = plan.predicted, []
     limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
-    binds = predicted.bound_by
+    binds, held = predicted.bound_by, held_back(plan)
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
@@ -199,6 +186,8 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
             f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
             f"({format_bytes(limit - peak)})"
         )
+    if held is not None:
+        binds = f"memory: {held.text}"
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 
 

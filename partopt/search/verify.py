@@ -17,6 +17,7 @@ from partopt.cost.problem import Partition, Progress, ignore_progress
 from partopt.cost.reserve import reserve_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
+from partopt.documents.proof import proof_of
 from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS, optimal, required_features
@@ -63,11 +64,10 @@ def verify(plan: Plan, profile: Profile, progress: Progress = ignore_progress) -
 
 def claim(plan: Plan) -> str:
     """What is known of a plan whose checks all hold."""
-    if plan.certificate is None:
+    proof = proof_of(plan)
+    if proof is None:
         return f"the plan is as it says; {plan.planner} proves no bound"
-    if plan.planner != "optimal":
-        return plan.certificate.status
-    return plan.certificate.claim
+    return proof.claim
 
 
 _Found = tuple[bool, str, list[str]]

@@ -37,7 +37,8 @@ def planned(partopt, tmp_path):
         ),
         (
             ("--planner", "pipedream"),
-            "optimal for PipeDream's recurrence (links modelled as buses)",
+            "optimal for PipeDream's recurrence (links modelled as buses), among\n"
+            "          nested plans, as the recurrence prices them",
         ),
         (
             ("--planner", "gpipe", "--cost", "parameters"),

@@ -212,7 +212,7 @@ def test_the_objective_of_another_planner_and_what_is_proven_of_it():
     )
     assert page.splitlines()[-2:] == [
         "objective 4.50 s, optimal for the recurrence",
-        "proof     see --microbatches 8",
+        "proof     among splits: see --microbatches 8",
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import partopt as po
+from partopt.cost.problem import certify
 from partopt.errors import PartoptError
 from partopt.schedules.order import A
 from tests.helpers import chain_profile, flat, two_level
@@ -82,6 +83,23 @@ def test_numbers_and_digests_are_those_of_the_files(written, tmp_path):
     assert "partopt show --verify plan.json" in page
     for stage in plan.stages:
         assert f"{stage.modules[0]} .. {stage.modules[-1]}" in page
+
+
+def test_what_is_proved_names_the_plans_among_which_it_holds(written):
+    plan, profile = plan_of()
+    scope = "plans under 1f1b, 8 microbatches of 1, 16 GB a device"
+    for number, (lower_s, value, label) in enumerate(
+        [
+            (4.5, "optimal", f"among {scope}"),
+            (4.0, "12.5%", f"faster at most is any of {scope}"),
+            (0.0, "no bound", f"is known of {scope}"),
+        ]
+    ):
+        certificate = certify(4.5, lower_s, scope, "a search")
+        proved = replace(plan, planner="optimal", certificate=certificate)
+        page = written(proved, f"{number}.html", profile=profile)
+        assert f"<b>{value}</b><span>{label}</span>" in page
+        assert page.count(scope) == 2 and "no plan of these is below</dt><dd>0" not in page
 
 
 def test_documents_beside_the_plan_have_a_picture_each(written):
@@ -159,6 +177,20 @@ def test_nothing_is_overwritten_and_what_has_no_picture_is_refused(written, part
     assert not (tmp_path / "other.html").exists()
 
 
+def browsed(page):
+    """What a browser makes of a page."""
+    return subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *(f"--user-data-dir={page.parent / 'browser'}", "--virtual-time-budget=3000"),
+            f"file://{page}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+
+
 POINTED = """<script>
 const canvas = document.querySelector("canvas"), area = canvas.getBoundingClientRect();
 const at = (kind, x, y) => canvas.dispatchEvent(new PointerEvent(kind,
@@ -177,16 +209,7 @@ def test_a_browser_shows_it(written, tmp_path, name):
     plan, profile = plan_of(name=name)
     page = written(plan, profile=profile)
     (tmp_path / "report.html").write_text(page.replace("</body>", f"{POINTED}</body>"))
-    shown = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=3000"),
-            f"file://{tmp_path / 'report.html'}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    shown = browsed(tmp_path / "report.html")
     body = re.search(r"<body([^>]*)>", shown)[1]
     assert 'data-ready="yes"' in body and "data-error" not in body
     assert 'data-drawn="4"' in shown
@@ -194,3 +217,26 @@ def test_a_browser_shows_it(written, tmp_path, name):
     assert f'data-first="rank 0, stage 0: forward of microbatch 0\n{forward:.3f} ms' in body
     assert 'data-zoomed="rank 0, stage 0: ' in body
     assert name == "gpt" or "49" not in re.search(r"<title>(.*?)</title>", shown)[1]
+
+
+MEASURED = """<script>
+const shown = document.documentElement;
+parent.postMessage(`${shown.scrollWidth} of ${shown.clientWidth}`, "*");
+</script>"""
+FRAMED = """<iframe src="report.html" style="border: 0; width: {}px; height: 900px"></iframe>
+<script>addEventListener("message", (event) => {{ document.body.dataset.told = event.data; }});
+</script>"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [420, 1280])
+def test_nothing_is_wider_than_the_page(written, tmp_path, width):
+    profile = chain_profile([1e-3] * 128)
+    options = {"planner": "gpipe", "stages": 64, "schedule": "1f1b", "microbatches": 512}
+    plan = po.solve(po.Job(profile, two_level(8, 8), **options)).document
+    comparison, _ = po.compare(po.Job(profile, flat(4), schedule="1f1b", microbatches=8))
+    page = written(plan, profile=profile, beside=[comparison, comparison])
+    (tmp_path / "report.html").write_text(page.replace("</body>", f"{MEASURED}</body>"))
+    (tmp_path / "frame.html").write_text(FRAMED.format(width))
+    told = re.search(r'data-told="([0-9]+) of ([0-9]+)"', browsed(tmp_path / "frame.html"))
+    assert told[1] == told[2] and width - 20 <= int(told[1]) <= width

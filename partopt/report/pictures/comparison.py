@@ -67,7 +67,7 @@ def points_of_plans(plans: Sequence[Plan]) -> list[Point]:
 
 
 def heading(comparison: Comparison | GroupComparison) -> Heading:
-    """The model, the schedule, P, the microbatch, and the fastest plan that fits."""
+    """The model, the schedule, the devices, the microbatch, and the fastest plan that fits."""
     points = points_of(comparison)
     parts = [comparison.model]
     if isinstance(comparison, Comparison):
@@ -75,7 +75,7 @@ def heading(comparison: Comparison | GroupComparison) -> Heading:
         basis = basis_lines(comparison.estimated)
     else:
         basis = basis_of_several([(row.profile, row.estimated) for row in comparison.rows])
-    parts.append(f"P = {comparison.topology.cluster.devices}")
+    parts.append(f"{comparison.topology.cluster.devices} devices")
     fitting = [point for point in points if point.fits]
     best = max(fitting, key=lambda point: point.speed, default=None)
     fastest = "nothing fits"

@@ -28,17 +28,18 @@ def heading_of_plan(plan: Plan, about: str) -> Heading:
 
 
 def _parts(plan: Plan, microbatches: int | None, period_s: float, bubble: float) -> tuple[str, ...]:
-    """The model, the schedule, P, M, the time, and the idle share of the devices."""
+    """The model, the schedule, devices, microbatches, the time, and the idle share of devices."""
     each = plan.topology.group_ranks
     devices, used = plan.topology.devices * each, len(plan.stages_by_rank()) * each
+    groups = "" if each == 1 else f" in groups of {each}"
     time = f"{format_seconds(period_s)} a microbatch"
     if plan.microbatches is not None and microbatches is not None:
         time = f"{format_seconds(period_s * microbatches)} an iteration"
     return (
         plan.profile.name,
         plan.schedule,
-        f"P = {devices}" if used == devices else f"P = {used} of {devices}",
-        *([f"M = {microbatches}"] if microbatches else []),
+        (f"{devices}" if used == devices else f"{used} of {devices}") + f" devices{groups}",
+        *([f"{microbatches} microbatches"] if microbatches else []),
         time,
         f"idle {bubble:.1%}",
     )

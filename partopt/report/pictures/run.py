@@ -33,14 +33,14 @@ _PARTS = {
 
 
 def heading(run: Run) -> Heading:
-    """The model, the schedule, P, M, what was predicted and what was measured."""
+    """The model, the schedule, ranks, microbatches, what was predicted and what was measured."""
     plan = run.plan
     unit = "a microbatch" if plan.schedule.startswith("pipedream") else "an iteration"
     parts = (
         plan.model,
         plan.schedule,
-        f"P = {len(run.ranks)}",
-        f"M = {plan.microbatches}",
+        f"{len(run.ranks)} ranks",
+        f"{plan.microbatches} microbatches",
         f"measured {format_seconds(run.measured_s)} {unit}",
         f"predicted {format_seconds(run.predicted_s)}",
         f"error {error(run.predicted_s, run.measured_s)}",

@@ -30,7 +30,7 @@ def heading(scaling: Scaling) -> Heading:
     fastest = "nothing fits"
     if best is not None:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
-    span = f"P = {fewest} to {most}" if fewest < most else f"P = {most}"
+    span = f"{fewest} to {most} devices" if fewest < most else f"{most} devices"
     parts = ("scaling", span, fastest)
     told = "; ".join(map(_describe, rows))
     basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."

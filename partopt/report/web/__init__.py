@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from partopt import __version__
 from partopt.documents.plan import Plan
+from partopt.documents.proof import proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
 from partopt.report.basis import basis_lines
 from partopt.report.figures import price_lines, speed_lines, speed_text
@@ -162,9 +163,9 @@ def _tiles(plan: Plan, simulation: SimulationDocument) -> list[dict[str, Any]]:
     ]
     full = f"at most on a device{against_limit(peak, limit)}"
     found.append({"value": format_bytes(peak), "label": full, "bad": not simulation.fits})
-    if plan.certificate is not None and plan.planner == "optimal":
-        gap = f"{plan.certificate.gap:.1%}"
-        found.append({"value": gap, "label": "at most from the best there is", "bad": False})
+    proof = proof_of(plan)
+    if proof is not None and plan.planner == "optimal":
+        found.append({"value": proof.value, "label": proof.label, "bad": False})
     return found
 
 
@@ -195,13 +196,14 @@ def _advice(
 
 
 def _proof(plan: Plan) -> list[tuple[str, str]]:
-    certificate = plan.certificate
-    if certificate is None:
+    proof, certificate = proof_of(plan), plan.certificate
+    if proof is None or certificate is None:
         return []
-    return [
-        ("claim", certificate.claim),
+    lines = [
+        ("claim", proof.claim),
         ("why", certificate.proof),
         ("reached", format_seconds(certificate.objective_s)),
-        ("no plan of these is below", format_seconds(certificate.lower_bound_s)),
-        ("gap", f"{certificate.gap:.2%}"),
     ]
+    if certificate.lower_bound_s:
+        lines.append(("no plan of these is below", format_seconds(certificate.lower_bound_s)))
+    return lines

@@ -109,7 +109,7 @@ def test_layers_are_drawn_of_the_own_profile_alone():
 
 def test_idle_devices_are_drawn_and_counted_in_the_title():
     plan = po.solve(po.Job(uniform_profile(6), flat(4), cuts=[3], replicas=[1, 1])).plan
-    assert "P = 2 of 4" in picture_of(plan).heading.title
+    assert "2 of 4 devices" in picture_of(plan).heading.title
 
 
 def grey(colour):
