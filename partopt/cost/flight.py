@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from partopt.schedules import schedule
-from partopt.schedules.entry import DeviceCounts, StageCounts, downstream
+from partopt.schedules.entry import DeviceCounts, StageCounts, downstream_warmup
 
 # M        microbatches per iteration of a synchronous schedule
 # S, s     stages, and which one
@@ -99,7 +99,7 @@ def blocking_warmups(replicas: Sequence[int]) -> list[int]:
     last of these must get to it without a backward of that round: w_s >= ceil(((w_{s+1} + 1)
     r_{s+1} - 1) / r_s). PipeDream's own warm-up is less for 1-3-1 and deadlocks. Derived here.
     """
-    warmups, usual = [0] * len(replicas), downstream(1).warmup
+    warmups, usual = [0] * len(replicas), downstream_warmup(1)
     for s in reversed(range(len(replicas) - 1)):
         taken_in = (warmups[s + 1] + 1) * replicas[s + 1]
         warmups[s] = max(usual(s, replicas, None), -(-(taken_in - 1) // replicas[s]))

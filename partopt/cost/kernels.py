@@ -23,7 +23,7 @@ from partopt.cost.problem import FREE, NONE, Problem
 from partopt.cost.ranges import Differences, Maxima, between, largest
 from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
-from partopt.schedules.entry import ALL_IN_FLIGHT
+from partopt.schedules.entry import ALL_IN_FLIGHT, DOWNSTREAM
 
 # F      microbatches in flight
 # M      microbatches of an iteration, 0 for an asynchronous schedule
@@ -68,7 +68,7 @@ class Layers(NamedTuple):
     # versions of its weights that a stage keeps; ALL_IN_FLIGHT: as many as it has in flight
     versions: int
     depends_on: int  # what is in flight of a stage: DOWNSTREAM, OWN or DEPTH
-    any_warmup: bool  # plans state the warm-up: what is in flight may be as little as fits
+    any_warmup: bool  # a bound of what is in flight holds for every warm-up of 1F1B's kind
     M: int
     kept: Kept  # beside a byte of trained parameters
     memory: float  # limit in bytes of a device, infinite where there is none
@@ -147,7 +147,7 @@ def layers_of(problem: Problem) -> Layers:
         layer=chain.layer_bytes.maxima(),
         versions=entry.weight_versions,
         depends_on=entry.kernel.depends_on,
-        any_warmup=entry.takes_warmup,
+        any_warmup=entry.kernel.depends_on == DOWNSTREAM,
         M=problem.microbatches or 0,
         kept=problem.kept,
         memory=np.inf if problem.memory_bytes is None else float(problem.memory_bytes),

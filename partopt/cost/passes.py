@@ -16,6 +16,7 @@ from partopt.cost.memory import device_memory, posted_buffers, sizes_of
 from partopt.cost.problem import Assignment, Problem
 from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
+from partopt.schedules.entry import DOWNSTREAM
 
 # n   microbatches that a replica gets in an iteration
 # F   microbatches that it may hold at once
@@ -116,8 +117,9 @@ def work_of(stage: Assignment, problem: Problem, round_s: float) -> float:
     """
     M, entry, own = problem.microbatches, schedule(problem.schedule), passes_of(stage, problem)
     assert M is not None
-    any_warmup = entry.takes_warmup or entry.one_at_a_time
-    F = most_in_flight(stage, problem) if entry.takes_warmup else NEVER
+    downstream = entry.kernel is not None and entry.kernel.depends_on == DOWNSTREAM
+    any_warmup = downstream or entry.one_at_a_time
+    F = most_in_flight(stage, problem) if downstream else NEVER
     return float(
         stage_work_s(
             M,

@@ -73,8 +73,8 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
     @property
     def claim(self) -> str:
         """What is known of the value, and among which plans."""
-        among = "among" if self.status == "optimal" else "of"
-        return f"{self.status} {among} {self.scope}"
+        among = " among" if self.status.startswith("optimal") else ", of"
+        return f"{self.status}{among} {self.scope}"
 
 
 class Request(documents.Part, frozen=True, kw_only=True):

@@ -35,8 +35,8 @@ from partopt.exporters.target import ANYWHERE, Target
 from partopt.job import Job
 from partopt.options import AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
+from partopt.search.bound import certify_simulated
 from partopt.search.climb import move_cuts
-from partopt.search.contest import certify_simulated
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.prediction import simulate_plan

@@ -103,9 +103,7 @@ def order(name: str, layout: Layout) -> Order:
     """
     entry = schedule(name)
     chunks, v = chunks_of(layout, entry.shape, entry.uneven)
-    warmup = layout.warmup
-    if warmup is None:
-        warmup = _usual_warmups(entry, layout)
+    warmup = _warmups(entry, layout)
     places, which = _places(layout, chunks, v, warmup, entry.shape)
     rows = [entry.row(place) for place in places]
     return add_updates(
@@ -113,15 +111,30 @@ def order(name: str, layout: Layout) -> Order:
     )
 
 
-def _usual_warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
-    """Forwards before the first backward of each stage.
+def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
+    """Forwards before the first backward of each stage: those of the layout, else the usual ones.
 
-    They are 0 for several stages on a device: the rows of such schedules know their own.
+    They are 0 for several stages on a device: the rows of such schedules know their own. Raises
+    PartoptError where the layout states another warm-up than a schedule with one of its own has.
     """
     if not isinstance(entry.counts, StageCounts):
         return [0] * len(layout.ranks)
+    if layout.warmup is not None and entry.takes_warmup:
+        return layout.warmup
     replicas = Replicas(layout.replicas)
-    return [entry.counts.warmup(s, replicas, layout.microbatches) for s in range(len(replicas))]
+    usual = [entry.counts.warmup(s, replicas, layout.microbatches) for s in range(len(replicas))]
+    for s, stated in enumerate(usual if layout.warmup is None else layout.warmup):
+        last = -(-layout.microbatches // replicas[s]) - 1  # its forward comes first in any case
+        if min(stated, last) != min(usual[s], last):
+            free = ", ".join(name for name, other in SCHEDULES.items() if other.takes_warmup)
+            raise PartoptError(
+                f"stage {s} does {stated} forwards first; under {entry.name} it does {usual[s]}",
+                f"re-run `solve`; schedules whose warm-up is free: {free}",
+                code="other-warmup",
+                stage=s,
+                warmup=stated,
+            )
+    return usual
 
 
 def _places(

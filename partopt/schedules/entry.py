@@ -45,20 +45,21 @@ class Kernel:
             raise ValueError(f"depends_on is DOWNSTREAM, OWN or DEPTH, not {self.depends_on}")
 
 
+# of the stage s, the replicas of every stage, and M
+Count = Callable[[int, Sequence[int], int | None], int]
+
+
 @dataclass(frozen=True)
 class StageCounts:
-    """What one replica of a stage holds and does first, with one stage on each device.
-
-    The functions take the stage s, the replicas of every stage and M.
-    """
+    """What one replica of a stage holds and does first, with one stage on each device."""
 
     # the most microbatches between their forward and the end of their backward
-    in_flight: Callable[[int, Sequence[int], int | None], int]
+    in_flight: Count
     # the most microbatches at once whose backward, or the recomputation before it, has begun
-    begun: Callable[[int, Sequence[int], int | None], int]
+    begun: Count
     # forwards before the first backward
-    warmup: Callable[[int, Sequence[int], int | None], int]
-    # plans state the warm-up, which may be deeper: `row` follows `place.warmup`
+    warmup: Count
+    # plans state the warm-up, which may be another: `row` follows `place.warmup`
     takes_warmup: bool
     kernel: Kernel | None  # None: the optimal planner cannot plan for the schedule
 
@@ -115,7 +116,7 @@ class Schedule:
 
     @property
     def takes_warmup(self) -> bool:
-        """Whether plans state the warm-up of each stage, which may be deeper than the usual one."""
+        """Whether plans state the warm-up of each stage, which may differ from the usual one."""
         return isinstance(self.counts, StageCounts) and self.counts.takes_warmup
 
     @property
@@ -167,19 +168,28 @@ def only_one(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
     return 1
 
 
-def downstream(factor: int) -> StageCounts:
-    """The counts of 1F1B with `factor` times its warm-up, which plans may state deeper still.
+def downstream_warmup(factor: int) -> Count:
+    """`factor` times the warm-up of 1F1B: ceil(factor * sum of r_t over t > s, over r_s).
 
-    A replica of stage s does ceil(factor * sum of r_t over t > s, over r_s) forwards first, and
-    holds one more than that; no more than the ceil(M / r_s) that it gets.
+    No more than all but one of the ceil(M / r_s) that a replica gets.
     """
 
-    def in_flight(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-        held = -(-factor * _after(s, replicas) // replicas[s]) + 1
-        return held if microbatches is None else min(held, all_own(s, replicas, microbatches))
-
     def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-        return in_flight(s, replicas, microbatches) - 1
+        first = -(-factor * _after(s, replicas) // replicas[s])
+        return first if microbatches is None else min(first, all_own(s, replicas, microbatches) - 1)
+
+    return warmup
+
+
+def downstream(factor: int, *, takes_warmup: bool) -> StageCounts:
+    """The counts of 1F1B with `downstream_warmup`, one microbatch more than it in flight.
+
+    Where the schedule `takes_warmup`, plans may state another.
+    """
+    warmup = downstream_warmup(factor)
+
+    def in_flight(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
+        return warmup(s, replicas, microbatches) + 1
 
     kernel = Kernel(DOWNSTREAM)
-    return StageCounts(in_flight, only_one, warmup, takes_warmup=True, kernel=kernel)
+    return StageCounts(in_flight, only_one, warmup, takes_warmup=takes_warmup, kernel=kernel)

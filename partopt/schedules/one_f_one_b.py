@@ -27,7 +27,7 @@ SCHEDULE = Schedule(
     uneven=True,
     recomputes=False,
     one_at_a_time=False,
-    counts=downstream(1),
+    counts=downstream(1, takes_warmup=False),
     weight_versions=1,
     bubble=bubble.FLUSH,
     comm="serial",

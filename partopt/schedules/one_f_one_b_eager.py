@@ -17,7 +17,7 @@ SCHEDULE = replace(
     one_f_one_b.SCHEDULE,
     name="1f1b-eager",
     summary="1F1B with twice the warm-up, which hides the links' latency",
-    counts=downstream(2),
+    counts=downstream(2, takes_warmup=True),
     comm="overlap",
     comm_source="Zhuang et al. (MLSys 2023), section 4: deeper warm-ups so that messages overlap",
     data_parallel=False,

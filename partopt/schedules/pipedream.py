@@ -22,7 +22,7 @@ SCHEDULE = Schedule(
     uneven=True,
     recomputes=False,
     one_at_a_time=False,
-    counts=downstream(1),
+    counts=downstream(1, takes_warmup=True),
     weight_versions=ALL_IN_FLIGHT,
     bubble=Bubble("0", lambda P, v, M, t: 0),
     comm="overlap",

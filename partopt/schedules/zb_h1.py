@@ -8,7 +8,7 @@ much as 1F1B's first: P microbatches.
 from __future__ import annotations
 
 from partopt.schedules import bubble
-from partopt.schedules.entry import DEPTH, Kernel, Schedule, StageCounts, all_own, downstream
+from partopt.schedules.entry import DEPTH, Kernel, Schedule, StageCounts, all_own, downstream_warmup
 from partopt.schedules.layout import STRAIGHT, Place
 from partopt.schedules.order import Row, spell
 
@@ -47,7 +47,7 @@ SCHEDULE = Schedule(
         in_flight=lambda s, replicas, M: min(all_own(s, replicas, M), len(replicas)),
         # as many Ws are behind their Is as there are devices before this one
         begun=lambda s, replicas, M: min(all_own(s, replicas, M), s + 1),
-        warmup=downstream(1).warmup,
+        warmup=downstream_warmup(1),
         takes_warmup=False,
         kernel=Kernel(DEPTH),
     ),

@@ -26,6 +26,7 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.schedules import order, schedule
 from partopt.search import contest
+from partopt.search.bound import certify_simulated
 from partopt.search.candidates import Candidate, candidates
 from partopt.search.climb import climb
 from partopt.search.sizes import order_of, samples_per_s_at_most
@@ -238,7 +239,7 @@ def _at_any_warmup(own: Plan, problem: Problem, names: Iterable[str]) -> Iterato
             partition = partition_of(own, problem.recompute_per_stage)
             other = simulate_with_best_warmup(price(partition, stated, own.planner))
             # the bound holds for any warm-up
-            yield contest.certify_simulated(other, own.certificate.lower_bound_s, stated)
+            yield certify_simulated(other, own.certificate.lower_bound_s, stated)
 
 
 def _to_replan(

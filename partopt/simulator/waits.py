@@ -9,7 +9,7 @@ import numpy as np
 from partopt.cost.flight import warmup
 from partopt.documents.topology import Level
 from partopt.schedules import SCHEDULES
-from partopt.schedules.entry import downstream
+from partopt.schedules.entry import downstream_warmup
 from partopt.simulator.case import BUSY, NOTICED, Case, Point
 from partopt.simulator.change import Change
 from partopt.units import format_bandwidth, format_seconds
@@ -85,7 +85,7 @@ def _deepen(case: Case) -> Iterator[Change]:
     stages = case.plan.stages
     now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
     for factor in _DEEPER:
-        deeper = [downstream(factor).warmup(s, replicas, None) for s in range(len(stages))]
+        deeper = [downstream_warmup(factor)(s, replicas, None) for s in range(len(stages))]
         if any(then > before for then, before in zip(deeper, now, strict=True)):
             more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
             yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")

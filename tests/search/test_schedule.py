@@ -22,8 +22,7 @@ from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import at_each_size, judged_candidate, problems
-from tests.search.test_starts import slow
+from tests.search.problems import at_each_size, judged_candidate, problems, slow
 
 BOTH = [False, True]
 
