@@ -22,6 +22,7 @@ FEW = 6  # members of a level up to which all ways to cut it into groups are tri
 PAIRS = 16  # up to which pairs of unequal groups are
 
 Places = tuple[tuple[int, ...], ...]  # the ranks at each place
+Bounds = tuple[int, ...]  # the S + 1 boundaries of S stages
 
 
 def layouts_of(topology: Topology, most: int = PLACES) -> list[Places]:
@@ -90,7 +91,7 @@ class Shape:
     """
 
     places: Places
-    bounds: tuple[int, ...]
+    bounds: Bounds
     counts: tuple[int, ...]
     idle: tuple[int, ...]
     recompute: tuple[bool | None, ...]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import counts_of
+from partopt.cost.flight import Counts, counts_of
 from partopt.cost.period import tied_exchange_s, tied_groups
 from partopt.cost.price import plan_of, unplaced_stage
-from partopt.cost.problem import Partition
+from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Estimate, Plan, Predicted
-from partopt.documents.stage import Flow
+from partopt.documents.stage import Flow, Stage
 from partopt.errors import PartoptError
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
@@ -83,7 +83,9 @@ class Judge:
 
     def _simulate(self, shape: Shape, warmups: Sequence[int] | None) -> float:
         self.spent += 1
-        plan = self.plan(shape.partition())
+        replicas, M = Replicas(len(own) for own in shape.ranks), self.problem.microbatches
+        counts = [counts_of(self.problem.schedule, s, replicas, M) for s in range(shape.stages)]
+        plan = bare_plan(shape.partition(), self.problem, counts, self._stage)
         try:
             execution = execute(plan if warmups is None else with_conditions(plan, warmups=warmups))
         except PartoptError:  # it deadlocks
@@ -161,27 +163,30 @@ class Judge:
             short, enough = (short, middle) if fits else (middle, enough)
         return held_at(enough * factor) if enough else [1] * len(replicas)
 
-    # ---- plans for the simulator --------------------------------------------------------------
 
-    def plan(self, partition: Partition) -> Plan:
-        """The plan as the simulator looks at it: without names, sends and formulas."""
-        problem, M = self.problem, self.problem.microbatches
-        replicas = Replicas(len(stage.ranks) for stage in partition.stages)
-        stages = []
-        for s, stage in enumerate(partition.stages):
-            counts = counts_of(problem.schedule, s, replicas, M)
-            again, r = problem.recomputes(stage), replicas[s]
-            base = self._stage(stage.start, stage.stop, again, counts, r, problem)
-            tied_s = tied_exchange_s(partition, s, problem)
-            stages.append(replace(base, ranks=list(stage.ranks), tied_exchange_s=tied_s))
-        return plan_of(partition, problem, stages, list(self._tied(partition)), UNKNOWN, "")
+def bare_plan(
+    partition: Partition,
+    problem: Problem,
+    counts: Sequence[Counts],
+    stage: Callable[..., Stage] = unplaced_stage,
+) -> Plan:
+    """The plan as the simulator looks at it: without names, sends and formulas.
 
-    def _tied(self, partition: Partition) -> Iterator[Flow]:
-        """The exchanges of tied gradients, by which a plan under other conditions knows them."""
-        for s in range(len(partition.stages)) if self.problem.chain.tied else ():
-            for group, holders in tied_groups(partition, s, self.problem):
-                size = round(group.size)
-                yield Flow(kind="tied", stage=s, holders=holders, bytes=size, per="", level="")
+    `stage` is `unplaced_stage`, which may remember what it made.
+    """
+    stages = []
+    for s, own in enumerate(partition.stages):
+        again, r = problem.recomputes(own), len(own.ranks)
+        base = stage(own.start, own.stop, again, counts[s], r, problem)
+        tied_s = tied_exchange_s(partition, s, problem)
+        stages.append(replace(base, ranks=list(own.ranks), tied_exchange_s=tied_s))
+    # by which a plan under other conditions knows the exchanges of tied gradients
+    tied = [
+        Flow(kind="tied", stage=s, holders=holders, bytes=round(group.size), per="", level="")
+        for s in (range(len(stages)) if problem.chain.tied else ())
+        for group, holders in tied_groups(partition, s, problem)
+    ]
+    return plan_of(partition, problem, stages, tied, UNKNOWN, "")
 
 
 UNKNOWN = Predicted(

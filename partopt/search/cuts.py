@@ -1,0 +1,128 @@
+"""Cuts moved in the simulator, while every stage keeps its ranks."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from partopt.cost.flight import Counts, counts_of
+from partopt.cost.price import price, unplaced_stage
+from partopt.cost.problem import Assignment, Partition, Problem, partition_of
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.planners.layouts import Bounds
+from partopt.schedules import schedule
+from partopt.schedules.entry import Replicas
+from partopt.schedules.layout import STRAIGHT
+from partopt.search.judge import ACTIONS, bare_plan
+from partopt.simulator.execution import execute
+from partopt.simulator.prediction import simulate_plan
+
+BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
+TRIES = 20  # steps for each unit of the budget
+SEVERAL, ONE_MORE = 0.4, 0.3  # of the steps: neighbouring cuts together; another one beside
+# how much worse, relative, a step is that is taken now and then: at first, at last
+HOT, COLD = 0.01, 0.001
+
+
+class Cuts:
+    """The stages of one partition, cut anywhere; every device runs its schedule's own order.
+
+    `spent` is 1 for each simulation, and 1 for each `ACTIONS` of it.
+    """
+
+    def __init__(self, partition: Partition, problem: Problem) -> None:
+        self.partition, self.problem, self.spent = partition, problem, 0.0
+        self.stages = partition.stages
+        self.seconds = lru_cache(maxsize=None)(self._seconds)
+        self._stage = lru_cache(maxsize=None)(unplaced_stage)
+        devices = sorted({rank for stage in self.stages for rank in stage.ranks})
+        M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
+        # microbatches of each stage on each device, shape (devices, S)
+        self.passes = np.zeros((len(devices), len(self.stages)))
+        for s, stage in enumerate(self.stages):
+            for rank in stage.ranks:
+                self.passes[number[rank], s] += M // len(stage.ranks)
+        self.prefixes = [problem.chain.busy_prefix(problem.recomputes(own)) for own in self.stages]
+
+    def cut(self, bounds: Bounds) -> Partition:
+        """The partition between these boundaries."""
+        stages = zip(self.stages, pairwise(bounds), strict=True)
+        moved = [replace(own, start=start, stop=stop) for own, (start, stop) in stages]
+        return replace(self.partition, stages=moved)
+
+    def busiest_s(self, bounds: Bounds) -> float:
+        """Seconds a microbatch for which the busiest device computes."""
+        own = zip(self.prefixes, pairwise(bounds), strict=True)
+        seconds = [prefix[stop] - prefix[start] for prefix, (start, stop) in own]
+        return float((self.passes @ seconds).max()) / (self.problem.microbatches or 1)
+
+    def _seconds(self, bounds: Bounds) -> float:
+        """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
+        problem, partition = self.problem, self.cut(bounds)
+        replicas = Replicas(len(stage.ranks) for stage in self.stages)
+        straight = schedule(problem.schedule).shape == STRAIGHT
+        counts = [Counts(0, 1, 1)] * len(replicas)
+        if straight:
+            name, M = problem.schedule, problem.microbatches
+            counts = [counts_of(name, s, replicas, M) for s in range(len(replicas))]
+        self.spent += 1
+        try:
+            execution = execute(bare_plan(partition, problem, counts, self._stage))
+        except PartoptError:
+            return math.inf
+        self.spent += len(execution.order.kind) / ACTIONS
+        limit = problem.memory_bytes
+        fits = limit is None or int(execution.peak_memory_bytes.max()) <= limit
+        return execution.period_s if fits else math.inf
+
+
+def anneal_cuts(bounds: Bounds, cuts: Cuts, rng: random.Random, budget: float) -> Bounds:
+    """The best cuts that steps lead to, each of which is better or, at first, hardly worse."""
+    now = best = bounds
+    before, tries = cuts.spent, 0
+    while cuts.spent - before < budget and tries < TRIES * budget and len(bounds) > 2:
+        tries += 1
+        heat = HOT * (COLD / HOT) ** ((cuts.spent - before) / budget)
+        allowed_s = cuts.seconds(now) * (1 - heat * math.log(1 - rng.random()))
+        other = _step(now, rng)
+        if not all(i < j for i, j in pairwise(other)) or cuts.busiest_s(other) >= allowed_s:
+            continue
+        if cuts.seconds(other) < allowed_s:
+            now = other
+            best = min(best, now, key=cuts.seconds)
+    return best
+
+
+def _step(bounds: Bounds, rng: random.Random) -> Bounds:
+    """One cut or several neighbouring ones a layer further; now and then another one too."""
+    moved, last = list(bounds), len(bounds) - 1
+    first, by = rng.randrange(1, last), rng.choice((-1, 1))
+    end = rng.randint(first + 1, last) if rng.random() < SEVERAL else first + 1
+    for c in range(first, end):
+        moved[c] += by
+    if rng.random() < ONE_MORE:
+        moved[rng.randrange(1, last)] += rng.choice((-1, 1))
+    return tuple(moved)
+
+
+def move_cuts(plan: Plan, problem: Problem) -> Plan:
+    """The simulated `plan` of `problem` with its cuts moved where the simulator says it helps."""
+    bounds, stated = problem.boundaries(), problem.coarsen()
+    number = {cell: k for k, cell in enumerate(bounds)}
+    partition = partition_of(plan, problem.recompute_per_stage)
+    stages = [
+        Assignment(number[own.start], number[own.stop], own.ranks, own.recompute)
+        for own in partition.stages
+    ]
+    cuts = Cuts(replace(partition, stages=stages), stated)
+    start = (0, *(own.stop for own in stages))
+    best = anneal_cuts(start, cuts, random.Random(0), BUDGET)
+    if cuts.seconds(best) >= cuts.seconds(start):
+        return plan
+    return simulate_plan(price(cuts.cut(best).on_layers(bounds), problem, plan.planner))
