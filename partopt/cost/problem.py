@@ -380,14 +380,15 @@ def certify(
 ) -> Certificate:
     """The certificate of a plan with objective `objective_s`; none of `scope` is below the bound.
 
-    Without a `status` it says how near the two are: optimal, to `MET`, or within so many percent.
+    Without a `status` it says how near the two are: optimal, to `MET`, or by how much at most
+    another plan is faster.
     """
     lower = min(lower_bound_s, objective_s)
     unknown = lower <= 0 < objective_s
     if objective_s <= lower * (1 + OPTIMAL):
         lower = objective_s
     gap = objective_s / lower - 1 if lower > 0 else 0.0
-    near = "optimal" if gap <= MET else f"within {100 * gap:.3g} % of the bound"
+    near = "optimal" if gap <= MET else f"no plan is more than {100 * gap:.3g} % faster"
     if unknown:
         near = "no bound is known"
     return Certificate(

@@ -36,8 +36,8 @@ from partopt.job import Job
 from partopt.options import AUTO, CHOSEN_BY_AUTO, MANUAL
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
-from partopt.search.climb import move_cuts
-from partopt.search.contest import certify_simulated
+from partopt.search.bound import certify_simulated
+from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.prediction import simulate_plan

@@ -17,8 +17,8 @@ from partopt.exporters.planning import restrictions, solve_within
 from partopt.job import Job
 from partopt.layouts.trainer_layout import TrainerLayout
 from partopt.options import MANUAL
-from partopt.search.climb import move_cuts
 from partopt.search.contest import check_planner
+from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of, search_sizes
 from partopt.search.solve import solve
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup

@@ -80,7 +80,7 @@ _BALANCES = _SINGLE | {"costs"}
 _BUILTIN: dict[str, Planner | str] = {
     "optimal": Planner(
         "partopt.planners.optimal",
-        "the best contiguous or nested plan within the memory, with a proof",
+        "the fastest plan within the memory, with a bound on all others",
         _SINGLE | {"auto"},
         _compiled,
     ),
@@ -136,9 +136,7 @@ def decide(name: str, problem: Problem) -> Decision:
 
     Raises PartoptError for an unknown name, or where the planner has no plan.
     """
-    planner = PLANNERS.lookup(name)
-    if not planner.plans_for(problem.schedule):
-        raise _cannot_plan_for(problem.schedule, name)
+    planner = check_schedule(name, problem.schedule)
     coarse = problem if "cuts" in planner.uses else problem.coarsen()
     decision: Decision = importlib.import_module(planner.module).plan(coarse)
     partition = decision.partition
@@ -150,14 +148,18 @@ def decide(name: str, problem: Problem) -> Decision:
     return replace(decision, partition=partition)
 
 
-def _cannot_plan_for(name: str, planner: str) -> PartoptError:
+def check_schedule(planner: str, name: str) -> Planner:
+    """The planner of that name; PartoptError where it cannot plan for the schedule `name`."""
+    entry = PLANNERS.lookup(planner)
+    if entry.plans_for(name):
+        return entry
     able = [other for other, entry in PLANNERS.items() if entry.plans_for(name)]
     why = (
         f"the planner {planner} puts one stage on each device, this schedule has several"
         if schedule(name).shape != STRAIGHT
         else f"the planner {planner} cannot plan for this schedule"
     )
-    return PartoptError(
+    raise PartoptError(
         f"`schedule={name}`: {why}",
         f"use {', '.join(f'`planner={other}`' for other in able)}",
         code="planner-cannot-plan-for-schedule",

@@ -1,31 +1,27 @@
-"""The best pipeline without replication, exactly, under the physical cost of the topology.
+"""The best pipeline without replication: the dynamic program of `optimal`, one device a stage.
 
-One stage a device, as many stages as help, ranks in their order; memory is not looked at. The
-period of an asynchronous schedule and the iteration of a synchronous one are each the largest of
-what single stages take, so that the search of the planner `optimal`, with one replica each, finds
-the least (`partopt.planners.optimal.least`).
+As many stages as help, ranks in their order; memory is not looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from partopt.cost.problem import CONTIGUOUS, NONE, Decision, Problem, certify
+from partopt.cost.problem import NONE, Decision, Problem
 from partopt.planners import optimal
+from partopt.planners.costs import StageCosts
 from partopt.planners.placing import stage_count
 
 
 def plan(problem: Problem) -> Decision:
-    """The partition into one-device stages with the least period, or iteration if synchronous.
+    """The partition into one-device stages whose slowest stage is fastest.
 
     Exactly `problem.stages` of them where that is given.
     """
-    if problem.stages is not None:
-        stage_count(problem)
-    best, seconds, _ = optimal.least(
-        replace(problem, replication=NONE, memory_bytes=None), (CONTIGUOUS,)
-    )
-    assert best is not None, "without a limit of memory there is a partition"
-    scope = "plans of one device a stage, as the formulas price them"
-    status = "optimal without replication"
-    return Decision(best, certify(seconds, seconds, scope, optimal.PROOF, status))
+    stage_count(problem)
+    stated, cells = optimal.coarsen(replace(problem, replication=NONE, memory_bytes=None))
+    costs = StageCosts(stated)
+    places = tuple((rank,) for rank in range(problem.topology.devices))
+    found = optimal.layout_plans(costs, places, problem.topology.devices)
+    best = min(found, key=lambda shape: costs.slowest_s(shape) + costs.messages_s(shape))
+    return Decision(best.partition().on_layers(cells))

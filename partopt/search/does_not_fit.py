@@ -101,7 +101,7 @@ def _fitting(names: list[str], plan: Plan, way: Mapping[str, str], job: Job) -> 
             continue
         with suppress(PartoptError):  # a global batch may be no multiple of that size
             other = job.with_(microbatch_size=size, recompute=recompute, **way)
-            found, _ = contest.plan_with(name, other.problem)
+            found = contest.plan_decided(name, other.problem)
             if found.fits:
                 then = dict(zip(given, (name, size, recompute), strict=True))
                 options = {key: value for key, value in then.items() if value != given[key]}

@@ -1,164 +1,148 @@
-"""Partitions improved in the simulator, from several starts.
-
-A planner minimises what formulas say, and the simulator knows more: of contention, of how replicas
-take turns, of a pipeline that fills. So what planners found are the starts of a search in which the
-simulator judges: a partition that is good is changed in one place, and what it is changed to is
-simulated in the order of what it may reach, a bound that no simulation is below and what the
-simulator added to the bound of the partition that it came of.
-"""
+"""The plan of `optimal`: those of the dynamic program and of others, improved in the simulator."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from math import inf
 
+from partopt.cost.price import price
 from partopt.cost.problem import Partition, Problem
-from partopt.search.evaluate import Evaluator, Value
-from partopt.search.moves import Moves, frozen
-from partopt.search.warmup import Depth
+from partopt.documents.plan import Plan
+from partopt.planners import optimal
+from partopt.planners.costs import StageCosts
+from partopt.planners.layouts import Places, Shape, shape_of
+from partopt.search.annealing import anneal, valid
+from partopt.search.judge import Found, Judge
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 
-# simulations, a long one counted as several (`partopt.search.evaluate.Evaluator.spent`)
-BUDGET = {"quick": 0.0, "normal": 1_000.0, "thorough": 20_000.0}
-SAME = 1e-6  # relative: less than this is not gained
-_STARTS = 24  # of the starts by closed forms those of least bound, which are simulated first
-# of a simulation: the work to bound a stage by tables, and by formulas
-_BOUNDED, _PRICED = 0.01, 0.2
-
-
-class Improved(NamedTuple):
-    """A partition, its value, and the work that finding it took."""
-
-    partition: Partition
-    value: Value
-    spent: float
+BUDGET = {"quick": 500.0, "normal": 2500.0, "thorough": 25_000.0}  # as `Judge.spent` counts
+LARGE = 3.6  # times as much for the program over ranks, whose plans have many stages
+STARTS = 0.2  # of the budget, for the plans of the dynamic program
+RANKED = 0.6  # of that of the program over ranks
+ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
+PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
+HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
+NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 
 
-def improve(
-    starts: Iterable[tuple[Partition, Value]],
-    problem: Problem,
-    lower_bound_s: float,
-    budget: float,
-    beat_s: float = math.inf,
-) -> Improved:
-    """The best partition that a search finds from `starts`, whose values are known.
+def best_plan(problem: Problem, others: Iterable[Partition], lower_s: float, beat_s: float) -> Plan:
+    """The best simulated plan of a problem, of the dynamic program or `others`, improved.
 
-    The search ends when that is as fast as `lower_bound_s` per microbatch, when nothing is left
-    that could be faster, and below `beat_s`, or when the `budget` of simulations is spent.
+    No plan is below `lower_s` seconds of a microbatch, and none is looked for where none is below
+    `beat_s`. Raises PartoptError where no plan fits by the formulas.
     """
-    search = _Search(problem, budget, beat_s)
-    for partition, value in starts:
-        search.start(frozen(partition), value)
-    search.run(lower_bound_s)
-    assert search.best is not None
-    return Improved(search.best, search.value, search.spent)
+    stated, cells = optimal.coarsen(problem)
+    problem.progress("dynamic program", 0, 1)
+    costs = StageCosts(stated)
+    starts = optimal.plans(costs)
+    if not starts:
+        raise optimal.nothing_fits(problem)
+    if lower_s >= beat_s:
+        return simulate_with_best_warmup(_priced(starts[0].partition().on_layers(cells), problem))
+    search = _Search(Judge(costs), max(lower_s, 0.0) * (1 + NEARLY), problem)
+    search.try_starts(starts)
+    search.try_others(others, cells)
+    if search.best_s < beat_s * (1 + HOPED):
+        search.anneal()
+    if not search.found:
+        plans = (_priced(s.partition().on_layers(cells), problem) for s in starts[:3])
+        return min(map(simulate_with_best_warmup, plans), key=lambda plan: plan.peak_memory_bytes)
+    best, judge = search.found[0], search.judge
+    if cells != problem.boundaries():
+        best, judge, cells = _recut_finely(best, problem, cells)
+    plan = _priced(best.shape.partition().on_layers(cells), problem)
+    if not judge.entry.takes_warmup:
+        return simulate_with_best_warmup(plan)
+    own = simulate_at_warmup(plan, judge.warmups(best.shape, best.way, best.more))
+    if search.ranked:
+        return own
+    return max(
+        (own, simulate_with_best_warmup(plan)),
+        key=lambda each: (each.fits, each.predicted.samples_per_s),
+    )
+
+
+def _priced(partition: Partition, problem: Problem) -> Plan:
+    return price(partition, problem, "optimal")
+
+
+def _recut_finely(
+    rough: Found, problem: Problem, cells: list[int]
+) -> tuple[Found, Judge, list[int]]:
+    """The plan of a coarse chain, cut anew layer by layer where that is better."""
+    stated, bounds = problem.coarsen(), problem.boundaries()
+    judge = Judge(StageCosts(stated))
+    shape = rough.shape.on_cells(cells, bounds)
+    tried = [shape, optimal.recut(judge.costs, shape)]
+    found = [
+        rough._replace(shape=each, seconds=judge.seconds(each, rough.way, rough.more))
+        for each in tried
+        if each is not None
+    ]
+    return min(found, key=lambda each: each.seconds), judge, bounds
 
 
 class _Search:
-    """What is known so far, and what is to be tried: a heap in the order of what is expected."""
+    """The plans of one problem that were found, the fastest first."""
 
-    def __init__(self, problem: Problem, budget: float, beat_s: float) -> None:
-        self.budget, self.beat_s = budget, beat_s
-        self.problem, self.moves, self.evaluator = problem, Moves(problem), Evaluator(problem)
-        self.best: Partition | None = None
-        self.value = Value(2**63, math.inf)
-        self.seen: set[Partition] = set()
-        # bytes over the limit, seconds that it takes or may take, a number, and the step
-        self.heap: list[tuple[int, float, int, _Step]] = []
-        self.steps = 0
-        self.bounded = 0.0
+    def __init__(self, judge: Judge, enough_s: float, problem: Problem) -> None:
+        self.judge, self.enough_s, self.progress = judge, enough_s, problem.progress
+        self.ranked = optimal.over_ranks(problem)
+        self.budget = BUDGET[problem.effort] * (LARGE if self.ranked else 1)
+        self.found: list[Found] = []
 
     @property
-    def spent(self) -> float:
-        """Simulations, and the work of bounding what was not simulated."""
-        return self.evaluator.spent + self.bounded + _PRICED * self.evaluator.priced
+    def best_s(self) -> float:
+        """Seconds of the fastest plan."""
+        return self.found[0].seconds if self.found else inf
 
-    def run(self, lower_bound_s: float) -> None:
-        """Simulate and step on until nothing is left that could be better."""
-        if self.budget > 0 and self.best is not None and not self.is_optimal(lower_bound_s):
-            bounds_s = {each: self.bound_s(each, self.limit_s) for each in self._starts()}
-            starts = sorted(bounds_s, key=bounds_s.__getitem__)
-            self.push(starts[:_STARTS], None, self.value)
-            self.push(starts[_STARTS:], self.best, self.value)
-        while self.heap and self.spent < self.budget and not self.is_optimal(lower_bound_s):
-            *_, step = heapq.heappop(self.heap)
-            if step.value is not None:
-                self.push(self.moves.around(step.partition), step.partition, step.value)
-            elif self.bound_s(step.partition, self.limit_s) < self.limit_s:
-                value = self.evaluator.value(step.partition, step.depth, self.limit_s)
-                self.take(step.partition, value)
+    def try_starts(self, starts: Iterable[Shape]) -> None:
+        """Simulate plans that may be the fastest; of each layout and number of stages the best."""
+        best: dict[tuple[object, Places], Found] = {}
+        judge, limit = self.judge, (RANKED if self.ranked else STARTS) * self.budget
+        for shape in starts:
+            best_s = min((each.seconds for each in best.values()), default=inf)
+            if judge.spent > limit or best_s <= self.enough_s:
+                break
+            if judge.costs.slowest_s(shape) < best_s:
+                key = (shape if self.ranked else shape.stages), shape.places
+                own = judge.best(shape, PACED if self.ranked else ())
+                best[key] = min(best.get(key, own), own, key=lambda each: each.seconds)
+        self.keep(best.values())
 
-    def _starts(self) -> Iterator[Partition]:
-        """Starts by closed forms.
+    def try_others(self, others: Iterable[Partition], cells: list[int]) -> None:
+        """Simulate the plans of other planners that cut where this chain may be cut."""
+        judge, devices = self.judge, self.judge.problem.topology.devices
+        number = {cell: k for k, cell in enumerate(cells)}
+        found = []
+        for partition in others:
+            if all(stage.stop in number for stage in partition.stages):
+                rough = [
+                    replace(own, start=number[own.start], stop=number[own.stop])
+                    for own in partition.stages
+                ]
+                shape = shape_of(replace(partition, stages=rough), devices)
+                if not judge.costs.chooses_recompute:
+                    shape = replace(shape, recompute=(None,) * shape.stages)
+                if valid(shape, judge.costs) and judge.costs.slowest_s(shape) < self.best_s:
+                    found.append(judge.best(shape))
+        self.keep(found)
 
-        None where stages may choose to recompute, whose search goes on from that without and from
-        that with it.
-        """
-        if not self.problem.recompute_per_stage:
-            yield from dict.fromkeys(self.moves.starts())
+    def anneal(self) -> None:
+        """Anneal the best plans, ever fewer of them."""
+        rounds = ROUNDS[-2:] if self.ranked else ROUNDS
+        left, rng = self.budget - self.judge.spent, random.Random(0)
+        for number, many in enumerate(rounds):
+            starts, self.found = self.found, self.found[many:]
+            for done, each in enumerate(starts[:many]):
+                total = len(rounds) * many
+                self.progress("annealing", number * many + done, total)
+                share = left / len(rounds) / many
+                self.keep([anneal(each, self.judge, rng, share, self.enough_s)])
 
-    def is_optimal(self, lower_bound_s: float) -> bool:
-        """Whether nothing can be faster."""
-        return self.value.over == 0 and self.value.seconds <= lower_bound_s * (1 + SAME)
-
-    @property
-    def limit_s(self) -> float:
-        """What a partition must be below to be better, and of use."""
-        own_s = self.value.seconds if self.value.over == 0 else math.inf
-        return min(own_s * (1 - SAME), self.beat_s)
-
-    def bound_s(self, partition: Partition, beat_s: float = math.inf) -> float:
-        """What the simulator does not go below; the formulas of plans where tables are too long.
-
-        A bound that is no less than `beat_s` need not be the largest that is known.
-        """
-        if self.moves.tables.able:
-            return self.moves.tables.bound_s(partition, beat_s)
-        return self.evaluator.bound_s(partition)
-
-    def start(self, partition: Partition, value: Value) -> None:
-        """Record a partition to begin with."""
-        if partition not in self.seen:
-            self.seen.add(partition)
-            self.take(partition, value)
-
-    def take(self, partition: Partition, value: Value) -> None:
-        """Record a value; what is next to the partition is tried when its turn comes."""
-        better = value[:2] < self.value[:2]
-        if better:
-            self.best, self.value = partition, value
-        seconds = -math.inf if better else value.seconds  # what is best goes on at once
-        self.put(value.over, seconds, _Step(partition, value.depth, value))
-
-    def push(self, others: Iterable[Partition], near: Partition | None, value: Value) -> None:
-        """Put partitions in the heap, those that were not there before.
-
-        They are expected to exceed their bounds by as much as what they are `near`, of this value.
-        """
-        simulated = near is not None and value.over == 0 and value.seconds < math.inf
-        gap_s = max(0.0, value.seconds - self.bound_s(near)) if near and simulated else 0.0
-        for other in others:
-            if other in self.seen:
-                continue
-            self.seen.add(other)
-            if self.moves.tables.able:
-                self.bounded += _BOUNDED * len(other.stages)
-            if self.spent >= self.budget:
-                return
-            bound_s = self.bound_s(other, self.limit_s)
-            if bound_s < self.limit_s:
-                self.put(0, bound_s + gap_s, _Step(other, value.depth, None))
-
-    def put(self, over: int, seconds: float, step: _Step) -> None:
-        """Put a step in the heap; of equal ones the first comes first."""
-        self.steps += 1
-        heapq.heappush(self.heap, (over, seconds, self.steps, step))
-
-
-class _Step(NamedTuple):
-    """A partition to simulate at a warm-up or, where its value is known, to step away from."""
-
-    partition: Partition
-    depth: Depth
-    value: Value | None
+    def keep(self, found: Iterable[Found]) -> None:
+        """Add plans that fit to those found."""
+        fitting = [each for each in found if each.seconds < inf]
+        self.found = sorted([*self.found, *fitting], key=lambda each: each.seconds)

@@ -23,7 +23,7 @@ from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
-from partopt.search.contest import certify_simulated
+from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import layout_of

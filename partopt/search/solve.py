@@ -15,7 +15,7 @@ from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
 from partopt.search.advice import note_data_parallel
-from partopt.search.schedule import search_schedules
+from partopt.search.auto import search_schedules
 from partopt.search.sizes import search_sizes
 
 _BESIDE = ("gpipe", "data_parallel")  # planners whose plans stand beside that of a named planner

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from partopt.cost.price import price
 from partopt.cost.problem import Partition, Progress, ignore_progress
 from partopt.cost.reserve import reserve_of
 from partopt.documents.plan import Certificate, Plan
@@ -20,8 +19,8 @@ from partopt.documents.profile import Profile
 from partopt.documents.proof import proof_of
 from partopt.documents.verification import Verification, VerificationRow
 from partopt.errors import PartoptError
-from partopt.planners import PLANNERS, optimal, required_features
-from partopt.search.all_pipelines import none_within
+from partopt.planners import PLANNERS, required_features
+from partopt.search.bound import lower_bound_s
 from partopt.search.contest import OPTIONS
 from partopt.search.recomputation import UNPROVED, Recomputation
 from partopt.units import format_bytes, format_seconds
@@ -165,14 +164,18 @@ def _nothing(certificate: Certificate | None, objective_s: float | None, planner
 
 
 def _bound(again: Recomputation) -> _Found:
-    """Check that nothing lies below the bound.
+    """Check the bound.
 
-    For `optimal` the region below it is searched; of the other planners, which are quick, the
-    decision must come out the same again.
+    That of `optimal` is computed again; of the other planners, which are quick, the decision must
+    come out the same again.
     """
     plan, certificate = again.plan, again.plan.certificate
     if plan.planner == "optimal" and certificate is not None:
-        return _nothing_below(again, certificate.lower_bound_s)
+        lower_s = lower_bound_s(again.problem) * (plan.microbatches or 1)
+        if certificate.lower_bound_s > lower_s * (1 + SAME):
+            differs = _differs("certificate.lower_bound_s", certificate.lower_bound_s, lower_s)
+            return False, "another bound is found", [differs]
+        return True, f"{format_seconds(certificate.lower_bound_s)}, computed again", []
     if plan.planner in UNPROVED or plan.planner == "optimal":
         return _nothing(certificate, again.objective_s, plan.planner)
     own, found = (
@@ -189,34 +192,6 @@ def _bound(again: Recomputation) -> _Found:
             [_differs("certificate.lower_bound_s", certificate.lower_bound_s, lower)],
         )
     return True, f"{plan.planner} decides the same again", []
-
-
-def _nothing_below(again: Recomputation, lower_bound_s: float) -> _Found:
-    seconds = lower_bound_s * (1 - SAME)
-    better, proved_s = optimal.below(again.problem, seconds)
-    short = better is not None or proved_s < seconds * (1 - SAME)
-    if short and none_within(again.problem, seconds):
-        better, short = None, False
-    if better is not None:
-        shape = price(better, again.problem, "optimal").shape
-        return False, f"there is a plan below {format_seconds(lower_bound_s)}: {shape}", []
-    if short:
-        return (
-            False,
-            (
-                f"no plan is found below {format_seconds(lower_bound_s)}, but only below "
-                f"{format_seconds(proved_s)} is that proved"
-            ),
-            [],
-        )
-    return (
-        True,
-        (
-            f"no {' or '.join(optimal.FAMILIES)} plan is below "
-            f"{format_seconds(lower_bound_s)}, searched again"
-        ),
-        [],
-    )
 
 
 def _status(again: Recomputation) -> _Found:

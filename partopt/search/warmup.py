@@ -129,7 +129,7 @@ def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
     changed = with_conditions(plan, warmups=own)
     check_actions(changed)
     execution = execute(changed)
-    return _as_found(Trial(execution, _fits(execution)), WarmupTrials(plan).at(None))
+    return _as_found(Trial(execution, fits_by_order(execution)), WarmupTrials(plan).at(None))
 
 
 def _as_found(best: Trial, usual: Trial | None) -> Plan:
@@ -161,7 +161,7 @@ class WarmupTrials:
         except PartoptError:
             return None
         self.actions += len(execution.order.kind)
-        return Trial(execution, _fits(execution))
+        return Trial(execution, fits_by_order(execution))
 
     @cached_property
     def most(self) -> list[int] | None:
@@ -197,7 +197,7 @@ def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     return with_counts(stage, counts, versions, split, kept_by(plan)).memory.total_bytes
 
 
-def _fits(execution: Execution) -> bool:
+def fits_by_order(execution: Execution) -> bool:
     """Whether every device has room; by the order where the formulas approximate what it keeps."""
     plan, entry = execution.plan, schedule(execution.plan.schedule)
     if plan.memory_limit_bytes is None or not (entry.split or entry.recomputes):

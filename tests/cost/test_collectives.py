@@ -21,7 +21,7 @@ from partopt.cost.collectives import (
 from partopt.cost.links import network_of, run_allreduce
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from tests.examples import examples
-from tests.planners.test_optimal import clusters
+from tests.planners.problems import clusters
 
 GB = 1e9
 

@@ -5,17 +5,20 @@ the same floating-point number.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
 from partopt.cost.chain import Chain
+from partopt.cost.collectives import ALGORITHMS
 from partopt.cost.memory import SHARDED
 from partopt.cost.problem import Decision, Partition, Problem, with_steps
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.plan import Certificate
 from partopt.documents.stage import MemoryRules
-from partopt.documents.topology import Device, Level, Topology
+from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 
 numbers = st.integers(0, 12)
 
@@ -152,3 +155,58 @@ def topologies(draw: st.DrawFn, levels: int = 3, devices: int = 12) -> Topology:
         *[(size, float(draw(st.sampled_from([1, 2, 4, 8])))) for size in sizes],
         links=draw(st.sampled_from([1, 2])),
     )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, levels: int = 3, devices: int = 6, sizes: int = 4) -> Topology:
+    """One to `levels` levels, each with its own bandwidth, links, latency and bus; outer ones may
+    be the faster.
+    """
+    made: list[Level] = []
+    total = 1
+    for k in range(1, draw(st.integers(1, levels)) + 1):
+        size = draw(st.integers(1, max(1, min(sizes, devices // total))))
+        total *= size
+        rates = {
+            "bandwidth_bytes_per_s": float(draw(st.sampled_from([1, 2, 4, 8, 16]))),
+            "links": draw(st.sampled_from([1, 1, 2])),
+        }
+        waits = {
+            "latency_s": float(draw(st.sampled_from([0, 0, 0, 1]))),
+            "bus": draw(st.sampled_from([False, False, True])),
+        }
+        made.append(Level(name=f"level{k}", size=size, **rates, **waits, **draw(engines())))
+    return Topology(
+        name="mixed",
+        device=Device(name="device"),
+        levels=made,
+        allreduce=draw(st.sampled_from(["fastest", *ALGORITHMS])),
+    )
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> dict[str, Any]:
+    """What messages take of devices and all-reduces achieve on a level; often nothing."""
+    if not draw(st.booleans()):
+        return {}
+    own = AllReduceRates(
+        bandwidth_bytes_per_s=draw(st.sampled_from([msgspec.UNSET, 2.0, 4.0])),
+        latency_s=draw(st.sampled_from([msgspec.UNSET, 0.0, 2.0])),
+    )
+    return {
+        "overhead_s": float(draw(st.sampled_from([0, 0, 1]))),
+        "copy_bytes_per_s": draw(st.sampled_from([msgspec.UNSET, 8.0])),
+        "allreduce": draw(st.sampled_from([msgspec.UNSET, own])),
+    }
+
+
+@st.composite
+def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
+    """Chains whose layers keep something for their backward, some of it shared; of half of them
+    some parameters are frozen, and backwards take memory while they run.
+    """
+    model = draw(chains(layers))
+    model = draw(with_messages(model)) if draw(st.booleans()) else model
+    if draw(st.booleans()):
+        return draw(with_memory(model))
+    return replace(model, stash_bytes=draw(shared_sizes(model.layers)))

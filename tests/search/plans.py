@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from partopt.search.schedule import best_by_schedule
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
 from partopt.search.contest import plan_alone
-from partopt.search.schedule import best_by_schedule
 from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
 
 Made = tuple[Plan, Problem]
@@ -76,12 +76,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     ),
     "optimal, nested": lambda: plan_of("optimal", {"output_bytes": [5 * 10**6] * 6}, **SYNCHRONOUS),
     "optimal, a deeper warm-up": lambda: plan_of(
-        "optimal", {"output_bytes": [10**4] * 6}, **SYNCHRONOUS
-    ),
-    "optimal, with a gap": lambda: plan_of(
-        "optimal",
-        {"output_bytes": [5 * 10**6] * 6},
-        topology=two_level(2, 2, memory_bytes=6 * 10**7),
+        "optimal", {"output_bytes": [10**4] * 6}, blocking_allreduce=True
     ),
     "optimal, some recompute": lambda: plan_of(
         "optimal",

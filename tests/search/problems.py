@@ -6,14 +6,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
+from partopt.search.candidates import Candidate
 
 from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
-from partopt.search.candidates import Candidate
+from partopt.documents.topology import Topology
 from partopt.simulator.prediction import simulate_plan
-from tests.helpers import measurement, profile_of, two_level
+from tests.helpers import chain_profile, measurement, profile_of, two_level
 
 SIZES = [1, 2]
 
@@ -85,3 +87,18 @@ def problems(draw: st.DrawFn, layers: int = 12) -> list[Problem]:
         ),
         batch,
     )
+
+
+def slow(layers: int, topology: Topology, seed: int = 0, **options: object) -> Problem:
+    """Activations that decay and weights that grow along the chain, as in most of vision."""
+    random, position = np.random.default_rng(seed), np.arange(layers) / layers
+    forward = (random.lognormal(0, 0.5, layers) * 1e-3).tolist()
+    outputs = 1e8 * np.exp(-3 * position) * random.lognormal(0, 0.3, layers)
+    weights = 2e7 * np.exp(3 * position) * random.lognormal(0, 0.5, layers)
+    profile = chain_profile(
+        forward,
+        [2 * seconds for seconds in forward],
+        outputs.astype(int).tolist(),
+        weights.astype(int).tolist(),
+    )
+    return problem_of(profile, topology, **options)

@@ -14,7 +14,6 @@ from partopt.planners import PLANNERS
 from partopt.search import contest
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level, uniform_profile
-from tests.search.test_starts import slow
 
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
 UNEQUAL = chain_profile(
@@ -131,10 +130,6 @@ def test_a_planner_whose_every_plan_is_slower_is_not_asked(monkeypatch):
     asked.clear()
     assert "straight" in contest.compete(names, stated).plans
     assert "straight" in asked
-    asked.clear()
-    contest.plan_alone("optimal", stated)
-    assert "gpipe" in asked
-    assert "straight" not in asked
 
 
 def test_uniform_layers_on_one_device():
@@ -152,7 +147,7 @@ def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(
     best = contest.plan_alone("optimal", stated)[0]
     free = {"recompute_per_stage": False, "replication": "free"}
     for name in AUTOMATIC - {"optimal"}:
-        plan, _ = contest.plan_with(name, dataclasses.replace(stated, **free))
+        plan = contest.plan_decided(name, dataclasses.replace(stated, **free))
         asked = msgspec.structs.replace(plan, request=best.request)
         if not list(asked.find_deviations()):
             assert best.predicted.period_s <= plan.predicted.period_s * (1 + 1e-12)
@@ -164,23 +159,7 @@ def test_the_naive_iteration_of_replicas_is_what_they_take():
     """Two replicas work side by side, and exchange at the end."""
     stated = problem_of(UNEQUAL, flat(2), schedule="naive", microbatches=4)
     simulated, formula = (
-        contest.plan_with("data_parallel", stated)[0],
+        contest.plan_decided("data_parallel", stated),
         planners.plan("data_parallel", stated),
     )
     assert simulated.predicted.iteration_s == pytest.approx(formula.predicted.iteration_s)
-
-
-def test_a_small_problem_far_from_its_bound_is_annealed_but_where_it_cannot_win(monkeypatch):
-    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
-    annealed, _ = contest.plan_alone("optimal", problem)
-    monkeypatch.setattr(contest, "anneal", lambda *given: [])
-    without, _ = contest.plan_alone("optimal", problem)
-    assert annealed.predicted.period_s < 0.99 * without.predicted.period_s
-    asked = []
-    monkeypatch.setattr(contest, "anneal", lambda *given: asked.append(given) or [])
-    contest.plan_alone("optimal", problem, annealed.predicted.period_s)
-    assert asked  # less than a tenth is missing
-    asked.clear()
-    monkeypatch.setattr(contest, "_HOPED", 0.0)
-    contest.plan_alone("optimal", problem, annealed.predicted.period_s)
-    assert not asked

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from partopt.search.candidates import candidates
+from partopt.search.grid import stages_between
+from partopt.search.schedule import best_by_schedule, replan, state_problems
 
 from partopt import planners
 from partopt.cost.problem import problem_of
@@ -14,16 +17,12 @@ from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.search import schedule as search
-from partopt.search.candidates import candidates
-from partopt.search.grid import stages_between
-from partopt.search.schedule import best_by_schedule, replan, state_problems
 from partopt.search.solve import solve
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import at_each_size, judged_candidate, problems
-from tests.search.test_starts import slow
+from tests.search.problems import at_each_size, judged_candidate, problems, slow
 
 BOTH = [False, True]
 

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from partopt.search.schedule import search_schedules
 
 from partopt import documents, planners
 from partopt.cost.problem import Problem, problem_from_plan, problem_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.planners import PLANNERS, optimal
-from partopt.planners.optimal import refuters
-from partopt.planners.optimal.contiguous.probe import ContiguousProbe
+from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
+from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
-from partopt.search.schedule import search_schedules
 from partopt.search.verify import claim, verify
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
@@ -195,15 +194,13 @@ def test_the_kinds_are_what_they_say():
     made = {kind: make() for kind, make in KINDS.items()}
     plans = {kind: plan for kind, (plan, _) in made.items()}
     assert plans["optimal, nested"].family == "nested"
-    assert plans["optimal, with a gap"].certificate.gap > 0.01
-    simulated, problem = made["optimal, an iteration"]
-    assert simulated.certificate.status == "optimal"
-    _, _, formulas_s = planners.optimal.least(problem)
-    assert formulas_s < 0.99 * simulated.certificate.lower_bound_s
+    assert plans["optimal, nested"].certificate.gap > 0.01
+    simulated, _ = made["optimal, an iteration"]
+    assert simulated.predicted.iteration_s is not None
     assert len({stage.recompute for stage in plans["optimal, some recompute"].stages}) == 2
     assert any(stage.tied_exchange_s for stage in plans["optimal, tied"].stages)
-    for kind in ("optimal, a deeper warm-up", "a deeper warm-up"):
-        assert plans[kind].predicted.formula_period_s > plans[kind].predicted.period_s
+    deeper = plans["a deeper warm-up"].predicted
+    assert deeper.formula_period_s > deeper.period_s
     assert {plans[kind].planner for kind in ("grid", "grid, chunks")} == {"grid"}
     assert plans["grid, chunks"].family == "looped"
 
@@ -217,14 +214,14 @@ def test_a_worse_plan_with_a_certificate_of_its_own_is_found_out():
         objective_s=period,
         lower_bound_s=period,
         gap=0.0,
-        scope=optimal.scope(problem),
-        proof=optimal.PROOF,
+        scope=scope(problem),
+        proof=PROOF,
     )
     request = msgspec.structs.replace(worse.request, cuts=None, replicas=None)
     plan = msgspec.structs.replace(worse, planner="optimal", certificate=boast, request=request)
     assert failed(plan, problem) == ["bound"]
     [check] = [check for check in verify(plan, problem.profile).checks if not check.passed]
-    assert check.text == "there is a plan below 6.00 ms: 4"
+    assert check.text == "another bound is found"
 
 
 @pytest.mark.parametrize("name", ["gpipe", "torchgpipe", "lingvo", "straight", "pipedream"])
@@ -251,9 +248,8 @@ def test_a_quick_planners_plan_with_its_cuts_moved_is_found_out(name):
     assert bound.differences
 
 
-@pytest.mark.parametrize("name", ["straight", "pipedream"])
-def test_a_quick_planners_bound_that_is_changed_is_found_out(name):
-    plan, problem = plan_of(name)
+def test_a_quick_planners_bound_that_is_changed_is_found_out():
+    plan, problem = plan_of("pipedream")
     lower = plan.certificate.lower_bound_s
     changed = msgspec.structs.replace(plan.certificate, lower_bound_s=0.9 * lower)
     assert "bound" in failed(msgspec.structs.replace(plan, certificate=changed), problem)
@@ -269,37 +265,15 @@ def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():
             plan.certificate,
             lower_bound_s=lower,
             gap=gap,
-            status=f"within {100 * gap:.3g} % of the bound",
+            status=f"no plan is more than {100 * gap:.3g} % faster",
         )
         return msgspec.structs.replace(plan, certificate=changed)
 
     assert failed(with_bound(reached * 1.01), problem) == ["bound", "status"]
     assert failed(with_bound(reached * 0.99), problem) == []
     assert claim(with_bound(reached / 1.01)).startswith(
-        "within 1 % of the bound of contiguous and nested plans"
+        "no plan is more than 1 % faster, of plans under"
     )
-
-
-def leave_out_entries(monkeypatch):
-    """The probe says of every answer that entries were left out for want of room."""
-    find = ContiguousProbe.find
-    monkeypatch.setattr(
-        ContiguousProbe, "find", lambda *arguments: find(*arguments)._replace(complete=False)
-    )
-
-
-def test_a_gap_that_came_of_entries_without_room_holds(monkeypatch):
-    leave_out_entries(monkeypatch)
-    plan, problem = plan_of("optimal", replication="none")
-    assert plan.certificate.gap > 0
-    assert failed(plan, problem) == []
-
-
-def test_a_search_that_was_not_complete_proves_nothing(monkeypatch):
-    plan, problem = plan_of("optimal", replication="none")
-    leave_out_entries(monkeypatch)
-    monkeypatch.setattr(refuters, "refuter", lambda _: lambda _: False)
-    assert failed(plan, problem) == ["bound"]
 
 
 @pytest.mark.parametrize("kind", ["optimal", "pipedream", "gpipe", "manual"])

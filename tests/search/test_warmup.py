@@ -27,7 +27,7 @@ from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat, limited, two_level
-from tests.search.test_starts import slow
+from tests.search.problems import slow
 from tests.simulator.plans import plan_of
 
 

@@ -1,0 +1,349 @@
+"""What a stage costs: seconds of a microbatch for all ranges of layers at once, as arrays.
+
+Entry [i, j] is of the stage of layers [i, j); it is infinite where the stage has no room. A plan
+takes about as long as its slowest stage, and the simulator says how long.
+
+    f, C, p   forward; forward and backward; the part of the backward until the gradient leaves
+    R         from a microbatch's forward on the stage to its gradient's arrival, at the least
+    W         bytes of parameters that have a gradient
+    r         replicas of the stage
+    n, F      microbatches of a replica in an iteration, and of them in flight at once
+    M         microbatches of an iteration, None for an asynchronous schedule
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.collectives import exposed
+from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.links import port_rate
+from partopt.cost.memory import memory_table, shares
+from partopt.cost.problem import Problem
+from partopt.planners.layouts import Places, Shape, ranks_of
+from partopt.schedules import schedule
+
+Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
+Port = tuple[float, float, float]  # see `StageCosts.ports`
+NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
+
+
+class StageCosts:
+    """The costs of all stages of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        chain, entry = problem.chain, schedule(problem.schedule)
+        self.problem, self.entry, self.M = problem, entry, problem.microbatches
+        self.N, self.traffic = chain.layers, chain.traffic
+        # a schedule that recomputes while it waits delays no gradient
+        delays = not entry.recomputes
+        passing = chain.passing_prefix(entry.split, problem.all_recompute and delays)
+        self.W = chain.trained_bytes.table
+        self.f = _between(chain.forward_prefix)
+        # of stages that do not recompute, and of those that do
+        self.C = [_between(chain.busy_prefix(again)) for again in (False, True)]
+        self.p = [
+            _between(chain.passing_prefix(entry.split, again and delays)) for again in (False, True)
+        ]
+        self.head = chain.forward_prefix[:, None]  # before the first microbatch comes
+        self.tail = passing[:, None]  # behind the last gradient that leaves
+        way = chain.forward_prefix + passing
+        self.behind = (way[-1] - way)[None, :]  # R without messages
+        # of the last backward, beside which gradients are exchanged
+        self.last = _between(chain.gradients_prefix(entry.split))
+        whole = max(self.W[0, -1], 1.0)
+        stepped = 0.0 if chain.stepping is not None else chain.optimizer_s
+        self.step: Table = self.W / whole * stepped
+        self.modes = (
+            (False, True) if self.chooses_recompute else (problem.recompute,)
+        )  # whether a stage recomputes
+        self.room = lru_cache(maxsize=None)(self._room)
+        self.table = lru_cache(maxsize=None)(self._table)
+        self.ports = lru_cache(maxsize=None)(self._ports)
+        self.wait = lru_cache(maxsize=None)(self._wait)
+        self.hold = lru_cache(maxsize=None)(self._hold)
+        self.bus_load = lru_cache(maxsize=None)(self._bus_load)
+
+    @property
+    def chooses_recompute(self) -> bool:
+        """Whether stages choose to recompute; without a limit of memory that only takes time."""
+        return self.problem.recompute_per_stage and self.problem.memory_bytes is not None
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all stages have as many replicas."""
+        return not self.entry.uneven or self.problem.replication != "free"
+
+    def recomputes(self, shape: Shape) -> list[bool]:
+        """Which stages of a plan recompute."""
+        return [self.problem.recompute if own is None else own for own in shape.recompute]
+
+    # ---- of stages on their places ------------------------------------------------------------
+
+    def stage(self, places: Places, first: int, end: int, recompute: bool, stages: int) -> Table:
+        """Seconds of a stage on places [first, end), of a plan of so many stages."""
+        ranks, topology = ranks_of(places[first:end]), self.problem.topology
+        before = places[first - 1] if first else ()
+        after = places[end] if end < len(places) else ()
+        levels = (
+            topology.common_level(before[0], ranks[0]) if before else 0,
+            topology.common_level(places[end - 1][0], after[0]) if after else 0,
+        )
+        seconds = self.on(ranks, before, after, levels, recompute, stages)
+        behind = sum(map(len, places[end:]))
+        least = self.least_in_flight(len(ranks), behind, stages)
+        if least > 1 and self.problem.memory_bytes is not None:
+            return np.where(self.room(len(ranks), recompute) >= least, seconds, np.inf)
+        return seconds
+
+    def on(
+        self,
+        ranks: Sequence[int],
+        before: Sequence[int],
+        after: Sequence[int],
+        levels: tuple[int, int],
+        recompute: bool,
+        stages: int,
+    ) -> Table:
+        """Seconds of a stage on these ranks between those of its neighbours.
+
+        Its messages part at the `levels` before and behind it, or above; 0 where there are none.
+        """
+        reduced = self.problem.allreduce_over(ranks)
+        ports = self.ports(ranks, before, after)
+        depth = stages if self.entry.split else 0
+        return self.table(
+            len(ranks), ports, reduced.slope, reduced.latency_s, levels, recompute, depth
+        )
+
+    def least_in_flight(self, r: int, behind: int, stages: int) -> int:
+        """Microbatches in flight that a stage needs room for.
+
+        `behind` are the devices behind it. One is enough where plans choose their warm-ups.
+        """
+        if self.entry.takes_warmup:
+            return 1
+        rest = [1] * (stages - 1) if self.entry.split else [behind] if behind else []
+        return in_flight(self.problem.schedule, 0, [r, *rest], self.M)
+
+    def of_shape(self, shape: Shape) -> list[Table]:
+        """The array of each stage of a plan."""
+        stages = zip(shape.spans, self.recomputes(shape), strict=True)
+        return [self.stage(shape.places, *span, again, shape.stages) for span, again in stages]
+
+    def slowest_s(self, shape: Shape) -> float:
+        """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says."""
+        bounds = zip(shape.bounds, shape.bounds[1:], strict=False)
+        stages = zip(self.of_shape(shape), bounds, strict=True)
+        slowest = max(float(table[cut]) for table, cut in stages)
+        return max(slowest, self.buses_s(shape)) if self.buses else slowest
+
+    # ---- of buses, which all stages share -----------------------------------------------------
+
+    @cached_property
+    def buses(self) -> dict[int, tuple[int, float]]:
+        """Of each level that is a bus the devices on one, and seconds a byte, spread over all."""
+        topology = self.problem.topology
+        found = {}
+        for k, level in enumerate(topology.levels, start=1):
+            if level.bus and level.size > 1:
+                size = topology.group_size(k)
+                found[k] = size, size / topology.devices / port_rate(k, topology)
+        return found
+
+    def _bus_load(self, places: Places, first: int, end: int) -> tuple[NDArray[np.float64], float]:
+        """Seconds a microbatch in which a stage on places [first, end) keeps buses busy.
+
+        For the cut behind it, shape (N+1,), and a byte of its parameters; the mean of all buses.
+        """
+        topology, ranks = self.problem.topology, ranks_of(places[first:end])
+        often = len(ranks) if self.M is None else self.M
+        ring = sum(
+            slope / often * len({rank // size for rank in ranks}) * size / topology.devices
+            for k, slope in self.problem.allreduce_over(ranks).slopes.items()
+            for size in [self.buses[k][0] if k in self.buses else 0]
+            if size
+        )
+        level = (
+            topology.common_level(places[end - 1][0], places[end][0]) if end < len(places) else 0
+        )
+        return self.traffic * (self.buses[level][1] if level in self.buses else 0.0), ring
+
+    def buses_s(self, shape: Shape) -> float:
+        """Seconds a microbatch for which the stages of a plan keep the buses busy, in the mean."""
+        total = 0.0
+        for (first, end), i, j in zip(shape.spans, shape.bounds, shape.bounds[1:], strict=False):
+            cut, ring = self.bus_load(shape.places, first, end)
+            total += float(cut[j]) + ring * float(self.W[i, j])
+        return total / len(self.buses)
+
+    def messages_s(self, shape: Shape) -> float:
+        """Seconds a microbatch that the messages of one pass add to an iteration."""
+        common, M = self.problem.topology.common_level, self.M
+        if M is None:
+            return 0.0
+        gaps = zip(shape.bounds[1:], shape.spans, shape.spans[1:], strict=False)
+        waits = (
+            float(self.wait(common(shape.places[one[1] - 1][0], shape.places[other[0]][0]))[0, b])
+            for b, one, other in gaps
+        )
+        return sum(waits) / M
+
+    # ---- the arrays ---------------------------------------------------------------------------
+
+    def _table(
+        self,
+        r: int,
+        ports: Sequence[Port],
+        slope: float,
+        latency_s: float,
+        levels: tuple[int, int],
+        recompute: bool,
+        depth: int,
+    ) -> Table:
+        """Seconds of a stage of r replicas, whose all-reduce takes so long."""
+        problem, M, C = self.problem, self.M, self.C[recompute]
+        gradients = np.zeros_like(C)
+        if r > 1:
+            exchange = slope * self.W + latency_s
+            gradients = exposed(exchange, self.W, self.last, problem.early_bytes)
+        in_s, out_s = self.hold(levels[0])[:, None], self.hold(levels[1])[None, :]
+        messages = 2 * (in_s + out_s)  # for which they keep the device from computing
+        F = self.room(r, recompute)
+        trip = C + self.behind + self.wait(levels[1])[0][None, :]
+        if M is None:
+            blocking = C + gradients if problem.blocking_allreduce else gradients
+            seconds = np.maximum(C + messages, blocking) / r
+            if problem.memory_bytes is not None:  # Little's law
+                seconds = np.maximum(seconds, trip / (np.maximum(F, 1) * r))
+        else:
+            n = -(-M // r)
+            came = self.wait(levels[0])[1][:, None]
+            step = self.step / shares(problem.kept, r)[-1]
+            # the first message that comes in and the last that leaves may keep nothing waiting
+            work = np.maximum(self._work(n, F, trip, recompute, depth), n * C + (n - 1) * messages)
+            # where backwards are whole, the last gradient leaves when all the work is done
+            back = 0.0 if self.entry.split else self.tail + came
+            seconds = (self.head + came + work + np.maximum(gradients + step, back)) / M
+        for before, after, ring in ports:
+            sent = before * self.traffic[:, None] + after * self.traffic[None, :]
+            seconds = np.maximum(seconds, sent + (ring * self.W if M is None else 0.0))
+        return np.where(F >= 1, seconds, np.inf)
+
+    def _work(self, n: int, F: Table, trip: Table, recompute: bool, depth: int) -> Table:
+        """Seconds from the first forward of n microbatches to the last backward, at the least.
+
+        `trip`: from a microbatch's forward to the end of its backward.
+        """
+        f, C, p = self.f, self.C[recompute], self.p[recompute]
+        R = trip - C
+        if self.entry.split:  # no more forwards precede the first gradient than there are stages
+            return np.maximum(n * C, f + R + n * C - min(n, depth) * f)
+        F = np.clip(F, 1, n)
+        # F forwards or a round trip, then one of each in turn, then F backwards or a round trip
+        turns = np.maximum(F * f, f + R) + (n - F) * C + np.maximum(F * (C - f), R + p)
+        flush = np.maximum(f + R + p + (n - 1) * (C - f), n * f + R + p)
+        trips = np.ceil(n / F) * (f + R + p)
+        return np.maximum(trips, np.maximum(n * C, np.where(n > F, turns, flush)))
+
+    def _room(self, r: int, recompute: bool) -> Table:
+        """F of every [i, j): the most microbatches in flight that fit; 0 where not even one does.
+
+        What a stage needs grows evenly with them.
+        """
+        problem = self.problem
+        if r > 1 and not (problem.kept.shard or problem.kept.posted):
+            return self.room(1, recompute)  # replicas share nothing
+        one, two = (
+            memory_table(
+                problem.chain,
+                held,
+                weight_versions(problem.schedule, held),
+                problem.kept,
+                r,
+                recompute,
+                self.entry.split,
+            )
+            for held in (1, 2)
+        )
+        if problem.memory_bytes is None:
+            return np.where(one < np.inf, NO_LIMIT, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = 1 + np.floor((problem.memory_bytes - one) / (two - one))
+        most = np.where(two > one, most, NO_LIMIT)
+        fits = (one < np.inf) & (one <= problem.memory_bytes)
+        return np.where(fits, np.minimum(most, NO_LIMIT), 0.0)
+
+    def _wait(self, k: int) -> NDArray[np.float64]:
+        """Seconds of messages over each cut, at the least: there and back, and one; (2, N+1).
+
+        Between devices that part at level k or above; 0 for k = 0.
+        """
+        chain, levels = self.problem.chain, self.problem.topology.levels[max(0, k - 1) :]
+        sizes = np.array([self.traffic, np.minimum(chain.a, chain.back)])
+        each = [
+            level.latency_s + sizes / level.bandwidth_bytes_per_s
+            for level in levels
+            if level.size > 1 and k
+        ]
+        if not each:
+            return np.zeros_like(sizes)
+        return np.where(sizes > 0, np.min(each, axis=0), 0.0) * [[2], [1]]
+
+    def _hold(self, k: int) -> NDArray[np.float64]:
+        """Seconds for which a message over each cut keeps devices from computing, as `_wait`."""
+        net, count = self.problem.network, self.problem.messages
+        if k == 0 or not self.problem.messages_hold:
+            return np.zeros(self.N + 1)
+        levels = range(k - 1, len(net.hold))
+        each = [
+            count * net.hold[x] + net.waited[x] + self.traffic * net.hold_byte[x] for x in levels
+        ]
+        least = np.min(each, axis=0)
+        least[[0, -1]] = 0.0
+        return np.where(np.isfinite(least), least, 0.0)
+
+    def _ports(
+        self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]
+    ) -> tuple[Port, ...]:
+        """Of each busy port the seconds a microbatch in which it carries a byte of something.
+
+        That is of the cut before the stage, of the cut behind it, and of the stage's parameters.
+        The port of a member of a level carries the messages of the ranks in it, but for those whose
+        neighbour may lie in the member too.
+        """
+        topology, found, r = self.problem.topology, set(), len(ranks)
+        slopes = self.problem.allreduce_over(ranks).slopes
+        rates = port_rates(topology)
+        for k, level in enumerate(topology.levels, start=1):
+            rate = sum(rates[k - 1 :])
+            if not rate or math.isinf(rate):
+                continue
+            size = topology.group_size(k if level.bus else k - 1)
+            near = [{rank // size for rank in side} for side in (before, after)]
+            own_slopes = enumerate(rates[k - 1 :], start=k)
+            ring = sum(each * slopes.get(x, 0.0) for x, each in own_slopes) / rate / r
+            for member, many in Counter(rank // size for rank in ranks).items():
+                leave = [
+                    many / r / rate if side and (member not in side or k == 1) else 0.0
+                    for side in near
+                ]
+                found.add((leave[0], leave[1], ring))
+        return tuple(sorted(found))
+
+
+def port_rates(topology) -> list[float]:  # type: ignore[no-untyped-def]
+    """`port_rate` of each level; 0 where no devices part."""
+    levels = enumerate(topology.levels, start=1)
+    return [port_rate(k, topology) if level.size > 1 else 0.0 for k, level in levels]
+
+
+def _between(prefix: NDArray[np.float64]) -> Table:
+    """The differences of all pairs of prefix sums."""
+    return prefix[None, :] - prefix[:, None]

@@ -1,0 +1,266 @@
+"""The plan whose slowest stage is fastest, by dynamic programming over layers and places.
+
+For each layout of the devices (`partopt.planners.layouts`) and each number of stages,
+
+    T(s, i, q) = min over j, r of max( cost of [i, j) on r places, T(s - 1, j, q - r) )
+
+is the time of the slowest stage of layers from i on, in s stages on the last q places. Costs are
+arrays over all [i, j) (`partopt.planners.costs`). Places may stay idle: T(s, i, q - 1) counts too.
+
+    N, S   layers, stages
+    U, q   places of the layout, and those that are left
+    r      places of a stage
+
+On many devices asynchronous plans come from a program over ranks (`partopt.planners.ranks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product, zip_longest
+
+import numpy as np
+
+from partopt.cost.problem import FREE, NONE, Decision, Problem
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.planners import ranks
+from partopt.planners.costs import StageCosts
+from partopt.planners.layouts import PLACES, Places, Shape, layouts_of
+from partopt.planners.placing import stage_count
+
+CELLS = (160, 64)  # layers that are planned for, or ranges of them: up to PLACES devices, and above
+STAGES, NUMBERS = 64, 2e5  # of a plan, at most; and in the arrays of all stages of some replicas
+BISECTIONS = 12  # of the limit on stages that share a bus
+FAR = 32  # layers by which `recut` moves a cut, at most
+
+
+def plan(problem: Problem) -> Decision:
+    """The plan whose slowest stage is fastest, within the memory.
+
+    Raises PartoptError where no plan fits.
+    """
+    stated, cells = coarsen(problem)
+    costs = StageCosts(stated)
+    found = plans(costs)
+    if not found:
+        raise nothing_fits(problem)
+    return Decision(found[0].partition().on_layers(cells))
+
+
+def coarsen(problem: Problem) -> tuple[Problem, list[int]]:
+    """The problem of a chain that is short enough to plan for, and its boundaries in layers.
+
+    Of a long one the ranges take about as long each.
+    """
+    if problem.stages is not None:
+        stage_count(problem)
+    bounds = problem.boundaries()
+    most = ranks.cells(problem.topology) if over_ranks(problem) else CELLS[_many(problem)]
+    most = max(most, problem.stages or 1)
+    if len(bounds) > most + 1:
+        times = problem.chain.compute_prefix[bounds]
+        shares = times[-1] * np.arange(most + 1) / most
+        nearest = {bounds[int(np.abs(times - share).argmin())] for share in shares}
+        bounds = sorted(nearest | {bounds[0], bounds[-1]})
+    return replace(problem, cut_at=bounds[:-1]).coarsen(), bounds
+
+
+def over_ranks(problem: Problem) -> bool:
+    """Whether the program over ranks plans for a problem."""
+    free = problem.replication == FREE and problem.stages is None
+    return _many(problem) and problem.microbatches is None and free
+
+
+def _many(problem: Problem) -> bool:
+    return problem.topology.devices > PLACES
+
+
+def plans(costs: StageCosts) -> list[Shape]:
+    """Plans of all layouts and numbers of stages, those with the fastest slowest stage first."""
+    problem = costs.problem
+    if over_ranks(problem):
+        return [shape for mode in costs.modes for shape in ranks.plans(costs, mode)]
+    found: dict[Shape, float] = {}
+    for places in layouts_of(problem.topology):
+        for shape in layout_plans(costs, places, min(STAGES, int(NUMBERS) // costs.N**2 + 8)):
+            found[shape] = costs.slowest_s(shape) + costs.messages_s(shape)
+    return sorted(found, key=lambda shape: found[shape])
+
+
+def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape]:
+    """The best plans on one layout, of each number of stages up to `most` or of the one asked for.
+
+    Where all stages have as many replicas, of each number of them too.
+    """
+    problem, U = costs.problem, len(places)
+    most = min(most if problem.stages is None else problem.stages, costs.N, U)
+    numbers = range(1, most + 1)
+    if problem.stages is not None:
+        numbers = range(problem.stages, most + 1)
+    sizes = list(range(1, U + 1))
+    if problem.replication == NONE:
+        sizes = [1] if all(len(place) == 1 for place in places) else []
+    asked: Iterator[tuple[list[int], Sequence[int]]] = iter([(sizes, numbers)])
+    if costs.even:
+        alike = len({len(place) for place in places}) == 1
+        asked = (([r], [S]) for r in sizes for S in numbers if alike and r * S <= U)
+    for own, stages in asked:
+        if own and stages:
+            yield from slowest_fastest(costs, places, own, stages)
+        if own and costs.buses and problem.stages is None:
+            yield from least_bus_load(costs, places, own)
+
+
+def slowest_fastest(
+    costs: StageCosts,
+    places: Places,
+    sizes: Sequence[int],
+    stages: Sequence[int],
+    full: bool = False,
+) -> Iterator[Shape]:
+    """For each number of `stages` the plan on `places` whose slowest stage is fastest.
+
+    A stage has one of `sizes` places. `full`: of plans whose stages have room for the microbatches
+    that fill all the devices behind them.
+    """
+    N, U, S = costs.N, len(places), max(stages)
+    T = np.full((S + 1, N + 1, U + 1), np.inf)
+    # the end of the stage, its places, whether it recomputes; 0 places: the place stays idle
+    choice = np.zeros((S + 1, N + 1, U + 1, 3), dtype=np.int32)
+    T[0, N, :] = 0.0
+    for q in range(1, U + 1):
+        first = U - q
+        T[1:, :, q] = T[1:, :, q - 1]
+        for r, again in product(sizes, costs.modes):
+            if r > q or len({len(place) for place in places[first : first + r]}) > 1:
+                continue
+            most = min(S, q - r + 1)
+            seconds = costs.stage(places, first, first + r, again, S)
+            if full:
+                seconds = np.where(_fills(costs, places, first, first + r, again), seconds, np.inf)
+            reach = np.maximum(seconds[None], T[:most, None, :, q - r])
+            end = reach.argmin(axis=2)
+            value = np.take_along_axis(reach, end[:, :, None], 2)[:, :, 0]
+            s, i = np.nonzero(value < T[1 : most + 1, :, q])
+            T[s + 1, i, q] = value[s, i]
+            own = np.full((len(s), 3), (0, r, again))
+            own[:, 0] = end[s, i]
+            choice[s + 1, i, q] = own
+    for wanted in stages:
+        if T[wanted, 0, U] < np.inf:
+            yield _backtrack(choice, places, wanted, len(costs.modes) > 1)
+
+
+def _fills(
+    costs: StageCosts, places: Places, first: int, end: int, recompute: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Where a stage has room for the microbatches that fill the devices behind it."""
+    own, behind = (sum(map(len, part)) for part in (places[first:end], places[end:]))
+    most = -(-costs.M // own) if costs.M else costs.N + behind
+    return costs.room(own, recompute) >= min(-(-behind // own) + 1, most)
+
+
+def _backtrack(
+    choice: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
+    places: Places,
+    stages: int,
+    chosen: bool,
+) -> Shape:
+    """The plan behind `choice[stages, 0, U]`; `chosen`: its stages say whether they recompute."""
+    bounds, counts, idle, modes = [0], [], [], []
+    q, s, spare, N = len(places), stages, 0, choice.shape[1] - 1
+    while bounds[-1] < N:
+        end, r, again = map(int, choice[s, bounds[-1], q])
+        if r == 0:
+            q, spare = q - 1, spare + 1
+            continue
+        bounds.append(end)
+        counts.append(r)
+        idle.append(spare)
+        modes.append(bool(again) if chosen else None)
+        q, s, spare = q - r, max(0, s - 1), 0
+    return Shape(places, tuple(bounds), tuple(counts), tuple(idle), tuple(modes))
+
+
+def least_bus_load(costs: StageCosts, places: Places, sizes: Sequence[int]) -> Iterator[Shape]:
+    """Plans in which neither a stage nor the bus that all share is slow.
+
+    For a limit on the stages the plan of the least bus load is found by a program over layers and
+    places; the limit is bisected until the load meets it.
+    """
+    low, high = 0.0, float(costs.C[0][0, -1])
+    for _ in range(BISECTIONS):
+        limit_s = (low + high) / 2
+        found = _lightest(costs, places, sizes, limit_s)
+        if found is not None:
+            yield found
+        if found is None or costs.buses_s(found) > limit_s:
+            low = limit_s
+        else:
+            high = limit_s
+
+
+def _lightest(
+    costs: StageCosts, places: Places, sizes: Sequence[int], limit_s: float
+) -> Shape | None:
+    """The plan of the least bus load with no stage slower than `limit_s`; None if there is none."""
+    N, U = costs.N, len(places)
+    load = np.full((N + 1, U + 1), np.inf)
+    choice = np.zeros((1, N + 1, U + 1, 3), dtype=np.int32)
+    load[N, :] = 0.0
+    for q in range(1, U + 1):
+        first = U - q
+        load[:, q] = load[:, q - 1]
+        for r, again in product(sizes, costs.modes):
+            if r > q or len({len(place) for place in places[first : first + r]}) > 1:
+                continue
+            cut, ring = costs.bus_load(places, first, first + r)
+            in_time = costs.stage(places, first, first + r, again, 1) <= limit_s
+            reach = np.where(in_time, ring * costs.W + (cut + load[:, q - r])[None, :], np.inf)
+            end = reach.argmin(axis=1)
+            value = reach.min(axis=1)
+            (better,) = np.nonzero(value < load[:, q])
+            load[better, q] = value[better]
+            choice[0, better, q, 0] = end[better]
+            choice[0, better, q, 1:] = r, again
+    return None if load[0, U] == np.inf else _backtrack(choice, places, 0, len(costs.modes) > 1)
+
+
+def recut(costs: StageCosts, shape: Shape) -> Shape | None:
+    """The same stages on the same places, cut where the slowest is fastest; None if none fits.
+
+    No cut moves by more than `FAR` layers.
+    """
+    N, ends = costs.N, []
+    near = [
+        slice(max(s, own - FAR), own + FAR + 1) if 0 < own < N else slice(own, own + 1)
+        for s, own in enumerate(shape.bounds)
+    ]
+    worst = np.zeros(1)  # of the stages so far, by where the last of them ends
+    for table, rows, columns in zip_longest(costs.of_shape(shape), near[:-1], near[1:]):
+        reach = np.maximum(worst[:, None], table[rows, columns])
+        ends.append(reach.argmin(axis=0))
+        worst = reach.min(axis=0)
+    if worst[0] == np.inf:
+        return None
+    bounds, at = [N], 0
+    for own, rows in zip(reversed(ends), reversed(near[:-1]), strict=True):
+        at = int(own[at])
+        bounds.append(rows.start + at)
+    return replace(shape, bounds=tuple(bounds[::-1]))
+
+
+def nothing_fits(problem: Problem) -> PartoptError:
+    """The error where no plan fits, with what would help."""
+    may_recompute = problem.recompute or problem.recompute_per_stage
+    more = "" if may_recompute else ", or let stages recompute (`recompute=auto`)"
+    sizes = [m.microbatch_size for m in problem.profile.measured()] if problem.profile else []
+    smaller = any(size < problem.chain.microbatch_size for size in sizes)
+    return PartoptError(
+        "optimal: no plan fits the memory",
+        f"give {'smaller microbatches, ' if smaller else ''}larger devices or more of them{more}",
+        ANSWER_IS_NO,
+        code="no-plan-fits",
+        memory_bytes=problem.memory_bytes,
+    )

@@ -1,1 +1,0 @@
-"""Plans whose stages have consecutive ranks."""

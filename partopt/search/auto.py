@@ -1,0 +1,310 @@
+"""The fastest plan of a job under any synchronous schedule.
+
+What is chosen is the schedule, how many stages lie on a device, pipelines side by side, samples of
+a microbatch, and the stages that recompute.
+
+1. Schedules with several stages on a device: grids, in the order of their estimates.
+2. Schedules with one: plans of the dynamic program, in the order of their slowest stage.
+3. The best of each are annealed in the simulator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from partopt.cost.price import price
+from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.documents.plan import Plan
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.job import Job
+from partopt.planners import optimal
+from partopt.planners.costs import StageCosts
+from partopt.planners.layouts import Shape, layouts_of
+from partopt.schedules import SCHEDULES
+from partopt.schedules.layout import STRAIGHT
+from partopt.search.annealing import anneal
+from partopt.search.bound import certify_simulated, lower_bound_s
+from partopt.search.cuts import anneal_cuts
+from partopt.search.grids import Gridded, gridded
+from partopt.search.judge import Found, Judge
+from partopt.search.sizes import order_of
+from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
+from partopt.simulator.prediction import simulate_plan
+
+ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
+# of grids, of plans of the program, of annealing: as `Judge.spent` counts
+GRIDS, CHAINS, ANNEALED = 1500.0, 1500.0, 2200.0
+ROUNDS = (8, 2)  # plans that are annealed in each round
+NEAR = 1.12  # of the best: a grid that is estimated at more is not simulated
+MARGIN = 1.02  # of the best: a plan of the program whose slowest stage takes more is not either
+ROOMY = 1.05  # of the limit: what is estimated to need more memory is not
+UNFILLED = 1.04  # how much slower plans are that lack room for all that fills the pipeline
+FEW, PLACES, ALIKE = 16, 64, 8  # places of layouts with any replicas; with equal ones, and these
+KEPT = 12  # plans of the program, of each problem
+IN_VAIN = 3  # plans of one problem that do not fit, after which no more are tried
+ROOMIEST = 20  # grids that are simulated where nothing fits
+
+
+def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Plan]:
+    """The best simulated plan of `job` under every synchronous schedule that may be best.
+
+    Fastest first, those that fit before those that do not. Every measured microbatch size is tried,
+    with and without recomputation, unless the job says which. PartoptError where nothing can run.
+    """
+    problems = state_problems(job, progress)
+    search = _Search(progress)
+    search.try_grids(problems)
+    search.try_chains(list(_straight(problems, job.recompute in (None, "auto"))))
+    search.anneal()
+    plans = list(search.plans()) or list(search.roomiest())
+    if not plans:
+        raise PartoptError(
+            "no schedule can run this",
+            "give more microbatches, or fewer devices",
+            ANSWER_IS_NO,
+            code="no-schedule",
+        )
+    return sorted(plans, key=order_of)
+
+
+def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Problem]:
+    """The problems of a job at each microbatch size, with and without recomputation.
+
+    PartoptError where none of them can be stated.
+    """
+    sizes = job.sizes or [measured.microbatch_size for measured in job.profile.measured()]
+    modes = [job.recompute] if job.recompute in ("never", "always") else ["never", "always"]
+    problems, refusals = [], []
+    for size, mode in product(sizes, modes):
+        try:
+            stated = job.with_(schedule=ANY, microbatch_size=size, recompute=mode).problem
+            problems.append(replace(stated, progress=progress, any_schedule=True))
+        except PartoptError as error:
+            refusals.append(error)
+    if not problems:
+        raise PartoptError.together({error.message: error for error in refusals}.values())
+    return problems
+
+
+def _straight(problems: Sequence[Problem], chooses: bool) -> Iterator[Problem]:
+    """The problems of schedules with one stage a device; of 1F1B those of one stage alone.
+
+    Eager 1F1B has every warm-up of 1F1B. With `chooses` stages choose to recompute.
+    """
+    for problem, entry in product(problems, SCHEDULES.values()):
+        if entry.shape != STRAIGHT or entry.one_at_a_time or not entry.tried_by_auto:
+            continue
+        own = replace(problem, schedule=entry.name, stages=1 if entry.name == ANY else None)
+        if not chooses or own.memory_bytes is None:
+            yield own
+        elif not own.recompute:  # plans that recompute everywhere are among these
+            yield replace(own, recompute_per_stage=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A simulated plan: seconds of a sample, and what no change of it is likely to go below."""
+
+    problem: Problem  # on the whole chain
+    seconds: float
+    least_s: float
+    cells: list[int]
+    found: Found | None = None  # with its judge
+    judge: Judge | None = None
+    grid: Gridded | None = None
+
+    @property
+    def kind(self) -> object:
+        """What a change of it keeps."""
+        problem = self.problem
+        own = problem.schedule, problem.chain.microbatch_size, problem.recompute
+        if self.found is None:
+            return own
+        shape, entry = self.found.shape, SCHEDULES[problem.schedule]
+        return (*own, shape.stages == 1) if entry.uneven else (*own, shape.stages, shape.places)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it has cuts."""
+        return self.found is None or self.found.shape.stages > 1
+
+    def annealed(self, rng: random.Random, budget: float) -> _Candidate:
+        """The best that steps from it lead to."""
+        b = self.problem.chain.microbatch_size
+        if self.grid is not None:
+            bounds = anneal_cuts(self.grid.bounds, self.grid.cuts, rng, budget)
+            seconds = self.grid.cuts.seconds(bounds) / b
+            return replace(self, grid=replace(self.grid, bounds=bounds), seconds=seconds)
+        assert self.found is not None and self.judge is not None
+        found = anneal(self.found, self.judge, rng, budget, 0.0)
+        return replace(self, found=found, seconds=found.seconds / b)
+
+    def plan(self) -> Plan:
+        """The simulated plan."""
+        problem = self.problem
+        if self.grid is not None:
+            partition = self.grid.cuts.cut(self.grid.bounds).on_layers(self.cells)
+            own = replace(problem, chunks=self.grid.grid.v)
+            return simulate_plan(price(partition, own, "grid"))
+        assert self.found is not None and self.judge is not None
+        found, judge = self.found, self.judge
+        plan = price(found.shape.partition().on_layers(self.cells), problem, "optimal")
+        plans = [simulate_with_best_warmup(plan)]
+        if judge.entry.takes_warmup:
+            warmups = judge.warmups(found.shape, found.way, found.more)
+            plans.append(simulate_at_warmup(plan, warmups))
+        best = min(plans, key=order_of)
+        return certify_simulated(best, lower_bound_s(problem) * (best.microbatches or 1), problem)
+
+
+class _Search:
+    """Candidates of all schedules."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.rng = progress, random.Random(0)
+        self.pool: list[_Candidate] = []
+        self.grids: list[tuple[Gridded, Problem, list[int]]] = []
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of a sample of the fastest."""
+        return min((each.seconds for each in self.pool), default=inf)
+
+    def try_grids(self, problems: Sequence[Problem]) -> None:
+        """Simulate the grids that may be fastest, and the best estimate of each schedule."""
+        for problem in problems:
+            stated, cells = optimal.coarsen(problem)
+            self.grids += [(each, problem, cells) for each in gridded([stated])]
+        self.grids.sort(key=lambda each: each[0].estimate_s)
+        spent, seen = 0.0, set[str]()
+        for done, (each, problem, cells) in enumerate(self.grids):
+            name = each.problem.schedule
+            far = spent > GRIDS or each.estimate_s > NEAR * self.best_s
+            if far and name in seen:
+                continue
+            own = each.within(ROOMY)
+            if own is None or (own.estimate_s > NEAR * self.best_s and name in seen):
+                continue
+            self.progress("simulating schedules", done, len(self.grids))
+            seconds = own.cuts.seconds(own.bounds) / problem.chain.microbatch_size
+            spent += own.cuts.spent
+            if seconds < inf:
+                seen.add(name)
+                stated = replace(problem, schedule=name)
+                least_s = own.estimate_s / NEAR
+                self.pool.append(_Candidate(stated, seconds, least_s, cells, grid=own))
+
+    def try_chains(self, problems: Sequence[Problem]) -> None:
+        """Simulate the plans of the dynamic program that may be fastest."""
+        chains: list[tuple[float, int, Shape, Judge, Problem, list[int]]] = []
+        for done, problem in enumerate(problems):
+            self.progress("optimal plans", done, len(problems))
+            chain, P = problem.chain, problem.topology.devices
+            computing_s = chain.compute_s(0, chain.layers) / P / chain.microbatch_size
+            if computing_s >= self.best_s:
+                continue
+            stated, cells = optimal.coarsen(problem)
+            judge = Judge(StageCosts(stated))
+            for value_s, shape in programs(judge.costs):
+                own = value_s / chain.microbatch_size, len(chains), shape
+                chains.append((*own, judge, problem, cells))
+        spent, in_vain = 0.0, dict[Judge, int]()
+        seen = set[str]()
+        for value_s, _, shape, judge, problem, cells in sorted(chains, key=lambda each: each[:2]):
+            name = problem.schedule
+            if in_vain.get(judge, 0) >= IN_VAIN:
+                continue
+            if name in seen and (spent > CHAINS or value_s > MARGIN * self.best_s):
+                continue
+            before, b = judge.spent, problem.chain.microbatch_size
+            found = judge.best(shape, (0,))
+            if judge.entry.takes_warmup and found.seconds / b > MARGIN * value_s:
+                found = min(found, judge.best(shape, (1, 2, 4)), key=lambda each: each.seconds)
+            spent += judge.spent - before
+            if found.seconds == inf:
+                in_vain[judge] = in_vain.get(judge, 0) + 1
+                continue
+            seen.add(name)
+            in_vain[judge] = -len(chains)
+            seconds = found.seconds / b
+            stated = replace(problem, stages=None)
+            self.pool.append(_Candidate(stated, seconds, value_s, cells, found, judge))
+
+    def anneal(self) -> None:
+        """Anneal the best of each kind that may become the fastest, ever fewer of them."""
+        for many in ROUNDS:
+            best: dict[object, _Candidate] = {}
+            for each in sorted(self.pool, key=lambda own: own.seconds):
+                best.setdefault(each.kind, each)
+            able = [own for own in best.values() if own.may_change and own.least_s < self.best_s]
+            share = ANNEALED / len(ROUNDS) / max(2, len(able[:many]))
+            for done, each in enumerate(able[:many]):
+                self.progress("annealing", done, len(able[:many]))
+                self.pool.append(each.annealed(self.rng, share))
+
+    def plans(self) -> Iterator[Plan]:
+        """The best plan of each schedule."""
+        best: dict[str, _Candidate] = {}
+        for each in sorted([*self.pool, *self._under_1f1b()], key=lambda own: own.seconds):
+            best.setdefault(each.problem.schedule, each)
+        for each in best.values():
+            yield each.plan()
+
+    def _under_1f1b(self) -> Iterable[_Candidate]:
+        """The best plans of eager 1F1B under 1F1B, whose warm-up is one of those."""
+        eager = [own for own in self.pool if own.judge and own.judge.entry.takes_warmup]
+        for each in sorted(eager, key=lambda own: own.seconds)[: ROUNDS[-1]]:
+            assert each.judge is not None and each.found is not None
+            stated = replace(each.judge.problem, schedule=ANY)
+            judge, shape = Judge(StageCosts(stated)), each.found.shape
+            seconds = judge.seconds(shape) / stated.chain.microbatch_size
+            if seconds < inf:
+                problem = replace(each.problem, schedule=ANY)
+                found = Found(seconds * stated.chain.microbatch_size, shape)
+                yield _Candidate(problem, seconds, 0.0, each.cells, found, judge)
+
+    def roomiest(self) -> Iterator[Plan]:
+        """Plans that do not fit, of the grids that need least memory."""
+        by_need = sorted(self.grids, key=lambda each: each[0].needs_bytes.max())
+        for each, problem, cells in by_need[:ROOMIEST]:
+            stated = replace(problem, schedule=each.problem.schedule)
+            with suppress(PartoptError):
+                yield _Candidate(stated, inf, inf, cells, grid=each).plan()
+
+
+def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
+    """Plans of the dynamic program, with the seconds a microbatch of their slowest stage.
+
+    They have any replicas on layouts of few places, and equal ones on others. Plans without room
+    for all that fills the devices behind a stage count as a little slower.
+    """
+    entry, N, topology = costs.entry, costs.N, costs.problem.topology
+    filled = entry.takes_warmup and costs.problem.memory_bytes is not None
+    found: dict[Shape, float] = {}
+    for places in layouts_of(topology, PLACES):
+        U, alike = len(places), len({len(place) for place in places}) == 1
+        few = U <= FEW and alike
+        if few and not costs.even:
+            asked: list[Sequence[int]] = [range(1, U + 1)]
+        else:  # of replicas that divide the devices there are other layouts
+            single = [
+                r for r in range(1, min(U, ALIKE) + 1) if few or topology.devices % r or r == 1
+            ]
+            asked = [[r] for r in single if alike]
+        for sizes, full in product(asked, (False, True) if filled and few else (filled,)):
+            numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
+            allowed = [S for S in numbers if costs.problem.stages in (None, S)]
+            allowed = [S for S in allowed if S > 1 or entry.data_parallel]
+            if not allowed:
+                continue
+            for shape in optimal.slowest_fastest(costs, places, sizes, allowed, full):
+                value_s = costs.slowest_s(shape) + costs.messages_s(shape)
+                value_s *= 1 if full or not filled else UNFILLED
+                found[shape] = min(value_s, found.get(shape, inf))
+    ordered = sorted(found.items(), key=lambda own: own[1])
+    return [(value_s, shape) for shape, value_s in ordered[:KEPT]]

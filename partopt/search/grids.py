@@ -1,0 +1,298 @@
+"""Grids of equal pipelines side by side, under schedules with several stages on a device.
+
+Each is cut where its devices have about as much work, and estimated by a closed form; the simulator
+judges those that may be fastest (`partopt.search.auto`).
+
+    N      layers; S   stages of a pipeline
+    P      devices; d   pipelines; p   devices of one; v   stages of a device
+    M      microbatches of an iteration
+    C      forward and backward seconds of a stage for one microbatch
+    W      bytes of its parameters that have a gradient
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.collectives import exposed
+from partopt.cost.flight import chunks_in_flight
+from partopt.cost.links import port_rate
+from partopt.cost.memory import memory_table
+from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
+from partopt.documents.topology import Topology
+from partopt.planners.layouts import Bounds
+from partopt.schedules import SCHEDULES, refusal
+from partopt.schedules.entry import Schedule
+from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
+from partopt.search.cuts import Cuts
+
+STAGES = 64  # of a pipeline, at most
+MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
+SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
+
+Floats = NDArray[np.float64]
+
+
+class Splits:
+    """Where the chain of a problem is cut into stages, whatever the schedule."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.chain, self.N = problem, problem.chain, problem.chain.layers
+        self.C = self.chain.busy_prefix(problem.recompute)
+        self.needs = lru_cache(maxsize=None)(self._needs)
+        self.of_least_squares = lru_cache(maxsize=None)(self._of_least_squares)
+
+    def _of_least_squares(
+        self, held: float = 0, d: int = 1, limit: float = math.inf, split: bool = False
+    ) -> dict[int, Bounds]:
+        """For each number of stages the boundaries whose seconds have the least sum of squares.
+
+        With a limit every stage has room for `held` microbatches within so many bytes.
+        """
+        ordered = np.triu(np.ones((self.N + 1,) * 2), 1) > 0
+        cost = np.where(ordered, (self.C[None, :] - self.C[:, None]) ** 2, np.inf)
+        if limit < math.inf:
+            cost = np.where(self.needs(held, d, split) <= limit, cost, np.inf)
+        best = np.where(np.arange(self.N + 1) == self.N, 0.0, np.inf)
+        ends: list[NDArray[np.int64]] = []
+        found: dict[int, Bounds] = {}
+        for S in range(1, min(self.N, STAGES) + 1):
+            reach = cost + best[None, :]
+            ends.append(reach.argmin(axis=1))
+            best = reach.min(axis=1)
+            if best[0] < np.inf:
+                bounds = [0]
+                for own in reversed(ends):
+                    bounds.append(int(own[bounds[-1]]))
+                found[S] = tuple(bounds)
+        return found
+
+    def _needs(self, held: float, d: int, split: bool) -> Floats:
+        """Bytes of every range [i, j) on a device with so many microbatches in flight.
+
+        These need not be whole: the stages of a device have unequal shares.
+        """
+        kept, again = self.problem.kept, self.problem.recompute
+        one, two = (memory_table(self.chain, own, 1, kept, d, again, split) for own in (1, 2))
+        each = np.where(one < np.inf, two - np.where(one < np.inf, one, 0.0), 0.0)
+        return one + (held - 1) * each
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """d pipelines of p devices: the ranks of every stage."""
+
+    family: str
+    p: int
+    d: int
+    v: int
+    far: bool  # the devices of a pipeline are next to each other, not those of a stage
+    ranks: Sequence[tuple[int, ...]]
+    topology: Topology
+
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """Of each stage the places in their pipeline of the devices that have it."""
+        far, p, d = self.far, self.p, self.d
+        return [sorted({rank % p if far else rank // d for rank in own}) for own in self.ranks]
+
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """The level at which each message over each cut crosses, shape (S - 1, replicas)."""
+        ranks, topology = np.array(self.ranks), self.topology
+        sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
+        parted = [(ranks[:-1] // size != ranks[1:] // size).astype(np.int64) for size in sizes]
+        levels: NDArray[np.int64] = np.sum(parted, axis=0)
+        return levels
+
+    def ports_s(self, cut_bytes: Floats, each: int) -> float:
+        """Seconds for which `each` messages of a replica keep the busiest port busy."""
+        worst, ranks, topology = 0.0, np.array(self.ranks), self.topology
+        for k, level in enumerate(topology.levels, start=1):
+            if level.size == 1 or not (self.levels == k).any():
+                continue
+            size = topology.group_size(k if level.bus else k - 1)
+            sent = np.where(
+                self.levels == k, cut_bytes[:, None] * each / port_rate(k, topology), 0.0
+            )
+            busy = np.zeros(topology.devices)
+            for side in (ranks[:-1], ranks[1:]):
+                busy += np.bincount((side // size).ravel(), sent.ravel(), topology.devices)
+            worst = max(worst, float(busy.max()))
+        return worst
+
+
+@dataclass(frozen=True, eq=False)
+class Gridded:
+    """The chain of a problem, cut into stages on a grid."""
+
+    problem: Problem
+    splits: Splits
+    grid: Grid
+    bounds: Bounds
+
+    @property
+    def samples(self) -> int:
+        """Samples of an iteration."""
+        return (self.problem.microbatches or 1) * self.problem.chain.microbatch_size
+
+    def loads(self, values: Floats) -> Floats:
+        """The sum over the stages of each device of a pipeline, shape (p,)."""
+        found = np.zeros(self.grid.p)
+        for own, value in zip(self.grid.places, values, strict=True):
+            found[own] += value
+        return found
+
+    @cached_property
+    def estimate_s(self) -> float:
+        """Seconds of a sample by a closed form: work of the busiest device, fill, and update."""
+        problem, grid, chain = self.problem, self.grid, self.problem.chain
+        entry, M = SCHEDULES[problem.schedule], problem.microbatches or 1
+        starts, bounds, levels = list(self.bounds[:-1]), list(self.bounds), grid.topology.levels
+        C, cuts = np.diff(self.splits.C[bounds]), chain.traffic[starts[1:]]
+        W = chain.trained_bytes.table[bounds[:-1], bounds[1:]]
+        latency = np.array([0.0, *(level.latency_s for level in levels)])[grid.levels]
+        byte_s = np.array([0.0, *(1 / level.bandwidth_bytes_per_s for level in levels)])
+        hops = 2 * float((latency + cuts[:, None] * byte_s[grid.levels]).mean(axis=1).sum())
+        last = np.add.reduceat(chain.gw if entry.split else chain.g, starts)
+        reduced = [problem.allreduce_over(own) for own in grid.ranks]
+        slope = np.array([own.slope for own in reduced])
+        delay = np.array([own.latency_s for own in reduced])
+        left = exposed(slope * W + delay, W, last, problem.early_bytes)
+        left = left * (len(grid.ranks[0]) > 1)
+        update = float(self.loads(left + W / max(W.sum(), 1.0) * chain.optimizer_s).max())
+        copies = 2 if grid.family == MIRRORED else 1
+        busy_s = float(self.loads(C).max()) * -(-M // (grid.d * copies))
+        one_s = float(C.sum()) + hops
+        if entry.one_at_a_time:
+            return (M / grid.d * one_s + update) / self.samples
+        busy_s = max(busy_s, grid.ports_s(cuts, M // len(grid.ranks[0])))
+        fill = float(C.sum() - C.max()) / grid.v * (SPLIT if entry.split else 1.0) + hops
+        # no stage waits for the gradients of another's weights
+        one_s -= float(chain.gw.sum()) if entry.split else 0.0
+        return (max(busy_s + fill, one_s) + update) / self.samples
+
+    @cached_property
+    def needs_bytes(self) -> Floats:
+        """Bytes of each device of a pipeline, about, shape (p,)."""
+        split, grid = SCHEDULES[self.problem.schedule].split, self.grid
+        transient = self.problem.chain.transient(split).table
+        needs, most = np.zeros(grid.p), np.zeros(grid.p)
+        for own, i, j in zip(grid.places, self.bounds, self.bounds[1:], strict=False):
+            for place in own:
+                needed = self.splits.needs(self.held[place], len(grid.ranks[0]), split)[i, j]
+                needs[place] += needed - transient[i, j]
+                most[place] = max(most[place], transient[i, j])  # one backward runs at a time
+        return needs + most
+
+    @cached_property
+    def held(self) -> list[float]:
+        """Microbatches in flight on each device of a pipeline, an even share of each stage."""
+        grid, name = self.grid, self.problem.schedule
+        if SCHEDULES[name].one_at_a_time:
+            return [1.0] * grid.p
+        each = max(1, (self.problem.microbatches or 1) // grid.d)
+        return [chunks_in_flight(name, k, grid.p, grid.v, each) / grid.v for k in range(grid.p)]
+
+    def balanced(self) -> Gridded:
+        """Its cuts moved by one while the squares of the devices' loads fall."""
+        bounds, S, C = list(self.bounds), len(self.bounds) - 1, self.splits.C
+        load = self.loads(np.diff(C[bounds]))
+        for _ in range(4 * S):
+            least, best = float((load**2).sum()) * (1 - 1e-12), None
+            for c, step in product(range(1, S), (-1, 1)):
+                if bounds[c - 1] < bounds[c] + step < bounds[c + 1]:
+                    more, other = C[bounds[c] + step] - C[bounds[c]], load.copy()
+                    other[self.grid.places[c - 1]] += more
+                    other[self.grid.places[c]] -= more
+                    squares = float((other**2).sum())
+                    if squares < least:
+                        least, best = squares, (c, step, other)
+            if best is None:
+                break
+            bounds[best[0]] += best[1]
+            load = best[2]
+        return replace(self, bounds=tuple(bounds))
+
+    def within(self, roomy: float) -> Gridded | None:
+        """The plan, cut for the memory where it has to be; None where that is not enough.
+
+        What needs up to `roomy` times the limit may fit.
+        """
+        limit, entry = self.problem.memory_bytes, SCHEDULES[self.problem.schedule]
+        if limit is None or self.needs_bytes.max() <= roomy * limit:
+            return self
+        if self.needs_bytes.mean() > roomy * limit:
+            return None
+        part = limit / CHUNKS.get(entry.shape, self.grid.v)
+        fitting = self.splits.of_least_squares(max(self.held), self.grid.d, part, entry.split)
+        bounds = fitting.get(len(self.bounds) - 1)
+        other = replace(self, bounds=bounds) if bounds else self
+        return other if other.needs_bytes.max() <= roomy * limit else None
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        """The simulator as judge of its cuts."""
+        stages = zip(self.bounds, self.bounds[1:], self.grid.ranks, strict=False)
+        partition = Partition(self.grid.family, [Assignment(*own) for own in stages])
+        return Cuts(partition, self.problem)
+
+
+def grids_of(shape: str, p: int, d: int, v: int, topology: Topology) -> list[Grid]:
+    """The grids of d pipelines: the devices of a stage next to each other, or of a pipeline."""
+    ranks = [tuple(own) for own in ranks_of(shape, p, v, d)]
+    straight = shape == STRAIGHT
+    found = [Grid(CONTIGUOUS if straight else shape, p, d, v, False, ranks, topology)]
+    if d > 1 and p > 1 and sum(level.size > 1 for level in topology.levels) > 1:
+        far = [tuple(rank % d * p + rank // d for rank in own) for own in ranks]
+        family = NESTED if straight else shape
+        found.append(Grid(family, p, d, v, True, far, topology))
+    return found
+
+
+def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
+    """Every grid of every problem, under every schedule that is not planned by `optimal`."""
+    laid: dict[tuple[str, int, int, int], list[Grid]] = {}
+    entries = [
+        entry
+        for entry in SCHEDULES.values()
+        if entry.tried_by_auto and (entry.shape != STRAIGHT or entry.one_at_a_time)
+    ]
+    for problem in problems:
+        splits, balanced = Splits(problem), dict[tuple[str, int, int], Bounds]()
+        for entry in entries:
+            for p, d, v in _sizes(problem, entry, splits.N):
+                S = p if entry.shape == MIRRORED else p * v
+                bounds = splits.of_least_squares().get(S)
+                if bounds is None:
+                    continue
+                own = replace(problem, schedule=entry.name, chunks=v)
+                key = entry.shape, p, d, v
+                if key not in laid:
+                    laid[key] = grids_of(*key, problem.exchange_topology)
+                for grid in laid[key]:
+                    each = Gridded(own, splits, grid, bounds)
+                    if (entry.shape, S, v) not in balanced:
+                        balanced[entry.shape, S, v] = each.balanced().bounds
+                    yield replace(each, bounds=balanced[entry.shape, S, v])
+
+
+def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
+    """p, d and v of the grids that a schedule can run."""
+    P, M = problem.topology.devices, problem.microbatches or 1
+    for p in range(2, min(P, N) + 1):
+        most = 1 if problem.replication == NONE else P // p
+        d = next((d for d in range(most, 0, -1) if M % d == 0), 0)
+        if d == 0 or (p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE):
+            continue
+        fixed = CHUNKS.get(entry.shape)
+        for v in [fixed] if fixed else range(2, min(N, STAGES) // p + 1):
+            if not refusal(entry.name, p, v, M // d):
+                yield p, d, v
