@@ -36,8 +36,10 @@ def proof_of(plan: Plan) -> Proof | None:
     if status == "optimal":
         claim = f"optimal among {scope}"
         return Proof(claim, claim, status, f"among {scope}")
-    claim = f"{status} of {scope}"
+    claim = f"{status}, among {scope}"
     if not lower_s:
         return Proof(claim, claim, "no bound", f"is known of {scope}")
     label = f"faster at most is any of {scope}"
-    return Proof(claim, f"{claim}: {format_seconds(lower_s)}", f"{certificate.gap:.1%}", label)
+    return Proof(
+        claim, f"{claim}; bound {format_seconds(lower_s)}", f"{certificate.gap:.1%}", label
+    )
