@@ -1,4 +1,4 @@
-"""A run of a plan: what was predicted, what was measured (`partopt.run/1`)."""
+"""A run of a plan: what was predicted, what was measured (`partopt.run/2`)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Run(documents.Document, frozen=True, kw_only=True):
     `steps_s` are all of them. `losses` are the means of the steps.
     """
 
-    schema: str = "partopt.run/1"
+    schema: str = "partopt.run/2"
     plan: RanPlan
     engine: str
     backend: str

@@ -37,8 +37,7 @@ def no_processes(monkeypatch):
     def start(*_, **__):
         raise AssertionError("a process is started")
 
-    monkeypatch.setattr(link_run, "run_local", start)
-    monkeypatch.setattr(link_run, "run_here", start)
+    monkeypatch.setattr(link_run, "run_ranks", start)
 
 
 def test_a_good_fit_is_written(partopt, measuring, tmp_path):

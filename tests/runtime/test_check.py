@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec import structs
+from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
 from partopt.documents.plan import Plan
@@ -91,9 +92,10 @@ def reference(**tensors: list[float]) -> Reference:
 
 
 class Alone(Context):
-    """A process that shows what it has to nobody else."""
+    """A process that shows what it has to nobody else, and that pickles no tensor."""
 
     def gather(self, value: Any) -> list[Any]:
+        assert not any(isinstance(each, torch.Tensor) for each in tree_leaves(value))
         return [value]
 
     def broadcast(self, tensor: torch.Tensor) -> None:
