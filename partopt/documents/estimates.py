@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -53,19 +54,26 @@ def _command(profile: Profile, topology: Topology) -> str:
     """The command that makes `profile` for the device of `topology`, as far as it says how."""
     model, found = profile.model, shipped_device(topology.device.name)
     name, formats = (found[0], found[1].peaks_flops) if found else ("FILE", {profile.dtype: 0.0})
-    words = ["partopt", "profile", model.entry or "MODEL"]
-    for key, value in model.arguments.items():
-        words += ["--set", f"{key}={value}"]
-    words += ["--microbatch", ",".join(str(each.microbatch_size) for each in profile.measurements)]
-    words += ["--dtype", profile.dtype] if profile.dtype in formats else []
-    words += ["--autocast", profile.autocast] if profile.autocast else []
+    options: dict[str, object] = {}
+    if model.arguments:
+        words = {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in model.arguments.items()
+        }
+        options["arguments"] = json.dumps(words)
+    options["microbatch_sizes"] = [each.microbatch_size for each in profile.measurements]
+    if profile.dtype in formats:
+        options["dtype"] = profile.dtype
+    if profile.autocast:
+        options["autocast"] = profile.autocast
     if model.name != Path(model.entry.partition(":")[0]).stem:
-        words += ["--name", model.name]
+        options["name"] = model.name
     if profile.group is not None:
         known = topology.name in shipped.names("topologies")
-        words += ["--group", str(profile.group.ranks)]
-        words += ["--topology", topology.name if known else "CLUSTER"]
-    words += ["--estimate", name, "-o", f"{model.name}.{name}-estimated.{profile.dtype}.json"]
-    return shlex.join(words) + (
+        options["group"] = profile.group.ranks
+        options["topology"] = topology.name if known else "CLUSTER"
+    given = " ".join(f"`{option}={value}`" for option, value in options.items())
+    output = shlex.quote(f"{model.name}.{name}-estimated.{profile.dtype}.json")
+    return f"`estimate_source` {name} {shlex.quote(model.entry or 'MODEL')} {given} -o {output}" + (
         "" if found else f", where FILE says what a {topology.device.name} does (docs/formats.md)"
     )

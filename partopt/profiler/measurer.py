@@ -33,6 +33,7 @@ from partopt.profiler.quality_checks import (
     RESCALE_ABOVE,
     note_missing_backwards,
     note_optimizer,
+    note_recomputed,
     note_unscaled_inputs,
 )
 from partopt.profiler.ranks import combine_ranks
@@ -122,6 +123,9 @@ class Measurer:
         inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
         check_same_inputs(size, inputs, subject.group)
         tracker, structure = self._see(inputs)
+        if not self.layers:  # once: it is the same at every size
+            names = [tracker.layers[layer].name for layer in sorted(structure.recomputed)]
+            self.notes += note_recomputed(names)
         self._note_inputs(size, inputs)
         self._keep_layers(structure.layers, tracker, size)
         with contextlib.ExitStack() as compiled:

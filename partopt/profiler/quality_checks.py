@@ -117,6 +117,23 @@ def note_missing_backwards(tracker: Tracker, instrumented: list[LayerTimes]) -> 
         )
 
 
+def note_recomputed(names: Sequence[str]) -> Iterator[Note]:
+    """A note where layers keep so little that what a stage sends is a large part of it.
+
+    Engines keep the outputs of a stage until their backward, which no plan counts.
+    """
+    if names:
+        yield Note(
+            code="recomputes-itself",
+            text=(
+                f"{name_some(names)}: computes activations again in the backward; a stage that "
+                "runs keeps what it sends, too, which plans do not count and which is a large "
+                "part here: leave room by `reserve`"
+            ),
+            fields={"layers": list(names)},
+        )
+
+
 def note_uneven_layers(names: Sequence[str]) -> Iterator[Note]:
     """A note where layers do more in one forward than in another, on the same inputs."""
     if names:

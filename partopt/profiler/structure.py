@@ -39,6 +39,7 @@ class Structure:
     transient_bytes: dict[int, int]
     split_stash_bytes: dict[int, int]
     users: Mapping[str, set[int]]  # of the parameters
+    recomputed: set[int]  # layers that compute activations again in the backward
 
 
 def track(subject: Subject, inputs: Inputs) -> Tracker:
@@ -100,4 +101,5 @@ def observe(subject: Subject, inputs: Inputs, tracker: Tracker) -> Structure:
         ),
         parting.size_bytes,
         flow.users,
+        memory.recomputed,
     )

@@ -49,6 +49,7 @@ def new_garbage_only() -> Iterator[None]:
 class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the storages that are made while it is active; `layer` is the one that runs.
 
+    `recomputed` are the layers that build a graph in the backward: they compute activations again.
     What `model` and `inputs` hold, and what an operation reads that it did not see made, was there
     before and does not count.
     """
@@ -57,6 +58,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.layer, self.backward = 0, False
         self.events: list[Event] = []
+        self.recomputed: set[int] = set()
         self.made: dict[int, tuple[int, int]] = {}  # live block -> (layer that made it, bytes)
         self._blocks = StorageMap(self._free)
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
@@ -99,6 +101,9 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "prim":  # a question to a fake tensor: where does it lie?
             return func(*args, **options)
         self._note_held([args, options])
+        # the gradient of the loss itself is made as a graph is, too
+        if self.backward and torch.is_grad_enabled() and func is not _FIRST:
+            self.recomputed.add(self.layer)
         allocator = _Allocator(storages_in([args, options]))
         result = func(*args, **options)
         for tensor in storages_in(result):
@@ -134,6 +139,7 @@ class MemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._free(self._blocks.get(tensor))
 
 
+_FIRST = torch.ops.aten.ones_like.default
 _HELD = -1  # the block of what was there before
 
 

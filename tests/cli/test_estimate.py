@@ -272,8 +272,8 @@ def test_a_group_is_estimated_again_for_the_cluster_and_on_its_links(
     group = profile_file(replace(made, model=model, group=Group(ranks=8), autocast="bfloat16"))
     [hint] = partopt("plan", group, "--topology", "dgx-a100").hints
     assert hint.endswith(
-        "partopt profile net.py:build --set 'size=two words' --microbatch 1 --dtype float32 "
-        "--autocast bfloat16 --name chain --group 8 --topology dgx-a100 --estimate a100 "
+        'partopt profile --estimate a100 net.py:build --set size="two words" --microbatch 1 '
+        "--dtype float32 --autocast bfloat16 --name chain --group 8 --topology dgx-a100 "
         "-o chain.a100-estimated.float32.json"
     )
     [hint] = partopt("plan", group, "--topology", "workstation-2").hints

@@ -387,7 +387,7 @@ def summary(bare_s: float, instrumented_s: float) -> Measurement:
     layers = structure(linear(), vectors).layers
     return summarize(
         1,
-        Structure(layers, {}, {}, [], [], {}, {}, {}),
+        Structure(layers, {}, {}, [], [], {}, {}, {}, set()),
         [bare_s],
         [LayerTimes([half], [half])],
         None,

@@ -212,3 +212,22 @@ def test_an_optimizer_that_fails_costs_its_own_time_alone() -> None:
     assert note.text.startswith(
         "the optimizer step was not timed: AdamW raised RuntimeError: Adam does not support sparse"
     )
+
+
+# torch's, while the units are chosen
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_that_compute_activations_again_are_named(reentrant: bool) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(linear(), nn.GELU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    model = nn.Sequential(linear(), Block(), nn.Sequential(linear()), Block())
+    profile = structure(model, units=("?",), granularity="auto", microbatch_sizes=[1, 2])
+    [note] = notes_of(profile, "recomputes-itself")
+    assert note.fields == {"layers": ["1", "3"]}
+    assert notes_of(structure(nn.Sequential(linear(), linear())), "recomputes-itself") == []
