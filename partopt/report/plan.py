@@ -18,6 +18,7 @@ from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.report.width import stretch
+from partopt.simulator.held_back import held_back
 from partopt.units import format_bytes, format_seconds
 
 _LAYERS_WIDTH = 20  # on a page of 80, as the next
@@ -167,7 +168,7 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
     """
     predicted, others = plan.predicted, []
     limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
-    binds = predicted.bound_by
+    binds, held = predicted.bound_by, held_back(plan)
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
@@ -185,6 +186,8 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
             f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
             f"({format_bytes(limit - peak)})"
         )
+    if held is not None:
+        binds = f"memory: {held.text}"
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
 
 

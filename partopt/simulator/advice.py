@@ -15,6 +15,7 @@ from partopt.simulator.case import NOTICED, Case, Point
 from partopt.simulator.change import Change, Goal, Trials
 from partopt.simulator.closed_forms import idle_share, pipeline_of
 from partopt.simulator.execution import ACTION_LIMIT, Execution
+from partopt.simulator.held_back import held_back
 from partopt.simulator.slow_rank import slow_rank
 from partopt.simulator.waits import allreduces, busy_ports, few_in_flight, transfers
 from partopt.units import format_bytes, format_seconds
@@ -87,7 +88,11 @@ def _memory(case: Case) -> Iterator[Point]:
         return
     peaks = case.execution.peak_memory_bytes
     rank, peak = int(peaks.argmax()), int(peaks.max())
-    if peak <= FULL * limit:
+    held = held_back(case.plan) if peak <= limit else None
+    if held is not None:
+        needs = f"rank {rank} needs {format_bytes(peak)} of {format_bytes(limit)}"
+        yield Point("memory", "loss", held.slower, "slower", f"{held.text}; {needs}")
+    if peak <= FULL * limit or held is not None:
         return
     over = f", and exceeds the limit by {format_bytes(peak - limit)}" if peak > limit else ""
     share = f"{peak / limit:.0%} of {format_bytes(limit)}"

@@ -39,6 +39,7 @@ from partopt.report.pictures.memory_bars import (
 )
 from partopt.report.pictures.port_use import port_use
 from partopt.report.ranks import format_ranks
+from partopt.simulator.held_back import held_back
 
 _LEFT, _RIGHT = 0.65, 0.1  # inches beside the panels
 _WIDTH = FULL - _LEFT - _RIGHT
@@ -57,7 +58,7 @@ def heading(plan: Plan) -> Heading:
     more = len(plan.stages) - len(stages)
     about = (
         f"A plan of {len(plan.stages)} stages: layers and cuts, the cluster with the devices of "
-        f"each stage, and what fills their memory. It is bound by {plan.predicted.bound_by}. "
+        f"each stage, and what fills their memory. It is bound by {_binds(plan)}. "
         f"{'; '.join(stages)}{f'; and {more} more' if more else ''}."
     )
     return heading_of_plan(plan, about)
@@ -106,7 +107,7 @@ def draw(
 
 def _draw_caption(sheet: Sheet, top: float, plan: Plan) -> None:
     """What binds the period, and how to read the chain."""
-    binds = fit(f"bound by {plan.predicted.bound_by}", _WIDTH - 2.5, SIZE)
+    binds = fit(f"bound by {_binds(plan)}", _WIDTH - 2.5, SIZE)
     sheet.text(_LEFT, top, binds, color=RED)
     how = "forward above, backward below the axis"
     sheet.text(_LEFT + _WIDTH, top, how, color=GREY, size=SMALL, ha="right")
@@ -138,6 +139,11 @@ def _handles(plan: Plan) -> dict[str, Any]:
     if marks:
         handles[" or ".join(marks)] = Patch(facecolor="white", edgecolor=RED, linewidth=1.2)
     return handles
+
+
+def _binds(plan: Plan) -> str:
+    held = held_back(plan)
+    return plan.predicted.bound_by if held is None else f"memory: {held.text}"
 
 
 def _bytes(memory: Any, name: str) -> int:

@@ -1,0 +1,101 @@
+"""What memory costs a plan that is held back by it, measured by simulating it without that limit.
+
+Memory holds a plan back where stages have fewer microbatches in flight than their schedule says, or
+recompute activations because they may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from partopt.cost.flight import in_flight
+from partopt.documents.plan import Plan
+from partopt.documents.stage import stages_text
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES
+from partopt.schedules.layout import STRAIGHT
+from partopt.simulator.case import NOTICED
+from partopt.simulator.change import MOST_ACTIONS
+from partopt.simulator.conditions import Conditions, apply_conditions
+from partopt.simulator.execution import execute, first_microbatches
+from partopt.simulator.restate import with_conditions
+
+_ENDLESS = 1e18  # bytes/s of links that take no time
+
+
+class HeldBack(NamedTuple):
+    """The share by which memory makes a microbatch take longer, and both in words."""
+
+    slower: float
+    text: str
+
+
+def held_back(plan: Plan) -> HeldBack | None:
+    """What memory costs the plan, where nothing else costs more.
+
+    The plan is simulated with the microbatches in flight of its schedule and without recomputation,
+    on links that take no time, and with equal stages: what is lifted costs what the plan is slower
+    than that. None also where the plan is too long to simulate so often.
+    """
+    lifted, texts = _without_limit(plan)
+    actions = 2 * len(plan.stages) * (plan.microbatches or first_microbatches(plan))
+    if not texts or actions > MOST_ACTIONS:
+        return None
+    try:
+        now_s, then_s = execute(plan).period_s, execute(lifted).period_s
+        others = [execute(each).period_s for each in _without_others(plan)]
+    except PartoptError:  # the schedule cannot run it so
+        return None
+    slower = now_s / then_s - 1 if then_s > 0 else 0.0
+    if slower <= NOTICED or then_s > min(others):
+        return None
+    return HeldBack(slower, f"{' and '.join(texts)}, to fit: {slower:.0%} slower")
+
+
+def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan as it would be with more memory, and in words what it has in place of that."""
+    lifted, texts = plan, []
+    entry, limit = SCHEDULES.get(plan.schedule), plan.memory_limit_bytes
+    if entry is None or limit is None:
+        return plan, []
+    replicas = [stage.replicas for stage in plan.stages]
+    if entry.shape == STRAIGHT and entry.takes_warmup:
+        usual = [
+            in_flight(plan.schedule, s, replicas, plan.microbatches) for s in range(len(replicas))
+        ]
+        held = [stage.in_flight for stage in plan.stages]
+        s = max(range(len(usual)), key=lambda s: usual[s] - held[s])
+        deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
+        roomy = with_conditions(plan, warmups=deeper)
+        if usual[s] > held[s] and roomy.peak_memory_bytes > limit:
+            lifted = roomy
+            texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]
+    again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
+    if again and plan.request.recompute == "auto":
+        texts.append(f"recomputation of {stages_text(again)}")
+        stages = [
+            replace(stage, recompute=False, compute_s=max(0.0, stage.compute_s - stage.forward_s))
+            if stage.recompute
+            else stage
+            for stage in lifted.stages
+        ]
+        lifted = replace(lifted, stages=stages)
+    return lifted, texts
+
+
+def _without_others(plan: Plan) -> Iterator[Plan]:
+    """The plan on links that take no time, and with stages that take equally long."""
+    levels = [level.name for level in plan.topology.own_levels]
+    free = Conditions(bandwidth=dict.fromkeys(levels, _ENDLESS), latency=dict.fromkeys(levels, 0.0))
+    yield apply_conditions(plan, free, MOST_ACTIONS)
+    devices = len(plan.stages_by_rank())
+    mean_s = sum(stage.compute_s for stage in plan.stages) / devices
+    stages = []
+    for stage in plan.stages:
+        share = mean_s * stage.replicas / stage.compute_s if stage.compute_s else 1.0
+        names = ("compute_s", "forward_s", "backward_s", "backward_weight_s")
+        stages.append(replace(stage, **{name: share * getattr(stage, name) for name in names}))
+    yield replace(plan, stages=stages)
