@@ -14,7 +14,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
-from partopt.report import chakra, figure, trace
+from partopt.report import figure, trace
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
@@ -32,7 +32,7 @@ from partopt.simulator.own_order import execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 
-FORMS = (".json", ".svg", ".pdf", ".png", ".csv", ".et")  # what a simulation is saved as
+FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +71,14 @@ class Simulation:
         path: str,
         force: bool = False,
         window: tuple[float, float] | None = None,
-    ) -> list[str]:
-        """Write the simulation; the extension of `path` chooses the form. The names of the files.
+    ) -> None:
+        """Write the simulation; the extension of `path` chooses the form.
 
-        `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure as of `draw`, `.csv` the
-        order as torch executes it, and `.et` Chakra's execution traces: `trace.0.et` of rank 0 and
-        so on, and `trace.comm_groups.json` with the ranks of its groups. An existing file is
-        replaced only with `force`. Raises PartoptError for another extension, or where that form
-        cannot hold it.
+        `.json` is a trace for Perfetto, `.svg`, `.pdf` and `.png` a figure as of `draw`, and `.csv`
+        the order as torch executes it. An existing file is replaced only with `force`. Raises
+        PartoptError for another extension, or where that form cannot hold it.
         """
         form = self.form_of(path)
-        if form == ".et":
-            return self._save_graph(path, force)
         if form == ".json":
             content = b"".join(trace.write(self.execution.timeline, self.plan))
             documents.write_bytes(path, content, force)
@@ -92,7 +88,6 @@ class Simulation:
         else:
             drawn = self.draw(form.removeprefix("."), window)
             documents.write_bytes(path, drawn, force)
-        return [path]
 
     def draw(self, form: str, window: tuple[float, float] | None = None) -> bytes:
         """The timeline as a figure: "svg", "pdf" or "png".
@@ -102,34 +97,20 @@ class Simulation:
         """
         return figure.render(self.execution, form, window)
 
-    def _save_graph(self, path: str, force: bool) -> list[str]:
-        """Write the execution traces of all ranks, or none."""
-        stem = path[: -len(".et")]
-        files = {stem + ending: content for ending, content in chakra.write(self.execution)}
-        for name in files:
-            documents.check_writable(name, force)
-        for name, content in files.items():
-            documents.write_bytes(name, content, force)
-        return list(files)
-
     @staticmethod
     def form_of(path: str) -> str:
         """The form in which a simulation is saved at `path`; on standard output (`-`), a trace.
 
         Raises PartoptError for an extension that is not one of a form.
         """
-        hint = (
-            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure), .csv (schedule) or "
-            ".et (execution traces for ASTRA-sim)"
-        )
+        hint = "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)"
         return ".json" if path == "-" else documents.check_form(path, FORMS, hint)
 
 
 def _most_actions(save_as: str | None) -> int:
     """How many actions a simulation may have: traces hold fewer."""
     form = Simulation.form_of(save_as) if save_as is not None else ""
-    most = {".json": trace.MOST_ACTIONS, ".et": chakra.MOST_ACTIONS}
-    return most.get(form, executions.ACTION_LIMIT)
+    return trace.MOST_ACTIONS if form == ".json" else executions.ACTION_LIMIT
 
 
 def simulate(

@@ -76,8 +76,7 @@ _ALL = "all"
     help="Whether transfers hide; auto: as engines of the schedule do.",
 )
 @options.output_options(
-    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
-    "execution traces (.et)"
+    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
 )
 @options.json_option
 def command(name: str, output: str | None, force: bool, as_json: bool, **given: Any) -> None:
@@ -109,9 +108,9 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
     if output != "-":
         _print(trial.document, as_json)
     if output:
-        written = trial.save(output, force)
+        trial.save(output, force)
         if output != "-":
-            say(f"Wrote {timeline.name_files(written)}", err=True)
+            say(f"Wrote {output}", err=True)
 
 
 def _print(document: TrialDocument, as_json: bool) -> None:

@@ -27,8 +27,7 @@ _ASK_AGAIN_S = 0.2
 @click.argument("plan")
 @whatif.what_if_options
 @options.output_options(
-    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png), the schedule (.csv) or "
-    "execution traces (.et for ASTRA-sim, one of each rank)"
+    "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
 )
 @click.option(
     "--window",
@@ -82,9 +81,9 @@ def command(
     elif output != "-":
         show_simulation(simulation.document, plan)
     if output:
-        written = simulation.save(output, force, drawn)
+        simulation.save(output, force, drawn)
         if output != "-":
-            say(f"Wrote {timeline.name_files(written)}", err=True)
+            say(f"Wrote {output}", err=True)
     if not as_json and output != "-":
         say(_next(plan, output), err=True)
     if not simulation.fits:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,8 +60,3 @@ def parse_window(output: str | None, window: str | None) -> tuple[float, float] 
     if not comma or not 0 <= found[0] < found[1]:
         raise PartoptError(f"--window: {window} is no stretch of time", hint, code="invalid-option")
     return found
-
-
-def name_files(files: Sequence[str]) -> str:
-    """The files that were written; of many the first, the last but one and the last."""
-    return ", ".join(files) if len(files) < 3 else f"{files[0]} .. {files[-2]}, {files[-1]}"

@@ -30,8 +30,9 @@ TERMS = {
     "period": "Seconds from one microbatch to the next in steady state; of synchronous schedules "
     "those of an iteration, divided by its microbatches.",
     "iteration": "The microbatches between two steps of the optimizer, of synchronous schedules.",
-    "binds": "What the period waits for: memory, where lifting its limit gains most, else the "
-    "compute of a stage, an exchange of gradients, a cut's messages, or what is in flight.",
+    "binds": "What the period waits for: memory, where lifting its limit gains most, else "
+    "the compute of a stage, an exchange of gradients, a cut's messages, or the microbatches in "
+    "flight.",
     "slack": "The share of the time for which the other loads are idle, the tightest first; for "
     "memory the share that is free.",
     "speed": "Tokens trained a second where the profile knows them, else samples; `times one "

@@ -34,9 +34,9 @@ class Trial:
         drawn = drawn_timeline(execution.timeline, drawn_windows(execution))
         return _document(self.pipeline, [_tried(self)], [], drawn)
 
-    def save(self, path: str, force: bool = False) -> list[str]:
+    def save(self, path: str, force: bool = False) -> None:
         """Write the timeline as `Simulation.save` does."""
-        return self.simulation.save(path, force)
+        self.simulation.save(path, force)
 
 
 def try_schedule(name: str, pipeline: Uniform, *, save_as: str | None = None) -> Trial:

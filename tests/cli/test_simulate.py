@@ -148,8 +148,7 @@ class TestOutput:
         outcome = partopt("simulate", synchronous, "-o", tmp_path / name)
         assert (outcome.code, outcome.out) == (2, "")
         assert outcome.hints == [
-            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure), .csv (schedule) or "
-            ".et (execution traces for ASTRA-sim)"
+            "choose .json (trace for Perfetto), .svg, .pdf, .png (figure) or .csv (schedule)"
         ]
 
     def test_two_things_on_standard_output(self, partopt, synchronous):
