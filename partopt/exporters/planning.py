@@ -133,8 +133,17 @@ def solve_within(
         starts = _starts(plans)
         others = [plan for plan in plans if plan not in starts]
         plans = others + [_improve(plan, target, parts, job) for plan in starts]
-    best, *slower = sorted(plans, key=order_of)
+    best, *slower = _distinct(sorted(plans, key=order_of), job)
     return Result(best, tuple(slower), results[0].notes, (best,))
+
+
+def _distinct(plans: Sequence[Plan], job: Job) -> list[Plan]:
+    """Of equal stages the first; under `schedule="auto"` the first of each schedule."""
+    found: dict[object, Plan] = {}
+    for plan in plans:
+        stages = tuple((stage.start, tuple(stage.ranks), stage.recompute) for stage in plan.stages)
+        found.setdefault(plan.schedule if job.schedule == AUTO else stages, plan)
+    return list(found.values())
 
 
 def _longer(job: Job, target: Target, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -100,8 +100,9 @@ def test_where_stages_may_begin():
 def test_schedules_are_chosen_among_those_of_the_trainer(to):
     job = stated(1, to, schedule="auto", microbatches=8)
     result = solve_for(job, to)
-    names = {plan.schedule for plan in (result.plan, *result.alternatives)}
-    assert names <= {*EXPORTERS[to].schedules}
+    names = [plan.schedule for plan in (result.plan, *result.alternatives)]
+    assert {*names} <= {*EXPORTERS[to].schedules}
+    assert len({*names}) == len(names)
     assert len(names) > 1
     assert result.plan.predicted.samples_per_s == max(
         plan.predicted.samples_per_s for plan in (result.plan, *result.alternatives)
