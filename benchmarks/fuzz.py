@@ -19,6 +19,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -330,7 +331,7 @@ def find_subjects() -> dict[str, Document | Options]:
     return found | {f"options of {name}": Options(line) for name, line in COMMANDS.items()}
 
 
-def fuzz(name: str, subject: Document | Options, count: int, seed: int) -> int:
+def fuzz(name: str, subject: Document | Options, count: int, seed: int, seeds: str) -> int:
     """Give `count` changed inputs to the command line; how many were answered wrongly."""
     random, wrong, told = Random(f"{name} {seed}"), 0, set()
     codes = [0, 0, 0]
@@ -338,6 +339,8 @@ def fuzz(name: str, subject: Document | Options, count: int, seed: int) -> int:
     for words in subject.plain():  # compiles what they take
         answer(words, limit_s=0)
     for number in range(count):
+        if number % 20 == 0:  # a command may have written over one
+            shutil.copytree(seeds, Path.cwd(), dirs_exist_ok=True)
         words, alone = subject.draw(random)
         code, _, error, seconds = answer(words)
         slowest = max(slowest, seconds)
@@ -386,8 +389,12 @@ def main() -> int:
     BaseProcess.start = start_none  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         subjects = find_subjects()
-        names = given.subjects or subjects
-        return int(sum(fuzz(name, subjects[name], given.count, given.seed) for name in names) > 0)
+        wrong = 0
+        for name in given.subjects or subjects:
+            with tempfile.TemporaryDirectory() as own, contextlib.chdir(own):
+                shutil.copytree(folder, own, dirs_exist_ok=True)
+                wrong += fuzz(name, subjects[name], given.count, given.seed, folder)
+        return int(wrong > 0)
 
 
 if __name__ == "__main__":
