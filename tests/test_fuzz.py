@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from benchmarks.fuzz import GRAPH, change_text, change_values
 from partopt import documents, planners
 from partopt.cost.problem import problem_of
 from partopt.documents import plan
@@ -42,57 +43,20 @@ PROFILE = json.loads(
 PLANNED = Profile.parse(json.dumps(PROFILE).encode())
 PLAN = json.loads(documents.encode(planners.plan("gpipe", problem_of(PLANNED, two_level(2, 2)))))
 TOPOLOGY = yaml.safe_load(two_level(2, 2, outer_latency=1e-6, memory_bytes=10**9).dump())
-GRAPH = (
-    "node1 -- Input0 -- forward_compute_time=1.0, backward_compute_time=0.0, "
-    "activation_size=10.0, parameter_size=0.0\n"
-    "node2 -- Linear(1, 2) -- forward_compute_time=1.0, backward_compute_time=2.0, "
-    "activation_size=[4.0; 6.0], parameter_size=7.0\n"
-    "\tnode1 -- node2\n"
-)
-
-numbers = st.sampled_from(
-    [0, -1, 1, 2, 3, 7, -0.0, 0.5, 1e-300, 1e300, 2**31, 2**53, 2**63, 2**64, 10**30]
-)
-values = (
-    st.none()
-    | st.booleans()
-    | numbers
-    | st.text(max_size=5)
-    | st.just([])
-    | st.just({})
-    | st.lists(numbers, max_size=3)
-)
 
 
-def places(node: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of everything inside `node`."""
-    inside = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
+def mutated(original: Any) -> st.SearchStrategy[Any]:
+    """The document with one to three changes."""
+    return st.randoms(use_true_random=False).map(
+        lambda random: change_values(original, random, random.randint(1, 3))
     )
-    return [path for key, value in inside for path in ((*here, key), *places(value, (*here, key)))]
 
 
-@st.composite
-def mutated(draw: st.DrawFn, original: Any) -> Any:
-    """The document with one to three of its values replaced, removed or repeated."""
-    document = json.loads(json.dumps(original))
-    for _ in range(draw(st.integers(1, 3))):
-        path = draw(st.sampled_from(places(document) or [("schema",)]))
-        parent = document
-        for step in path[:-1]:
-            parent = parent[step]
-        change = draw(st.sampled_from(["replace", "remove", "repeat"]))
-        if change == "replace" or path[-1] == "schema":
-            parent[path[-1]] = draw(values)
-        elif change == "remove":
-            del parent[path[-1]]
-        elif isinstance(parent, list):
-            parent.append(parent[path[-1]])
-    return document
+def edited(text: str) -> st.SearchStrategy[str]:
+    """The text with up to three changes."""
+    return st.randoms(use_true_random=False).map(
+        lambda random: change_text(text, random, random.randint(0, 3))
+    )
 
 
 def profile_or_error(content: bytes) -> None:
@@ -173,26 +137,15 @@ def test_any_bytes_at_all(content):
 
 
 @quick
-@given(
-    st.data(), st.sampled_from([json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)])
-)
-def test_a_file_with_some_bytes_changed(data, text):
-    content = bytearray(text.encode())
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(content)))
-        content[start : start + data.draw(st.integers(0, 5))] = data.draw(st.binary(max_size=4))
+@given(st.one_of(map(edited, [json.dumps(PROFILE), json.dumps(PLAN), yaml.safe_dump(TOPOLOGY)])))
+def test_a_file_with_some_characters_changed(text):
     for read in (profile_or_error, plan_or_error, topology_or_error):
-        read(bytes(content))
+        read(text.encode(errors="surrogatepass"))
 
 
 @quick
-@given(st.data())
-def test_a_pipedream_graph_with_some_characters_changed(data):
-    text = GRAPH
-    for _ in range(data.draw(st.integers(0, 3))):
-        start = data.draw(st.integers(0, len(text)))
-        stop = start + data.draw(st.integers(0, 9))
-        text = text[:start] + data.draw(st.text("node123 -=.,;[]e\n\t", max_size=5)) + text[stop:]
+@given(edited(GRAPH))
+def test_a_pipedream_graph_with_some_characters_changed(text):
     try:
         imported = pipedream.read(text, "graph", "model", 1)
     except PartoptError:

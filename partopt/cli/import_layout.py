@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -122,18 +121,11 @@ def command(
 
 def text_of(layout: str) -> str:
     """The text of a layout: of a file or standard input, or the word itself."""
-    from partopt.documents import read_bytes
+    from partopt.documents import is_file, read_bytes
 
-    if layout != "-" and not _A_FILE.fullmatch(layout) and not _is_file(layout):
+    if layout != "-" and not _A_FILE.fullmatch(layout) and not is_file(layout):
         return layout
     return read_bytes(layout).decode(errors="replace")
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # no name of a file
-        return False
 
 
 def _check_batch(given: Mapping[str, Any], stated: Mapping[str, Any]) -> None:

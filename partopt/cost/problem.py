@@ -202,6 +202,7 @@ class Problem:
             any_schedule=self.any_schedule,
             comm_auto=self.comm_auto,
             split_messages=self.split_messages,
+            allreduce="blocking" if self.blocking_allreduce else "overlap",
         )
 
     @cached_property

@@ -1,7 +1,7 @@
 """Documents: what partopt reads and writes, one file each; and how they are read and written."""
 
 from partopt.documents.faults import check_option, find_faults, leaf_faults
-from partopt.documents.files import check_form, check_writable, read_bytes, write_bytes
+from partopt.documents.files import check_form, check_writable, is_file, read_bytes, write_bytes
 from partopt.documents.structs import Document, Note, Part, decode, encode, refuse
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "decode",
     "encode",
     "find_faults",
+    "is_file",
     "leaf_faults",
     "read_bytes",
     "refuse",

@@ -55,6 +55,14 @@ def read_bytes(path: PathLike, limit: int | None = None) -> bytes:
         ) from None
 
 
+def is_file(name: str) -> bool:
+    """Whether there is a file of this name, which may be any word."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # no name of a file
+        return False
+
+
 def _max_input() -> int:
     given = os.environ.get(MAX_INPUT)
     if given is None:

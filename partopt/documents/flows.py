@@ -26,7 +26,7 @@ class FlowTime(documents.Part, frozen=True, kw_only=True):
     destination: Index | None
     stage: Index | None
     parameters: list[str]
-    ranks: list[Index]
+    ranks: Annotated[list[Index], msgspec.Meta(min_length=1)]
     bytes: Bytes
     per: str
     times: Seconds

@@ -81,7 +81,8 @@ class Request(documents.Part, frozen=True, kw_only=True):
     the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
     the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that
     the schedule was to be found, too, `comm_auto` that `comm` is what its engines do, and
-    `split_messages` that each tensor of a cut is a message.
+    `split_messages` that each tensor of a cut is a message. `allreduce` is that of the plan, which
+    tells nothing by itself where the gradients of every stage are one bucket.
     """
 
     stages: Count | None
@@ -95,6 +96,7 @@ class Request(documents.Part, frozen=True, kw_only=True):
     any_schedule: bool = False
     comm_auto: bool = False
     split_messages: bool = False
+    allreduce: Literal["overlap", "blocking"] = "overlap"
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -59,6 +59,7 @@ def _other_faults(plan: Plan) -> Iterator[PartoptError]:
             )
     yield from _request_faults(plan)
     yield from _kind_faults(plan)
+    yield from _runner_up_faults(plan)
 
 
 def _count_faults(s: int, stage: Stage) -> Iterator[PartoptError]:
@@ -136,8 +137,25 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
                 "re-run `solve`",
             )
+    if plan.allreduce != plan.request.allreduce:
+        yield _fault(
+            f"allreduce: {plan.allreduce}, and request.allreduce is {plan.request.allreduce}",
+            "re-run `solve`",
+        )
     for what in plan.find_deviations() if plan.planner == "optimal" else []:
         yield _fault(f"request: {what}", "re-run `solve`")
+
+
+def _runner_up_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Runners-up whose own numbers contradict each other."""
+    limit = plan.memory_limit_bytes
+    for n, row in enumerate(plan.runners_up or []):
+        rate = row.microbatch_size / row.period_s
+        if not math.isclose(rate, row.samples_per_s, rel_tol=1e-6):
+            place = f"runners_up[{n}].samples_per_s"
+            yield _fault(f"{place}: not microbatch_size / period_s, {rate:g}", "re-run `solve`")
+        if row.fits != (limit is None or row.peak_memory_bytes <= limit):
+            yield _fault(f"runners_up[{n}].fits: not as its memory says", "re-run `solve`")
 
 
 def _kind_faults(plan: Plan) -> Iterator[PartoptError]:

@@ -18,7 +18,7 @@ class ScalingRow(documents.Part, frozen=True, kw_only=True):
     speed-up over one group, divided by the groups.
     """
 
-    devices: Count
+    devices: Annotated[int, msgspec.Meta(ge=1, le=2**53)]  # as exact as a picture draws it
     planner: str
     shape: str
     microbatch_size: Count

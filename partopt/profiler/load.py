@@ -25,6 +25,7 @@ from typing import Any
 
 from torch import nn
 
+from partopt.documents import is_file
 from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.foreign_errors import explain
 from partopt.profiler.settings import check_arguments, invalid_option
@@ -158,10 +159,10 @@ def _import_from(folder: Path) -> Iterator[None]:
 
 def _import_file(place: str) -> ModuleType:
     path = Path(place)
-    if not path.is_file():
-        near = (
-            sorted(file.name for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        )
+    if not is_file(place):
+        near: list[str] = []
+        with contextlib.suppress(OSError, ValueError):  # a name that is too long
+            near = sorted(file.name for file in path.parent.glob("*.py"))
         raise PartoptError(
             f"{place}: no such file",
             did_you_mean(path.name, near) if near else "give the path of a Python file",

@@ -97,7 +97,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def last_checkpoint(folder: Path) -> Path:
     """The last whole checkpoint in a folder; PartoptError where there is none."""
-    found = checkpoints(folder)
+    try:
+        found = checkpoints(folder)
+    except OSError:  # a name that is too long
+        found = []
     if not found:
         raise PartoptError(
             f"{folder}: no whole checkpoint in it",

@@ -100,7 +100,8 @@ def _numbers(again: Recomputation) -> _Found:
             f"{len(differences)} of {len(paths)} fields differ, priced and simulated again",
             differences,
         )
-    return True, f"{len(paths)} fields, priced and simulated again", []
+    beside = ", but not those of runners-up" if again.plan.runners_up else ""
+    return True, f"{len(paths)} fields, priced and simulated again{beside}", []
 
 
 def _memory(again: Recomputation) -> _Found:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from partopt import units
+from partopt import documents, units
 from partopt.documents.plan import Plan
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
@@ -61,8 +61,7 @@ class Conditions:
         given = self.schedule
         if given is None or given in SCHEDULES:
             return None
-        path = Path(given)
-        return path if given.endswith(".csv") or path.is_file() else None
+        return Path(given) if given.endswith(".csv") or documents.is_file(given) else None
 
 
 def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> Plan:

@@ -50,10 +50,20 @@ def test_a_long_yaml_is_refused_at_once(partopt, tmp_path):
 
 @pytest.mark.parametrize("name", ["n" * 5000, "n/" * 5000, "n " * 5000])
 def test_a_long_name_is_shortened(partopt, name):
-    for arguments in (["show", name], ["plan", name, "--topology", name], ["simulate", name]):
+    for arguments in (
+        ["show", name],
+        ["plan", name, "--topology", name],
+        ["simulate", name],
+        ["profile", f"{name}.py", "-o", "-"],
+    ):
         outcome = partopt(*arguments)
         assert outcome.code == 2
         assert len(outcome.errors) == 1 and len(outcome.err) < 1000
+
+
+def test_a_long_schedule_is_no_file(partopt, synchronous):
+    outcome = partopt("simulate", synchronous, "--schedule", "x" * 5000)
+    assert (outcome.code, len(outcome.errors)) == (2, 1) and len(outcome.err) < 1000
 
 
 def without_a_stage(plan: bytes, s: int) -> bytes:

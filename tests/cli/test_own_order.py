@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from tests.helpers import chain_profile
+
 
 @pytest.fixture
 def rows(partopt, plan_file, synchronous, tmp_path):
@@ -86,3 +88,17 @@ def test_on_another_network(rows):
         for rate in ("1 TB/s", "10 MB/s")
     )
     assert fast["period_s"] < slow["period_s"]
+
+
+def test_gradients_of_more_than_one_bucket(partopt, profile_file, topology_file, tmp_path):
+    """Two replicas exchange the gradients of 100 MB in buckets of 25 MiB."""
+    profile = profile_file(chain_profile([1e-3] * 4, None, [10**6] * 4, [10**8] * 4), name="b.json")
+    plan, own = tmp_path / "b.plan.json", tmp_path / "own.csv"
+    split = "--cuts", "2", "--replicas", "2,2", "--schedule", "1f1b", "--microbatches", 4
+    assert partopt("plan", profile, "--topology", topology_file(), *split, "-o", plan).code == 0
+    assert partopt("simulate", plan, "-o", own).code == 0
+    found = [
+        partopt("simulate", plan, "--json", *given).document["makespan_s"]
+        for given in ([], ["--schedule", own])
+    ]
+    assert found[0] == found[1]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from partopt import Plan, run_source
 from partopt.documents.run import Run
 from partopt.errors import PartoptError
-from partopt.runtime.checkpoint import removing_partial
+from partopt.runtime.checkpoint import last_checkpoint, removing_partial
 from tests.runtime.test_run import MODEL, made, partopt
 
 __all__ = ["made"]  # the fixture
@@ -79,3 +80,8 @@ def test_folders_are_checked_before_any_process_starts(
     plan, model = made("refusing", cuts=[2])
     with pytest.raises(PartoptError, match=expected):
         run_source(Plan.load(plan), model, **options)
+
+
+def test_a_name_that_is_too_long_is_no_folder():
+    with pytest.raises(PartoptError, match="no whole checkpoint in it"):
+        last_checkpoint(Path("x" * 5000))

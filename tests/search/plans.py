@@ -7,10 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+<<<<<<< HEAD
 from partopt.search.schedule import best_by_schedule
+=======
+from msgspec import structs
+>>>>>>> hostile
 
 from partopt.cost.problem import Problem, problem_of
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, RunnerUp
+from partopt.documents.stage import MemoryRules
 from partopt.search.contest import plan_alone
 from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
 
@@ -60,6 +65,7 @@ def grid(**options: Any) -> Made:
     )
     plans = best_by_schedule([problem])
     plan = next(plan for plan in plans if name in (None, plan.schedule))
+    plan = structs.replace(plan, runners_up=[RunnerUp.of(plans[-1])])
     return plan, replace(problem, schedule=plan.schedule)
 
 
@@ -85,6 +91,10 @@ KINDS: dict[str, Callable[[], Made]] = {
         recompute_per_stage=True,
     ),
     "optimal, tied": lambda: plan_of("optimal", TIED, replication="none"),
+    "optimal, in shares": lambda: plan_of(
+        "optimal", memory_rules=MemoryRules(shard="parameters"), **SYNCHRONOUS
+    ),
+    "optimal, equal replicas": lambda: plan_of("optimal", replication="uniform", **SYNCHRONOUS),
     "pipedream": lambda: plan_of("pipedream"),
     "straight": lambda: plan_of("straight", stages=4),
     "data_parallel": lambda: plan_of("data_parallel"),

@@ -1,0 +1,172 @@
+"""No value of a plan can be changed unseen, but for those that leave everything it says true."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from partopt import documents, planners
+from partopt.cost.problem import problem_from_plan
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError
+from partopt.planners import PLANNERS
+from partopt.planners.optimal import refuters
+from partopt.search.contest import plan_alone
+from partopt.search.verify import verify
+from tests.search.alterations import Alteration, alterations
+from tests.search.plans import KINDS, Made
+
+LABELS = {
+    "topology.name",
+    "topology.device.name",
+    "topology.levels.name",
+    "topology.levels.link",
+}
+LINKS = {
+    f"topology.levels.{name}" for name in ("bandwidth_bytes_per_s", "links", "latency_s", "bus")
+}
+WISHES = {f"request.{name}" for name in ("stages", "cut_at", "replication", "recompute", "costs")}
+
+make: Callable[[str], Made] = cache(lambda kind: KINDS[kind]())
+
+
+def _buckets(plan: Plan) -> float:
+    """Of the stage with most gradients."""
+    return max(stage.trained_bytes for stage in plan.stages) / plan.bucket_bytes
+
+
+def read(document: dict[str, Any]) -> Plan | None:
+    """The plan in a document; `None` where it is refused."""
+    try:
+        return Plan.parse(json.dumps(document).encode())
+    except PartoptError:
+        return None
+
+
+def decides_the_same(plan: Plan, made: Made) -> bool:
+    """Whether the plan's planner, asked what the plan records, makes the same of it."""
+    asked = replace(problem_from_plan(plan, made[1].profile), effort="quick")
+    own = plan_alone(plan.planner, asked)[0]
+    return (own.stages, own.certificate) == (made[0].stages, made[0].certificate)
+
+
+def bound_still_holds(plan: Plan, made: Made) -> bool:
+    """Whether the best plan of what is asked now is not below the bound of this one."""
+    asked, stated_s = problem_from_plan(plan, made[1].profile), plan.certificate.lower_bound_s
+    _, _, lower = planners.optimal.least(asked.coarsen())
+    if stated_s <= refuters.bound_s(asked.coarsen(), lower) * (1 + 2e-6):
+        return True
+    again = plan_alone("optimal", asked)[0]
+    return stated_s <= again.certificate.lower_bound_s * (1 + 2e-6)
+
+
+def still_answers(plan: Plan, made: Made) -> bool:
+    """Whether the plan is as good an answer to what it says was asked."""
+    if plan.planner == "optimal":
+        return bound_still_holds(plan, made)
+    return plan.planner not in PLANNERS or decides_the_same(plan, made)
+
+
+# Why a plan may say something else and be right, and what then holds of it.
+HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
+    "nothing depends on a label of the topology": lambda which, plan, made: which.name in LABELS,
+    "the memory holds the plan, and no better one": lambda which, plan, made: (
+        which.name == "topology.device.memory_bytes"
+        and (which.new is None or plan.peak_memory_bytes <= which.new)
+        and still_answers(plan, made)
+    ),
+    "nothing that the plan sends is slower or faster": lambda which, plan, made: (
+        which.name in LINKS and still_answers(plan, made)
+    ),
+    "the plan sends nothing that a device could wait for": lambda which, plan, made: (
+        which.name == "comm" and all(flow.kind != "send" for flow in plan.communication)
+    ),
+    "gradients are exchanged after each round, or all at once": lambda which, plan, made: (
+        which.name == "bucket_bytes" and (plan.microbatches is None or _buckets(plan) <= 1)
+    ),
+    "engines of the schedule do as the plan was asked to": lambda which, plan, made: (
+        which.name == "request.comm_auto"
+    ),
+    "a cut has one tensor": lambda which, plan, made: (
+        which.name == "request.split_messages" and made[1].chain.tensors.max() <= 1
+    ),
+    "no level has an all-reduce of its own to choose": lambda which, plan, made: (
+        which.name == "topology.allreduce" and still_answers(plan, made)
+    ),
+    "runners-up are said to be unchecked; each is another plan": lambda which, plan, made: (
+        which.name.startswith("runners_up.")
+        and which.path[-1] in ("planner", "schedule", "shape", "peak_memory_bytes")
+    ),
+    "no layers are tied": lambda which, plan, made: (
+        which.name == "request.tied" and not made[1].chain.tied
+    ),
+    "the plan is as requested, and the answer to that": lambda which, plan, made: (
+        which.name in WISHES and not list(plan.find_deviations()) and still_answers(plan, made)
+    ),
+    "what other schedules there were says nothing of this one": lambda which, plan, made: (
+        which.name == "request.any_schedule" and plan.planner == "optimal"
+    ),
+    "another planner decides the same": lambda which, plan, made: (
+        which.name == "planner"
+        and {which.old, which.new} <= {"gpipe", "torchgpipe", "lingvo"}
+        and decides_the_same(plan, made)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:lingvo")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(kind):
+    plan, problem = make(kind)
+    refused = failed = 0
+    for which, document in alterations(json.loads(documents.encode(plan))):
+        altered = read(document)
+        if altered is None:
+            refused += 1
+        elif not verify(altered, problem.profile).verified:
+            failed += 1
+        else:
+            assert any(holds(which, altered, (plan, problem)) for holds in HARMLESS.values()), which
+    assert refused > 50 and failed > 50
+
+
+TOLD = [  # once let through
+    ("optimal, tied", "request.tied", "together"),
+    ("optimal, an iteration", "family", "nested"),
+    ("optimal, an iteration", "allreduce", "blocking"),
+    ("optimal, an iteration", "schedule", "naive"),
+    ("optimal", "certificate.proof", None),
+    ("optimal", "certificate.scope", None),
+    ("pipedream", "certificate.proof", None),
+    ("grid", "allreduce", "blocking"),
+    ("grid, chunks", "allreduce", "blocking"),
+    ("grid", "runners_up.samples_per_s", None),
+    ("grid", "runners_up.period_s", None),
+    ("grid", "runners_up.microbatch_size", None),
+    ("grid", "runners_up.fits", None),
+    ("manual", "planner", "grid"),
+    ("manual", "planner", "gpipe"),
+    ("grid", "planner", "manual"),
+    ("grid", "planner", "gpipe"),
+    ("grid, chunks", "planner", "optimal"),
+    ("gpipe", "planner", "manual"),
+    ("gpipe", "planner", "grid"),
+    ("optimal", "planner", "pipedream"),
+    ("straight", "planner", "optimal"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), TOLD)
+def test_an_alteration_that_contradicts_the_plan_is_told(kind, name, value):
+    """`None` stands for any other value."""
+    plan, problem = make(kind)
+    changed = [
+        read(document)
+        for which, document in alterations(json.loads(documents.encode(plan)))
+        if which.name == name and value in (None, which.new)
+    ]
+    assert changed
+    assert not any(each and verify(each, problem.profile).verified for each in changed)
