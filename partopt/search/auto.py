@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
@@ -47,7 +46,6 @@ UNFILLED = 1.04  # how much slower plans are that lack room for all that fills t
 FEW, PLACES, ALIKE = 16, 64, 8  # places of layouts with any replicas; with equal ones, and these
 KEPT = 12  # plans of the program, of each problem
 IN_VAIN = 3  # plans of one problem that do not fit, after which no more are tried
-ROOMIEST = 20  # grids that are simulated where nothing fits
 
 
 def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Plan]:
@@ -57,11 +55,17 @@ def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Pla
     with and without recomputation, unless the job says which. PartoptError where nothing can run.
     """
     problems = state_problems(job, progress)
-    search = _Search(progress)
+    return best_by_schedule(problems, job.recompute in (None, "auto"))
+
+
+def best_by_schedule(problems: Sequence[Problem], chooses_recompute: bool = False) -> list[Plan]:
+    """`search_schedules` of problems that differ in microbatch size and recomputation."""
+    search = _Search(problems[0].progress)
     search.try_grids(problems)
-    search.try_chains(list(_straight(problems, job.recompute in (None, "auto"))))
+    search.try_chains(list(_straight(problems, chooses_recompute)))
     search.anneal()
-    plans = list(search.plans()) or list(search.roomiest())
+    plans = list(search.plans())
+    plans += search.roomiest({plan.schedule for plan in plans})
     if not plans:
         raise PartoptError(
             "no schedule can run this",
@@ -201,6 +205,7 @@ class _Search:
 
     def try_chains(self, problems: Sequence[Problem]) -> None:
         """Simulate the plans of the dynamic program that may be fastest."""
+        least: dict[Judge, float] = {}
         chains: list[tuple[float, int, Shape, Judge, Problem, list[int]]] = []
         for done, problem in enumerate(problems):
             self.progress("optimal plans", done, len(problems))
@@ -211,8 +216,10 @@ class _Search:
             stated, cells = optimal.coarsen(problem)
             judge = Judge(StageCosts(stated))
             for value_s, shape in programs(judge.costs):
-                own = value_s / chain.microbatch_size, len(chains), shape
-                chains.append((*own, judge, problem, cells))
+                own_s = value_s / chain.microbatch_size
+                least_s = judge.costs.slowest_s(shape) / chain.microbatch_size
+                least[judge] = min(least_s, least.get(judge, inf))
+                chains.append((own_s, len(chains), shape, judge, problem, cells))
         spent, in_vain = 0.0, dict[Judge, int]()
         seen = set[str]()
         for value_s, _, shape, judge, problem, cells in sorted(chains, key=lambda each: each[:2]):
@@ -233,7 +240,7 @@ class _Search:
             in_vain[judge] = -len(chains)
             seconds = found.seconds / b
             stated = replace(problem, stages=None)
-            self.pool.append(_Candidate(stated, seconds, value_s, cells, found, judge))
+            self.pool.append(_Candidate(stated, seconds, least[judge], cells, found, judge))
 
     def anneal(self) -> None:
         """Anneal the best of each kind that may become the fastest, ever fewer of them."""
@@ -268,12 +275,14 @@ class _Search:
                 found = Found(seconds * stated.chain.microbatch_size, shape)
                 yield _Candidate(problem, seconds, 0.0, each.cells, found, judge)
 
-    def roomiest(self) -> Iterator[Plan]:
-        """Plans that do not fit, of the grids that need least memory."""
-        by_need = sorted(self.grids, key=lambda each: each[0].needs_bytes.max())
-        for each, problem, cells in by_need[:ROOMIEST]:
-            stated = replace(problem, schedule=each.problem.schedule)
-            with suppress(PartoptError):
+    def roomiest(self, found: set[str]) -> Iterator[Plan]:
+        """Of every schedule that is not `found` the grid that needs least memory."""
+        seen = set(found)
+        for each, problem, cells in sorted(self.grids, key=lambda own: own[0].needs_bytes.max()):
+            name = each.problem.schedule
+            if name not in seen:
+                seen.add(name)
+                stated = replace(problem, schedule=name)
                 yield _Candidate(stated, inf, inf, cells, grid=each).plan()
 
 
@@ -291,11 +300,8 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
         few = U <= FEW and alike
         if few and not costs.even:
             asked: list[Sequence[int]] = [range(1, U + 1)]
-        else:  # of replicas that divide the devices there are other layouts
-            single = [
-                r for r in range(1, min(U, ALIKE) + 1) if few or topology.devices % r or r == 1
-            ]
-            asked = [[r] for r in single if alike]
+        else:
+            asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
         for sizes, full in product(asked, (False, True) if filled and few else (filled,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
             allowed = [S for S in numbers if costs.problem.stages in (None, S)]
@@ -303,8 +309,7 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             if not allowed:
                 continue
             for shape in optimal.slowest_fastest(costs, places, sizes, allowed, full):
-                value_s = costs.slowest_s(shape) + costs.messages_s(shape)
-                value_s *= 1 if full or not filled else UNFILLED
+                value_s = costs.estimate_s(shape) * (1 if full or not filled else UNFILLED)
                 found[shape] = min(value_s, found.get(shape, inf))
     ordered = sorted(found.items(), key=lambda own: own[1])
     return [(value_s, shape) for shape, value_s in ordered[:KEPT]]

@@ -10,8 +10,8 @@ import numpy as np
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan
+from partopt.search.auto import best_by_schedule
 from partopt.search.contest import plan_alone
-from partopt.search.schedule import best_by_schedule
 from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
 
 Made = tuple[Plan, Problem]

@@ -18,9 +18,9 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
+from partopt.search.auto import search_schedules
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
-from partopt.search.schedule import search_schedules
 from partopt.search.verify import claim, verify
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, two_level, uniform_profile
