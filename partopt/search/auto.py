@@ -17,9 +17,16 @@ from itertools import product
 from math import inf
 
 from partopt.cost.price import price
-from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    Partition,
+    Problem,
+    Progress,
+    consecutive,
+    ignore_progress,
+)
 from partopt.documents.plan import Plan
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
@@ -38,7 +45,7 @@ from partopt.simulator.prediction import simulate_plan
 ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 # of grids, of plans of the program, of annealing: as `Judge.spent` counts
 GRIDS, CHAINS, ANNEALED = 1500.0, 1500.0, 2200.0
-ROUNDS = (8, 2)  # plans that are annealed in each round
+ROUNDS = (10, 3)  # plans that are annealed in each round
 NEAR = 1.12  # of the best: a grid that is estimated at more is not simulated
 MARGIN = 1.02  # of the best: a plan of the program whose slowest stage takes more is not either
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not
@@ -52,7 +59,8 @@ def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Pla
     """The best simulated plan of `job` under every synchronous schedule that may be best.
 
     Fastest first, those that fit before those that do not. Every measured microbatch size is tried,
-    with and without recomputation, unless the job says which. PartoptError where nothing can run.
+    with and without recomputation, unless the job says which. A plan that does not fit is among
+    them where a schedule has none that does.
     """
     problems = state_problems(job, progress)
     return best_by_schedule(problems, job.recompute in (None, "auto"))
@@ -66,13 +74,9 @@ def best_by_schedule(problems: Sequence[Problem], chooses_recompute: bool = Fals
     search.anneal()
     plans = list(search.plans())
     plans += search.roomiest({plan.schedule for plan in plans})
-    if not plans:
-        raise PartoptError(
-            "no schedule can run this",
-            "give more microbatches, or fewer devices",
-            ANSWER_IS_NO,
-            code="no-schedule",
-        )
+    if not plans:  # not even on one device
+        alone = Partition(CONTIGUOUS, consecutive([0, problems[0].chain.layers]))
+        plans = [simulate_plan(price(alone, problem, "grid")) for problem in problems]
     return sorted(plans, key=order_of)
 
 
@@ -129,8 +133,10 @@ class _Candidate:
         own = problem.schedule, problem.chain.microbatch_size, problem.recompute
         if self.found is None:
             return own
-        shape, entry = self.found.shape, SCHEDULES[problem.schedule]
-        return (*own, shape.stages == 1) if entry.uneven else (*own, shape.stages, shape.places)
+        shape, few = self.found.shape, problem.topology.devices <= FEW
+        if few or not SCHEDULES[problem.schedule].uneven:
+            return *own, shape.stages, shape.places
+        return *own, shape.stages == 1
 
     @property
     def may_change(self) -> bool:

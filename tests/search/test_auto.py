@@ -7,7 +7,7 @@ import pytest
 from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.search.auto import best_by_schedule, state_problems
@@ -137,14 +137,16 @@ def test_a_size_that_the_batch_does_not_divide_by_is_left_out():
         state_problems(job.with_(microbatch_size=2))
 
 
-def test_where_nothing_can_run_the_answer_is_no():
-    problem = problem_of(uniform_profile(2), flat(67), schedule="1f1b", microbatches=3)
-    with pytest.raises(PartoptError, match="no schedule can run this") as raised:
-        best_by_schedule([problem])
-    assert (raised.value.exit_code, raised.value.hint) == (
-        ANSWER_IS_NO,
-        "give more microbatches, or fewer devices",
+def test_where_nothing_fits_one_device_there_is_a_plan_that_says_so():
+    problem = problem_of(
+        uniform_profile(2), flat(1), schedule="1f1b", microbatches=3, memory_bytes=1
     )
+    assert [plan.fits for plan in best_by_schedule([problem])] == [False]
+
+
+def test_more_devices_than_microbatches_may_stay_idle():
+    problem = problem_of(uniform_profile(2), flat(67), schedule="1f1b", microbatches=3)
+    assert best_by_schedule([problem])[0].fits
 
 
 @pytest.mark.parametrize("seed", [0, 1])
