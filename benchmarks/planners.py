@@ -168,7 +168,7 @@ def _auto_s(layers: int, seed: int, topology: Topology, options: dict[str, Any])
         StashGroup,
     )
     from partopt.job import Job
-    from partopt.search.schedule import search_schedules
+    from partopt.search.auto import search_schedules
 
     chain = _chain(layers, seed)
     weights = [chain.parameter_bytes(layer, layer + 1) for layer in range(layers)]

@@ -31,6 +31,7 @@ from partopt.schedules import schedule
 
 Table = NDArray[np.float64]  # of every range [i, j), shape (N+1, N+1); infinite for j <= i
 Port = tuple[float, float, float]  # see `StageCosts.ports`
+TURNS = 1024  # of replicas on both sides of a cut, that are looked at
 NO_LIMIT = 1e9  # microbatches in flight where the memory limits none
 
 
@@ -183,17 +184,36 @@ class StageCosts:
             total += float(cut[j]) + ring * float(self.W[i, j])
         return total / len(self.buses)
 
-    def messages_s(self, shape: Shape) -> float:
-        """Seconds a microbatch that the messages of one pass add to an iteration."""
-        common, M = self.problem.topology.common_level, self.M
-        if M is None:
-            return 0.0
-        gaps = zip(shape.bounds[1:], shape.spans, shape.spans[1:], strict=False)
-        waits = (
-            float(self.wait(common(shape.places[one[1] - 1][0], shape.places[other[0]][0]))[0, b])
-            for b, one, other in gaps
-        )
-        return sum(waits) / M
+    def estimate_s(self, shape: Shape) -> float:
+        """About what a microbatch takes: the slowest stage or port, and the messages of a pass."""
+        waits = 0.0
+        common, places = self.problem.topology.common_level, shape.places
+        for cut, one, other in zip(shape.bounds[1:], shape.spans, shape.spans[1:], strict=False):
+            waits += self.wait(common(places[one[1] - 1][0], places[other[0]][0]))[0, cut]
+        slowest = max(self.slowest_s(shape), self.ports_s(shape))
+        return slowest + (float(waits) / self.M if self.M is not None else 0.0)
+
+    def ports_s(self, shape: Shape) -> float:
+        """Seconds a microbatch for which the messages of all stages keep the busiest port busy."""
+        topology = self.problem.topology
+        sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
+        rates = port_rates(topology)
+        load = [np.zeros(topology.devices) for _ in rates]  # bytes of each member's port
+        ranks = [np.array(own) for own in shape.ranks]
+        for cut, one, other in zip(shape.bounds[1:], ranks, ranks[1:], strict=False):
+            turns = np.arange(min(math.lcm(len(one), len(other)), TURNS))
+            source, target = one[turns % len(one)], other[turns % len(other)]
+            level = sum((source // size != target // size).astype(int) for size in sizes)
+            for k in np.unique(level):
+                bus, size = (
+                    topology.levels[k - 1].bus,
+                    sizes[k if topology.levels[k - 1].bus else k - 1],
+                )
+                for side in (source,) if bus else (source, target):
+                    own = side[level == k] // size
+                    np.add.at(load[k - 1], own, self.traffic[cut] / len(turns))
+        each = zip(load, rates, strict=True)
+        return max(float(own.max()) / rate for own, rate in each if rate > 0) if sum(rates) else 0.0
 
     # ---- the arrays ---------------------------------------------------------------------------
 

@@ -77,14 +77,14 @@ def _many(problem: Problem) -> bool:
 
 
 def plans(costs: StageCosts) -> list[Shape]:
-    """Plans of all layouts and numbers of stages, those with the fastest slowest stage first."""
+    """Plans of all layouts and numbers of stages, those that are estimated to be fastest first."""
     problem = costs.problem
     if over_ranks(problem):
         return [shape for mode in costs.modes for shape in ranks.plans(costs, mode)]
     found: dict[Shape, float] = {}
     for places in layouts_of(problem.topology):
         for shape in layout_plans(costs, places, min(STAGES, int(NUMBERS) // costs.N**2 + 8)):
-            found[shape] = costs.slowest_s(shape) + costs.messages_s(shape)
+            found[shape] = costs.estimate_s(shape)
     return sorted(found, key=lambda shape: found[shape])
 
 

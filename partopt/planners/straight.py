@@ -23,5 +23,4 @@ def plan(problem: Problem) -> Decision:
     costs = StageCosts(stated)
     places = tuple((rank,) for rank in range(problem.topology.devices))
     found = optimal.layout_plans(costs, places, problem.topology.devices)
-    best = min(found, key=lambda shape: costs.slowest_s(shape) + costs.messages_s(shape))
-    return Decision(best.partition().on_layers(cells))
+    return Decision(min(found, key=costs.estimate_s).partition().on_layers(cells))

@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
 from partopt.cost.price import price
-from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.cost.problem import (
+    CONTIGUOUS,
+    Partition,
+    Problem,
+    Progress,
+    consecutive,
+    ignore_progress,
+)
 from partopt.documents.plan import Plan
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
@@ -39,7 +45,7 @@ from partopt.simulator.prediction import simulate_plan
 ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 # of grids, of plans of the program, of annealing: as `Judge.spent` counts
 GRIDS, CHAINS, ANNEALED = 1500.0, 1500.0, 2200.0
-ROUNDS = (8, 2)  # plans that are annealed in each round
+ROUNDS = (10, 3)  # plans that are annealed in each round
 NEAR = 1.12  # of the best: a grid that is estimated at more is not simulated
 MARGIN = 1.02  # of the best: a plan of the program whose slowest stage takes more is not either
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not
@@ -47,28 +53,30 @@ UNFILLED = 1.04  # how much slower plans are that lack room for all that fills t
 FEW, PLACES, ALIKE = 16, 64, 8  # places of layouts with any replicas; with equal ones, and these
 KEPT = 12  # plans of the program, of each problem
 IN_VAIN = 3  # plans of one problem that do not fit, after which no more are tried
-ROOMIEST = 20  # grids that are simulated where nothing fits
 
 
 def search_schedules(job: Job, progress: Progress = ignore_progress) -> list[Plan]:
     """The best simulated plan of `job` under every synchronous schedule that may be best.
 
     Fastest first, those that fit before those that do not. Every measured microbatch size is tried,
-    with and without recomputation, unless the job says which. PartoptError where nothing can run.
+    with and without recomputation, unless the job says which. A plan that does not fit is among
+    them where a schedule has none that does.
     """
     problems = state_problems(job, progress)
-    search = _Search(progress)
+    return best_by_schedule(problems, job.recompute in (None, "auto"))
+
+
+def best_by_schedule(problems: Sequence[Problem], chooses_recompute: bool = False) -> list[Plan]:
+    """`search_schedules` of problems that differ in microbatch size and recomputation."""
+    search = _Search(problems[0].progress)
     search.try_grids(problems)
-    search.try_chains(list(_straight(problems, job.recompute in (None, "auto"))))
+    search.try_chains(list(_straight(problems, chooses_recompute)))
     search.anneal()
-    plans = list(search.plans()) or list(search.roomiest())
-    if not plans:
-        raise PartoptError(
-            "no schedule can run this",
-            "give more microbatches, or fewer devices",
-            ANSWER_IS_NO,
-            code="no-schedule",
-        )
+    plans = list(search.plans())
+    plans += search.roomiest({plan.schedule for plan in plans})
+    if not plans:  # not even on one device
+        alone = Partition(CONTIGUOUS, consecutive([0, problems[0].chain.layers]))
+        plans = [simulate_plan(price(alone, problem, "grid")) for problem in problems]
     return sorted(plans, key=order_of)
 
 
@@ -125,8 +133,10 @@ class _Candidate:
         own = problem.schedule, problem.chain.microbatch_size, problem.recompute
         if self.found is None:
             return own
-        shape, entry = self.found.shape, SCHEDULES[problem.schedule]
-        return (*own, shape.stages == 1) if entry.uneven else (*own, shape.stages, shape.places)
+        shape, few = self.found.shape, problem.topology.devices <= FEW
+        if few or not SCHEDULES[problem.schedule].uneven:
+            return *own, shape.stages, shape.places
+        return *own, shape.stages == 1
 
     @property
     def may_change(self) -> bool:
@@ -201,6 +211,7 @@ class _Search:
 
     def try_chains(self, problems: Sequence[Problem]) -> None:
         """Simulate the plans of the dynamic program that may be fastest."""
+        least: dict[Judge, float] = {}
         chains: list[tuple[float, int, Shape, Judge, Problem, list[int]]] = []
         for done, problem in enumerate(problems):
             self.progress("optimal plans", done, len(problems))
@@ -211,8 +222,10 @@ class _Search:
             stated, cells = optimal.coarsen(problem)
             judge = Judge(StageCosts(stated))
             for value_s, shape in programs(judge.costs):
-                own = value_s / chain.microbatch_size, len(chains), shape
-                chains.append((*own, judge, problem, cells))
+                own_s = value_s / chain.microbatch_size
+                least_s = judge.costs.slowest_s(shape) / chain.microbatch_size
+                least[judge] = min(least_s, least.get(judge, inf))
+                chains.append((own_s, len(chains), shape, judge, problem, cells))
         spent, in_vain = 0.0, dict[Judge, int]()
         seen = set[str]()
         for value_s, _, shape, judge, problem, cells in sorted(chains, key=lambda each: each[:2]):
@@ -233,7 +246,7 @@ class _Search:
             in_vain[judge] = -len(chains)
             seconds = found.seconds / b
             stated = replace(problem, stages=None)
-            self.pool.append(_Candidate(stated, seconds, value_s, cells, found, judge))
+            self.pool.append(_Candidate(stated, seconds, least[judge], cells, found, judge))
 
     def anneal(self) -> None:
         """Anneal the best of each kind that may become the fastest, ever fewer of them."""
@@ -268,12 +281,14 @@ class _Search:
                 found = Found(seconds * stated.chain.microbatch_size, shape)
                 yield _Candidate(problem, seconds, 0.0, each.cells, found, judge)
 
-    def roomiest(self) -> Iterator[Plan]:
-        """Plans that do not fit, of the grids that need least memory."""
-        by_need = sorted(self.grids, key=lambda each: each[0].needs_bytes.max())
-        for each, problem, cells in by_need[:ROOMIEST]:
-            stated = replace(problem, schedule=each.problem.schedule)
-            with suppress(PartoptError):
+    def roomiest(self, found: set[str]) -> Iterator[Plan]:
+        """Of every schedule that is not `found` the grid that needs least memory."""
+        seen = set(found)
+        for each, problem, cells in sorted(self.grids, key=lambda own: own[0].needs_bytes.max()):
+            name = each.problem.schedule
+            if name not in seen:
+                seen.add(name)
+                stated = replace(problem, schedule=name)
                 yield _Candidate(stated, inf, inf, cells, grid=each).plan()
 
 
@@ -291,11 +306,8 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
         few = U <= FEW and alike
         if few and not costs.even:
             asked: list[Sequence[int]] = [range(1, U + 1)]
-        else:  # of replicas that divide the devices there are other layouts
-            single = [
-                r for r in range(1, min(U, ALIKE) + 1) if few or topology.devices % r or r == 1
-            ]
-            asked = [[r] for r in single if alike]
+        else:
+            asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
         for sizes, full in product(asked, (False, True) if filled and few else (filled,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
             allowed = [S for S in numbers if costs.problem.stages in (None, S)]
@@ -303,8 +315,7 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             if not allowed:
                 continue
             for shape in optimal.slowest_fastest(costs, places, sizes, allowed, full):
-                value_s = costs.slowest_s(shape) + costs.messages_s(shape)
-                value_s *= 1 if full or not filled else UNFILLED
+                value_s = costs.estimate_s(shape) * (1 if full or not filled else UNFILLED)
                 found[shape] = min(value_s, found.get(shape, inf))
     ordered = sorted(found.items(), key=lambda own: own[1])
     return [(value_s, shape) for shape, value_s in ordered[:KEPT]]

@@ -6,7 +6,6 @@ import pytest
 from click import unstyle
 
 from partopt.documents.plan import Plan
-from partopt.search import schedule as search
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 
 SIZES = profile_of(
@@ -162,20 +161,6 @@ def test_what_was_not_tried_is_hinted_where_no_schedule_fits(auto):
     assert smallest.hints == ["take larger devices, or more of them"]
 
 
-def test_where_nothing_can_run_the_answer_is_no(partopt, profile_file, topology_file):
-    outcome = partopt(
-        "plan",
-        profile_file(uniform_profile(2)),
-        "--topology",
-        topology_file(flat(67)),
-        "--schedule",
-        "auto",
-        "--microbatches",
-        3,
-    )
-    assert (outcome.code, outcome.errors) == (1, ["no schedule can run this"])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -210,10 +195,7 @@ def test_stages_begin_only_where_they_may(auto):
     assert {stage["start"] for stage in document["stages"]} <= {0, 3, 6}
 
 
-def test_large_clusters_and_long_names_fit_the_page(
-    partopt, profile_file, topology_file, monkeypatch
-):
-    monkeypatch.setattr(search, "BUDGET", 0)
+def test_large_clusters_and_long_names_fit_the_page(partopt, profile_file, topology_file):
     path = profile_file(
         uniform_profile(
             6, name="a-model-with-a-name-as-long-as-some-of-them-are-nowadays-and-longer"

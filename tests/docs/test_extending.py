@@ -15,7 +15,7 @@ from partopt.schedules.check import check
 from partopt.schedules.entry import StageCounts
 from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import Layout
-from partopt.search.schedule import search_schedules
+from partopt.search.auto import search_schedules
 from partopt.simulator import execute, simulate_plan
 from partopt.simulator.restate import layout_of
 from tests.docs.documents import blocks, read

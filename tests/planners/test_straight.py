@@ -22,11 +22,6 @@ SCHEDULES = st.one_of(
 )
 
 
-def estimate_s(costs: StageCosts, shape: Shape) -> float:
-    """What the planner minimises."""
-    return costs.slowest_s(shape) + costs.messages_s(shape)
-
-
 def least_s(given: Problem) -> float:
     """The least estimate over every cut and every choice of ranks, in order."""
     costs = StageCosts(replace(given, replication=NONE, memory_bytes=None))
@@ -37,7 +32,7 @@ def least_s(given: Problem) -> float:
             for ranks in combinations(range(P), S):
                 idle = tuple(b - a - 1 for a, b in zip((-1, *ranks), ranks, strict=False))
                 shape = Shape(places, (0, *cuts, N), (1,) * S, idle, (None,) * S)
-                found.append(estimate_s(costs, shape))
+                found.append(costs.estimate_s(shape))
     return min(found)
 
 
@@ -47,7 +42,7 @@ def planned_s(given: Problem) -> tuple[float, int]:
     assert {len(stage.ranks) for stage in partition.stages} == {1}
     costs = StageCosts(replace(given, replication=NONE, memory_bytes=None))
     return (
-        estimate_s(costs, shape_of(partition, given.topology.devices)),
+        costs.estimate_s(shape_of(partition, given.topology.devices)),
         len(partition.stages),
     )
 

@@ -7,15 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-<<<<<<< HEAD
-from partopt.search.schedule import best_by_schedule
-=======
 from msgspec import structs
->>>>>>> hostile
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.stage import MemoryRules
+from partopt.search.auto import best_by_schedule
 from partopt.search.contest import plan_alone
 from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
 

@@ -8,21 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from partopt.search.candidates import Candidate
 
-from partopt.cost.price import price
 from partopt.cost.problem import Problem, problem_of
-from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
-from partopt.simulator.prediction import simulate_plan
 from tests.helpers import chain_profile, measurement, profile_of, two_level
 
 SIZES = [1, 2]
-
-
-def judged_candidate(candidate: Candidate) -> Plan:
-    """The plan of a candidate, simulated."""
-    return simulate_plan(price(candidate.partition, candidate.problem, "grid"))
 
 
 def at_each_size(

@@ -16,7 +16,7 @@ from partopt.planners.placing import stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
-from partopt.search.schedule import search_schedules, state_problems
+from partopt.search.auto import search_schedules, state_problems
 from partopt.simulator.prediction import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level
 

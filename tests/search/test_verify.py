@@ -19,6 +19,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
+from partopt.search.auto import search_schedules
 from partopt.search.bound import PROOF, scope
 from partopt.search.contest import compete, contestants, plan_alone
 from partopt.search.verify import claim, verify

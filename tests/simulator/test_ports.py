@@ -2,7 +2,6 @@
 through one and receives through another.
 """
 
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from partopt.documents.topology import Topology
 from partopt.schedules.order import B, F
-from partopt.search.grid import Grid, Stages
 from partopt.simulator.metrics import LevelUse, level_use
 from partopt.simulator.ports import ports_of
 from partopt.simulator.timeline import Collectives, Transfers
@@ -113,45 +111,3 @@ def test_a_ring_holds_a_bus_once_and_on_the_servers_that_it_crosses_one_port_eac
     ports = ports_of(two_level(2, 2, inner_bus=True))
     assert ports.of_ring([0, 1, 2]) == [(0, 1), (2, 2), (3, 2), (4, 2), (5, 2)]
     assert ports.of_ring([1]) == []
-
-
-def grid_of(topology: Topology, *ranks: tuple[int, ...]) -> tuple[Stages, Grid]:
-    """Stages with 5 bytes between them, on these ranks."""
-    nothing = np.zeros(len(ranks))
-    bounds = range(len(ranks) + 1)
-    stages = Stages(
-        bounds,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        nothing,
-        cut_bytes=np.array([5.0 for _ in pairwise(ranks)]),
-        messages=np.ones(len(ranks) - 1),
-    )
-    return stages, Grid(ranks, ports_of(topology))
-
-
-@pytest.mark.parametrize(
-    ("topology", "ranks", "seconds"),
-    [
-        (SWITCH, ((0,), (1,)), 3 * 5),
-        (BUS, ((0,), (1,)), 3 * 2 * 5),
-        (flat(2, 1.0, links=2), ((0,), (1,)), 3 * 5 / 2),
-        (flat(2, 1.0, bus=True, links=2), ((0,), (1,)), 3 * 2 * 5 / 2),
-        # two of the three microbatches on the first replicas; on a bus all of them
-        (flat(4, 1.0), ((0, 1), (2, 3)), 2 * 5),
-        (flat(4, 1.0, bus=True), ((0, 1), (2, 3)), 3 * 2 * 5),
-        # the one in the middle sends an activation on and a gradient back
-        (flat(3, 1.0), ((0,), (1,), (2,)), 3 * 2 * 5),
-        (flat(3, 1.0, bus=True), ((0,), (1,), (2,)), 3 * 4 * 5),
-        # a device that passes to itself needs no wire
-        (flat(1, 1.0), ((0,), (0,)), 0),
-    ],
-)
-def test_seconds_for_which_the_messages_of_three_microbatches_hold_the_busiest_port(
-    topology, ranks, seconds
-):
-    stages, grid = grid_of(topology, *ranks)
-    assert grid.wires_s(stages, 3) == seconds

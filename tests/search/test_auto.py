@@ -2,27 +2,20 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from partopt.search.candidates import candidates
-from partopt.search.grid import stages_between
-from partopt.search.schedule import best_by_schedule, replan, state_problems
 
 from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
-from partopt.search import schedule as search
+from partopt.search.auto import best_by_schedule, state_problems
 from partopt.search.solve import solve
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
-from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
-from tests.search.problems import at_each_size, judged_candidate, problems, slow
+from tests.search.problems import at_each_size, slow
 
 BOTH = [False, True]
 
@@ -40,85 +33,6 @@ def best_of_each(plans: list[Plan], memory_bytes: int | None = None) -> dict[str
         name: min(per_sample_s(plan) for plan in fitting if plan.schedule == name)
         for name in {plan.schedule for plan in fitting}
     }
-
-
-def same(found: dict[str, float], expected: dict[str, float]) -> bool:
-    return found.keys() == expected.keys() and all(
-        found[name] == pytest.approx(expected[name], rel=1e-8) for name in found
-    )
-
-
-@examples(3, derandomize=True)
-@given(problems())
-def test_pruning_loses_nothing_and_no_execution_goes_below_the_bound(stated):
-    everything = list(candidates(stated))
-    plans = [judged_candidate(candidate) for candidate in everything]
-    for candidate, plan in zip(everything, plans, strict=True):
-        assert candidate.least_s <= per_sample_s(plan) * (1 + 1e-9), (plan.schedule, plan.shape)
-    if plans:
-        assert same(best_of_each(best_by_schedule(stated)), best_of_each(plans))
-
-
-@examples(25)
-@given(problems(10), st.randoms(use_true_random=False))
-def test_no_iteration_is_shorter_than_its_bound_wherever_it_is_cut(stated, draw):
-    """Of every schedule, with cuts at random, on grids with any number of pipelines and chunks."""
-    everything = list(candidates(stated))
-    for candidate in draw.sample(everything, min(20, len(everything))):
-        N, S = candidate.problem.chain.layers, len(candidate.grid.ranks)
-        bounds = [0, *sorted(draw.sample(range(1, N), S - 1)), N]
-        cut = replace(candidate, stages=stages_between(bounds, candidate.problem))
-        for each in (candidate, cut):
-            least_s, judged_s = each.least_s, per_sample_s(judged_candidate(each))
-            assert least_s <= judged_s * (1 + 1e-9), (each.problem.schedule, bounds)
-            assert each.floor_s <= least_s * (1 + 1e-9)
-
-
-@examples(4, derandomize=True)
-@given(problems(8))
-def test_of_what_fits_nothing_is_lost_either(stated):
-    plans = [judged_candidate(candidate) for candidate in candidates(stated)]
-    for limit in (
-        np.quantile([plan.peak_memory_bytes for plan in plans], [0.1, 0.5]) if plans else []
-    ):
-        found = best_by_schedule([replace(each, memory_bytes=int(limit)) for each in stated])
-        assert same(best_of_each(found, int(limit)), best_of_each(plans, int(limit)))
-
-
-def test_without_messages_the_bound_of_whole_backwards_is_what_they_take():
-    """Equal stages: 1F1B and GPipe take (M + P - 1)(F + B), and the last device waits for nothing
-    else.
-    """
-    problem = problem_of(uniform_profile(8), flat(4, 1e30), schedule="1f1b", microbatches=16)
-    for candidate in candidates([problem]):
-        balanced = len(set(np.diff(candidate.stages.bounds))) == 1
-        if candidate.problem.schedule in ("1f1b", "gpipe") and balanced:
-            assert candidate.least_s == pytest.approx(per_sample_s(judged_candidate(candidate)))
-            assert candidate.estimate_s == pytest.approx(candidate.least_s)
-
-
-def test_the_estimates_are_in_the_order_of_the_simulations():
-    """Spearman's rank correlation on a cluster with slow links between servers."""
-    profile = profile_of(
-        [
-            measurement([1e-3] * 16, [2e-3] * 16, [4 * 10**6] * 16),
-            measurement([1.7e-3] * 16, [3.4e-3] * 16, [8 * 10**6] * 16, 2),
-        ],
-        [10**7] * 16,
-    )
-    stated = at_each_size(
-        lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64
-    )
-    everything = list(candidates(stated))
-    ranks = [
-        np.argsort(np.argsort(seconds))
-        for seconds in (
-            [c.estimate_s for c in everything],
-            [per_sample_s(judged_candidate(c)) for c in everything],
-        )
-    ]
-    assert len(everything) > 100
-    assert np.corrcoef(*ranks)[0, 1] > 0.9
 
 
 @pytest.mark.parametrize("layers", [5, 9, 24])
@@ -168,7 +82,6 @@ class TestWhatIsReturned:
         assert [per_sample_s(plan) for plan in plans] == sorted(
             per_sample_s(plan) for plan in plans
         )
-        assert {plan.planner for plan in plans} == {"grid"}
 
     def test_what_a_plan_predicts_is_its_simulation(self):
         for plan in self.plans():
@@ -183,26 +96,9 @@ class TestWhatIsReturned:
         assert [plan.fits for plan in plans] == sorted((plan.fits for plan in plans), reverse=True)
         assert {plan.fits for plan in plans} == {True, False}
 
-    def test_where_nothing_fits_each_schedule_is_simulated_once(self, monkeypatch):
-        simulated = []
-        monkeypatch.setattr(
-            search,
-            "simulate_plan",
-            lambda plan: simulated.append(plan.schedule) or simulate_plan(plan),
-        )
+    def test_where_nothing_fits_there_are_plans_all_the_same(self):
         plans = self.plans(memory_bytes=1)
-        assert sorted(simulated) == sorted(plan.schedule for plan in plans)
-
-    def test_without_a_budget_the_best_estimate_of_each_schedule_is_simulated(self, monkeypatch):
-        simulated = []
-        monkeypatch.setattr(search, "LIMIT", -1)
-        monkeypatch.setattr(search, "BUDGET", -1)
-        monkeypatch.setattr(
-            search,
-            "simulate_plan",
-            lambda plan: simulated.append(plan.schedule) or simulate_plan(plan),
-        )
-        assert len(self.plans()) == len(simulated) == len(set(simulated))
+        assert plans and not any(plan.fits for plan in plans)
 
     def test_pipelines_may_lie_inside_servers(self):
         """Messages are large and gradients none: pipelines keep to servers, replicas lie across."""
@@ -241,14 +137,16 @@ def test_a_size_that_the_batch_does_not_divide_by_is_left_out():
         state_problems(job.with_(microbatch_size=2))
 
 
-def test_where_nothing_can_run_the_answer_is_no():
-    problem = problem_of(uniform_profile(2), flat(67), schedule="1f1b", microbatches=3)
-    with pytest.raises(PartoptError, match="no schedule can run this") as raised:
-        best_by_schedule([problem])
-    assert (raised.value.exit_code, raised.value.hint) == (
-        ANSWER_IS_NO,
-        "give more microbatches, or fewer devices",
+def test_where_nothing_fits_one_device_there_is_a_plan_that_says_so():
+    problem = problem_of(
+        uniform_profile(2), flat(1), schedule="1f1b", microbatches=3, memory_bytes=1
     )
+    assert [plan.fits for plan in best_by_schedule([problem])] == [False]
+
+
+def test_more_devices_than_microbatches_may_stay_idle():
+    problem = problem_of(uniform_profile(2), flat(67), schedule="1f1b", microbatches=3)
+    assert best_by_schedule([problem])[0].fits
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -278,11 +176,8 @@ def test_any_replicas_are_better_than_a_grid_where_layers_differ():
     stated = at_each_size(
         lambda b, again: problem_of(profile, flat(4, 1e9), b, recompute=again), 12, [1], [False]
     )
-    grids = best_by_schedule(stated)
-    free = replan(grids, stated, recompute_per_stage=False)
-    assert [plan.predicted.samples_per_s for plan in free] == sorted(
-        (plan.predicted.samples_per_s for plan in free), reverse=True
+    plans = best_by_schedule(stated)
+    assert [plan.predicted.samples_per_s for plan in plans] == sorted(
+        (plan.predicted.samples_per_s for plan in plans), reverse=True
     )
-    assert free[0].shape == "3-1"
-    assert free[0].planner == "optimal"
-    assert per_sample_s(free[0]) < per_sample_s(grids[0])
+    assert (plans[0].shape, plans[0].planner) == ("3-1", "optimal")

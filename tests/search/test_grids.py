@@ -1,0 +1,117 @@
+"""Grids of pipelines side by side: where they are cut, and what is estimated of them."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from partopt.cost.problem import Problem, problem_of
+from partopt.search.cuts import anneal_cuts
+from partopt.search.grids import Grid, Splits, gridded
+from tests.examples import examples
+from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, with_memory_of
+from tests.search.problems import at_each_size, problems
+
+TAKEN = 10**8  # bytes of every layer's backward while it runs
+
+
+def stated(taken: int = 0) -> Problem:
+    """Eight unequal layers on four devices that have room for the same beside what is `taken`."""
+    chain = chain_profile(
+        [1e-3, 4e-3, 2e-3, 1e-3, 3e-3, 1e-3, 2e-3, 5e-3],
+        output_bytes=[10**6] * 8,
+        parameter_bytes=[10**6, 4 * 10**6] * 4,
+        stash_groups=[((layer,), 10**6 * (1 + layer % 3)) for layer in range(8)],
+    )
+    on = flat(4, memory_bytes=25 * 10**6 + taken)
+    return problem_of(
+        with_memory_of(chain, [0] * 8, [taken] * 8), on, schedule="1f1b", microbatches=8
+    )
+
+
+def test_the_cuts_of_least_squares_beside_all_cuts():
+    splits = Splits(stated())
+    for S, bounds in splits.of_least_squares().items():
+        every = ((0, *cuts, 8) for cuts in combinations(range(1, 8), S - 1))
+        squares = [sum(np.diff(splits.C[list(own)]) ** 2) for own in every]
+        assert sum(np.diff(splits.C[list(bounds)]) ** 2) == pytest.approx(min(squares))
+
+
+def test_within_a_limit_every_stage_has_room():
+    splits = Splits(stated())
+    needs = splits.needs(4, 1, False)
+    limit = float(np.quantile(needs[np.isfinite(needs)], 0.6))
+    found = splits.of_least_squares(4, 1, limit, False)
+    assert found and min(found) > 1
+    for bounds in found.values():
+        assert max(needs[cut] for cut in pairwise(bounds)) <= limit
+
+
+def test_what_every_backward_takes_counts_once_on_a_device():
+    """So that grids need as much more, and are cut as they are without it on smaller devices."""
+    pairs = list(zip(gridded([stated(TAKEN)]), gridded([stated()]), strict=True))
+    assert len(pairs) > 10
+    for loaded, light in pairs:
+        assert loaded.needs_bytes == pytest.approx(light.needs_bytes + TAKEN)
+
+
+def test_the_estimates_are_in_the_order_of_the_simulations():
+    """Spearman's rank correlation on a cluster with slow links between servers."""
+    profile = profile_of(
+        [
+            measurement([1e-3] * 16, [2e-3] * 16, [4 * 10**6] * 16),
+            measurement([1.7e-3] * 16, [3.4e-3] * 16, [8 * 10**6] * 16, 2),
+        ],
+        [10**7] * 16,
+    )
+    sizes = at_each_size(
+        lambda b, again: problem_of(profile, two_level(4, 4, 50e9, 5e9), b, recompute=again), 64
+    )
+    everything = list(gridded(sizes))
+    b = [each.problem.chain.microbatch_size for each in everything]
+    judged = [each.cuts.seconds(each.bounds) for each in everything]
+    ranks = [
+        np.argsort(np.argsort(seconds))
+        for seconds in ([each.estimate_s for each in everything], np.divide(judged, b))
+    ]
+    assert len(everything) > 80
+    assert np.corrcoef(*ranks)[0, 1] > 0.9
+
+
+@examples(15)
+@given(problems(10))
+def test_devices_that_compute_all_the_time_are_no_slower_than_a_simulation(given):
+    for each in list(gridded(given))[::7]:
+        assert each.cuts.busiest_s(each.bounds) <= each.cuts.seconds(each.bounds) * (1 + 1e-9)
+
+
+def test_moved_cuts_are_never_worse_and_always_the_same():
+    for each in list(gridded([stated()]))[:6]:
+        moved = anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
+        assert each.cuts.seconds(moved) <= each.cuts.seconds(each.bounds)
+        assert moved == anneal_cuts(each.bounds, each.cuts, random.Random(0), 60.0)
+
+
+def grid_of(topology, *ranks: tuple[int, ...]) -> Grid:
+    return Grid("looped", len(ranks), len(ranks[0]), 1, False, ranks, topology)
+
+
+@pytest.mark.parametrize(
+    ("topology", "ranks", "seconds"),
+    [
+        # 5 bytes at 1 byte/s: alone, and both ways on a bus
+        (flat(2, 1.0), [(0,), (1,)], 5.0),
+        (flat(2, 1.0, bus=True), [(0,), (1,)], 20.0),
+        # the device in the middle has two cuts
+        (flat(3, 1.0), [(0,), (1,), (2,)], 10.0),
+        # two pipelines through one server port, which carries 2 bytes/s
+        (two_level(2, 2, 8.0, 2.0), [(0, 1), (2, 3)], 5.0),
+    ],
+)
+def test_how_long_messages_keep_the_busiest_port_busy(topology, ranks, seconds):
+    grid = grid_of(topology, *ranks)
+    assert grid.ports_s(np.full(len(ranks) - 1, 5.0), 1) == seconds
