@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from partopt.search.schedule import search_schedules
 
 from partopt import documents, planners
 from partopt.cost.problem import Problem, problem_from_plan, problem_of
