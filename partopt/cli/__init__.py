@@ -50,8 +50,9 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 INTERNAL = 70
 _SHOWN = 3  # errors of one file
-_LONGEST = 400  # characters of an error, and of a hint; the middle of a longer one is left out
-_ENOUGH = 1_000  # characters of errors after which no more are shown
+_LONGEST = 400  # characters of an error; the middle of a longer one is left out
+_LONGEST_HINT = 1_200  # of a hint, which may be a command
+_ENOUGH = 350  # characters of errors after which no more are shown
 
 
 class Verbs(click.Group):
@@ -191,7 +192,7 @@ def _report(error: Exception) -> int:
             break
         text = f"error: {shorten(as_flags(part.message), _LONGEST)}"
         if part.hint:
-            text += f"\nhint:  {shorten(as_flags(part.hint), _LONGEST)}"
+            text += f"\nhint:  {shorten(as_flags(part.hint), _LONGEST_HINT)}"
         say(text, err=True)
         said, length = said + 1, length + len(text)
     if said < len(error.parts):

@@ -21,7 +21,7 @@ from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.judge import ACTIONS, bare_plan
 from partopt.simulator.execution import execute
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.prediction import check_actions, simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
 TRIES = 20  # steps for each unit of the budget
@@ -72,8 +72,10 @@ class Cuts:
             name, M = problem.schedule, problem.microbatches
             counts = [counts_of(name, s, replicas, M) for s in range(len(replicas))]
         self.spent += 1
+        plan = bare_plan(partition, problem, counts, self._stage)
         try:
-            execution = execute(bare_plan(partition, problem, counts, self._stage))
+            check_actions(plan)
+            execution = execute(plan)
         except PartoptError:
             return math.inf
         self.spent += len(execution.order.kind) / ACTIONS

@@ -22,6 +22,7 @@ from partopt.planners.layouts import Shape
 from partopt.schedules.entry import Replicas
 from partopt.search.warmup import fits_by_order
 from partopt.simulator.execution import execute
+from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import with_conditions
 
 # A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
@@ -87,8 +88,9 @@ class Judge:
         counts = [counts_of(self.problem.schedule, s, replicas, M) for s in range(shape.stages)]
         plan = bare_plan(shape.partition(), self.problem, counts, self._stage)
         try:
+            check_actions(plan)
             execution = execute(plan if warmups is None else with_conditions(plan, warmups=warmups))
-        except PartoptError:  # it deadlocks
+        except PartoptError:  # it deadlocks, or is too long to simulate
             return math.inf
         self.spent += len(execution.order.kind) / ACTIONS
         return execution.period_s if fits_by_order(execution) else math.inf
