@@ -131,7 +131,7 @@ def test_numbers_are_text_where_they_fit(case):
 def test_the_legend_names_what_appears(case, legend):
     text = texts_of(executed(case))
     beside = {"rank", "time (ms)", "busy", "peak"}
-    numbers = re.compile(r"[0-9.]+(%| k?B)?|chain, .*")
+    numbers = re.compile(r"[0-9.]+(%| k?B)?|chain, .*|.*idle [0-9.]+%")
     assert {each for each in text if not numbers.fullmatch(each)} - beside == legend
 
 
