@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from partopt.schedules.layout import CHUNKS, MIRRORED, STRAIGHT, ranks_of
 from partopt.search.cuts import Cuts
 
 STAGES = 64  # of a pipeline, at most
+EVERY, TRIED = 200, 8  # ways to cut up to which all are looked at where memory is short
 MANY, BUSY = 64, 0.75  # of so many devices this share has work at least; of more all have
 SPLIT = 1 / 3  # of the bubble that is left where backwards are in two parts
 
@@ -229,11 +230,18 @@ class Gridded:
         limit, entry = self.problem.memory_bytes, SCHEDULES[self.problem.schedule]
         if limit is None or self.needs_bytes.max() <= roomy * limit:
             return self
+        N, S = self.splits.N, len(self.bounds) - 1
+        if math.comb(N - 1, S - 1) <= EVERY:
+            every = (replace(self, bounds=(0, *own, N)) for own in combinations(range(1, N), S - 1))
+            able = [each for each in every if each.needs_bytes.max() <= roomy * limit]
+            able.sort(key=lambda each: each.estimate_s)
+            fits = (each for each in able[:TRIED] if self.cuts.seconds(each.bounds) < math.inf)
+            return next(fits, None)
         if self.needs_bytes.mean() > roomy * limit:
             return None
         part = limit / CHUNKS.get(entry.shape, self.grid.v)
-        fitting = self.splits.of_least_squares(max(self.held), self.grid.d, part, entry.split)
-        bounds = fitting.get(len(self.bounds) - 1)
+        least = self.splits.of_least_squares(max(self.held), self.grid.d, part, entry.split)
+        bounds = least.get(S)
         other = replace(self, bounds=bounds) if bounds else self
         return other if other.needs_bytes.max() <= roomy * limit else None
 
