@@ -91,16 +91,6 @@ def _port_iteration_s(partition: Partition, load: Load, problem: Problem) -> flo
     return float(around) + M * load.seconds
 
 
-def stage_objective_s(partition: Partition, s: int, problem: Problem) -> float:
-    """What stage s says of `objective_s`, where each device has one stage: the most of all is it.
-
-    It depends on the stage, and on the ranks of those beside it.
-    """
-    if problem.microbatches is not None:
-        return stage_iteration_s(partition, s, problem)
-    return max(load.seconds for load in stage_loads(partition, s, problem))
-
-
 def objective_s(partition: Partition, problem: Problem) -> float:
     """Seconds to minimise: the period if asynchronous, the iteration if synchronous."""
     return (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import algorithm_number, choose, fullest, share
+from partopt.cost.collectives import algorithm_number, fullest, share
 from partopt.cost.compiled import compiled
 from partopt.documents.topology import Topology
 
@@ -158,27 +158,6 @@ def members_of_run(network, first, last, k):  # type: ignore[no-untyped-def]
 def run_byte_s(network, n, k):  # type: ignore[no-untyped-def]
     """Seconds of a byte on level k where n members of a component take part in an all-reduce."""
     return network.reduced_s[k - 1] * (n if network.bus[k - 1] else 1)
-
-
-@compiled()
-def run_allreduce(network, first, last):  # type: ignore[no-untyped-def]
-    """The algorithm of an all-reduce over consecutive ranks, its seconds per byte, its latency.
-
-    The compiled form of `partopt.cost.collectives.allreduce_over`.
-    """
-    narrowest, delay, in_turn, delays, product = 0.0, 0.0, 0.0, 0.0, 1
-    for k in range(1, len(network.above) + 1):
-        n = members_of_run(network, first, last, k)
-        if n > 1:
-            byte_s, product = run_byte_s(network, n, k), product * n
-            narrowest = max(narrowest, byte_s)
-            delay = max(delay, network.reduced_delay[k - 1])
-            in_turn += 2 * (n - 1) / n * byte_s
-            delays += 2 * (n - 1) * network.reduced_delay[k - 1]
-    r = last - first + 1
-    if product != r:
-        in_turn = np.inf
-    return choose(network.algorithm, r, narrowest, delay, in_turn, delays)
 
 
 @compiled()

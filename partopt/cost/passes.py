@@ -10,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.compiled import compiled
 from partopt.cost.links import wait_s
 from partopt.cost.memory import device_memory, posted_buffers, sizes_of
 from partopt.cost.problem import Assignment, Problem
-from partopt.cost.tolerances import ROUNDED_BYTES
 from partopt.schedules import schedule
 from partopt.schedules.entry import DOWNSTREAM
 
@@ -24,6 +22,7 @@ from partopt.schedules.entry import DOWNSTREAM
 # b   backward seconds, recomputation included
 # R   seconds from the end of a microbatch's forward to its gradient's arrival, at the least
 
+ROUNDED_BYTES = 8.0  # of the terms of a stage's memory, at the most
 NEVER = 2**40  # more microbatches than any stage holds, and more replicas than any topology has
 
 
@@ -83,7 +82,7 @@ def message_s(problem: Problem, c: int) -> float:
 def most_in_flight(stage: Assignment, problem: Problem) -> int:
     """The most microbatches in flight for which a stage fits; 0 where not even one does.
 
-    With one backward begun, at the least. With `problem.caution` some are left free.
+    With one backward begun, at the least.
     """
     limit = problem.memory_bytes
     if limit is None:
@@ -103,11 +102,11 @@ def most_in_flight(stage: Assignment, problem: Problem) -> int:
         held, ten = held_bytes(F), held_bytes(F + 10)
         if ten == held:
             return NEVER
-        more = min(NEVER - F, int(10 * (limit - held + 4 * ROUNDED_BYTES) / (ten - held)) + 2)
+        more = min(NEVER - F, int(10 * (limit - held + ROUNDED_BYTES) / (ten - held)) + 2)
         while held_bytes(F + more) > limit:
             more -= 1
         F += more
-    return max(1, int(F / problem.caution))
+    return F
 
 
 def work_of(stage: Assignment, problem: Problem, round_s: float) -> float:
@@ -138,8 +137,7 @@ def work_of(stage: Assignment, problem: Problem, round_s: float) -> float:
     )
 
 
-@compiled()
-def work_s(n, F, f, b, passing, R):  # type: ignore[no-untyped-def]
+def work_s(n: int, F: int, f: float, b: float, passing: float, R: float) -> float:
     """Seconds from a replica's first forward to its last backward, at the least.
 
     It has n microbatches, and F or fewer at once. Under 1F1B with w < F forwards first, the first
@@ -156,14 +154,23 @@ def work_s(n, F, f, b, passing, R):  # type: ignore[no-untyped-def]
     return max(cycles, max(F * f, f + R) + between + max(F * b, R + passing))
 
 
-@compiled()
-def split_work_s(n, f, b, R):  # type: ignore[no-untyped-def]
+def split_work_s(n: int, f: float, b: float, R: float) -> float:
     """`work_s` where backwards are in two parts, the second of which waits as long as it likes."""
     return max(n * (f + b), f + R + n * b)
 
 
-@compiled()
-def first_backward_s(M, r, P, before, layers, f, b, passing, R, split):  # type: ignore[no-untyped-def]
+def first_backward_s(
+    M: int,
+    r: int,
+    P: int,
+    before: int,
+    layers: int,
+    f: float,
+    b: float,
+    passing: float,
+    R: float,
+    split: bool,
+) -> float:
     """`work_s` under schedules with a warm-up of their own, for what precedes the first backward.
 
     The stage has r of P devices, and `layers` from it to the end of the chain; `before` is 1 where
@@ -180,8 +187,20 @@ def first_backward_s(M, r, P, before, layers, f, b, passing, R, split):  # type:
     return first * f + R + passing + (n - 1) * b
 
 
-@compiled()
-def stage_work_s(M, r, F, P, before, layers, f, b, passing, R, split, any_warmup):  # type: ignore[no-untyped-def]
+def stage_work_s(
+    M: int,
+    r: int,
+    F: int,
+    P: int,
+    before: int,
+    layers: int,
+    f: float,
+    b: float,
+    passing: float,
+    R: float,
+    split: bool,
+    any_warmup: bool,
+) -> float:
     """Seconds from the first forward of a stage's first replica to its last backward, at the least.
 
     With `any_warmup` it holds F at most, else the schedule says what comes first, as in
@@ -194,30 +213,3 @@ def stage_work_s(M, r, F, P, before, layers, f, b, passing, R, split, any_warmup
     if any_warmup:
         return work
     return max(work, first_backward_s(M, r, P, before, layers, f, b, passing, R, split))
-
-
-@compiled()
-def most_in_time(M, F, f, b, passing, R, split, until_update, until_end):  # type: ignore[no-untyped-def]
-    """The most microbatches, up to M, that a replica works through in time; 0 where not even one.
-
-    Its own work ends by `until_update` seconds after its first microbatch came, and its last
-    gradient leaves by `until_end`.
-    """
-    if not in_time(1, F, f, b, passing, R, split, until_update, until_end):
-        return 0
-    least, most = 1, M
-    while least < most:
-        n = (least + most + 1) // 2
-        if in_time(n, F, f, b, passing, R, split, until_update, until_end):
-            least = n
-        else:
-            most = n - 1
-    return least
-
-
-@compiled()
-def in_time(n, F, f, b, passing, R, split, until_update, until_end):  # type: ignore[no-untyped-def]
-    """Whether a replica works through n microbatches in time: see `most_in_time`."""
-    if split:
-        return split_work_s(n, f, b, R) <= until_update and n * (f + passing) <= until_end
-    return work_s(n, F, f, b, passing, R) <= min(until_update, until_end)

@@ -24,7 +24,6 @@ from partopt.cost.sharding import (
     exchange_topology,
     steps_in_backwards,
 )
-from partopt.cost.tolerances import MET, OPTIMAL
 from partopt.documents import Note
 from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
@@ -50,6 +49,9 @@ FREE: Final = "free"  # any replicas; "uniform": the same in every stage
 NONE: Final = "none"  # one replica of every stage
 # stages may split tied layers, and exchange the gradients; "together": they may not
 EXCHANGE: Final = "exchange"
+# relative: how near to its bound a value is taken to be equal to it, and called optimal: the
+# simulator adds up the actions of a run one after the other, and a bound the layers of a stage
+OPTIMAL, MET = 1e-10, 1e-6
 NESTED = "nested"  # pipelines inside the members of a level, replicated over the members
 
 
@@ -72,9 +74,8 @@ class Problem:
     `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
     what GPipe's heuristics balance, shape (N,); `any_schedule` says that the schedule is one of
-    several that are tried; `effort` is how long a plan is improved in the simulator; with a
-    `caution` above 1 the planner `optimal` counts on so many times fewer microbatches in flight
-    than fit; `progress` is called during long work.
+    several that are tried; `effort` is how long a plan is improved in the simulator; `progress` is
+    called during long work.
     """
 
     profile: Profile
@@ -102,7 +103,6 @@ class Problem:
     costs: NDArray[np.float64] | None = None
     any_schedule: bool = False
     effort: str = "normal"
-    caution: float = 1.0
     progress: Progress = ignore_progress
 
     def __post_init__(self) -> None:

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.compiled import compiled
-
 # N        layers
 # [i, j)   a range of layers, 0 <= i <= j <= N
 
@@ -28,17 +26,6 @@ class Group(NamedTuple):
     members: Sequence[int]
     size: float
     names: Sequence[str] = ()
-
-
-class Differences(NamedTuple):
-    """The parts of a RangeSum, for compiled code: `between` adds them up."""
-
-    end: NDArray[np.float64]  # shape (N+1,)
-    begin: NDArray[np.float64]  # shape (N+1,)
-    # where the pairs begin that lie across the start i of a range, shape (N+2,)
-    open_at: NDArray[np.int64]
-    open_last: NDArray[np.int64]  # their later member, falling for each i
-    open_size: NDArray[np.float64]  # what such a pair shares
 
 
 class RangeSum:
@@ -77,28 +64,6 @@ class RangeSum:
         sums: NDArray[np.float64] = self._prefix[i : stop + 1] - self._prefix[i]
         return sums - np.cumsum(shared)
 
-    def differences(self) -> Differences:
-        """The sums as differences of two arrays, for compiled code.
-
-        A sum is `end[j] - begin[i]` less the pairs that begin before i and end at j or later.
-        """
-        later, earlier = np.zeros((2, self.layers + 1))
-        np.add.at(later, self._last + 1, self._size)
-        np.add.at(earlier, self._first + 1, self._size)
-        end, begin = self._prefix - np.cumsum(later), self._prefix - np.cumsum(earlier)
-        spans = self._last - self._first
-        pair = np.repeat(np.arange(len(spans)), spans)
-        at = (
-            self._first[pair]
-            + 1
-            + np.arange(len(pair))
-            - np.repeat(np.cumsum(spans) - spans, spans)
-        )
-        order = np.lexsort((-self._last[pair], at))
-        pair = pair[order]
-        open_at = np.searchsorted(at[order], np.arange(self.layers + 2))
-        return Differences(end, begin, open_at, self._last[pair], self._size[pair])
-
     def over(self, boundaries: Sequence[int]) -> RangeSum:
         """The same sums between `boundaries` only: `over(b)(i, j)` = the sum over [b[i], b[j]).
 
@@ -129,17 +94,6 @@ class RangeSum:
         return np.triu(self._prefix[None, :] - self._prefix[:, None] - shared)
 
 
-class Maxima(NamedTuple):
-    """The parts of a RangeMax, for compiled code: `largest` reads them."""
-
-    # each value and the sum up to its layer's end: the largest of the 2^k from each on, or of
-    # fewer at the end, shape (K+1, N)
-    over: NDArray[np.float64]
-    exponent: NDArray[np.int64]  # k of the largest 2^k up to each length, shape (N+1,)
-    sums: Differences
-    at: NDArray[np.int64]  # the boundaries, as the layers before each
-
-
 class RangeMax:
     """`most(i, j)` = the largest of the `values` of the layers in [i, j), none of them negative.
 
@@ -160,16 +114,6 @@ class RangeMax:
     def __call__(self, i: int, j: int) -> float:
         """The largest over [i, j), 0 for none."""
         return float(self._row(self._at[i], self._at[j])[-1])
-
-    def maxima(self) -> Maxima:
-        """The largest over every power of two of layers, of which any range is two."""
-        sums = self.sums.differences()
-        rows, lengths = [self.values + sums.end[1:]], np.arange(len(self.values) + 1)
-        while (width := 2 ** len(rows)) <= len(self.values):
-            later = np.append(rows[-1][width // 2 :], np.zeros(width // 2))
-            rows.append(np.maximum(rows[-1], later))
-        exponent = np.frexp(np.maximum(lengths, 1))[1].astype(np.int64) - 1
-        return Maxima(np.stack(rows), exponent, sums, self._at)
 
     @cached_property
     def alone(self) -> RangeMax:
@@ -193,43 +137,3 @@ class RangeMax:
         sums = self.sums.row(start, stop)
         peaks = np.maximum.accumulate(sums[1:] + self.values[start:stop])
         return np.append(0.0, peaks - sums[1:])
-
-
-@compiled()
-def between(sums, i, j):  # type: ignore[no-untyped-def]
-    """The sum over [i, j), from the Differences of a RangeSum."""
-    total = sums.end[j] - sums.begin[i]
-    position = sums.open_at[i]
-    while position < sums.open_at[i + 1] and sums.open_last[position] >= j:
-        total -= sums.open_size[position]
-        position += 1
-    return total
-
-
-@compiled()
-def largest(maxima, i, j):  # type: ignore[no-untyped-def]
-    """The largest over [i, j), i < j, from the Maxima of a RangeMax.
-
-    What is shared with layers before i adds to the sum where a pair ends, not before: so much less
-    are the sums of the layers between i and there.
-    """
-    sums, start, stop = maxima.sums, maxima.at[i], maxima.at[j]
-    most, less, end = -np.inf, 0.0, sums.end[stop]
-    for position in range(sums.open_at[start], sums.open_at[start + 1]):
-        last = sums.open_last[position]
-        if last <= start:
-            break
-        if last >= maxima.at[j]:  # less at j too
-            continue
-        if last < stop:
-            most = max(most, _highest(maxima, last, stop) - less)
-            stop = last
-        less += sums.open_size[position]
-    return max(most, _highest(maxima, start, stop) - less) - end
-
-
-@compiled()
-def _highest(maxima, start, stop):  # type: ignore[no-untyped-def]
-    """The highest of values and sums of the layers [start, stop), start < stop."""
-    k = maxima.exponent[stop - start]
-    return max(maxima.over[k, start], maxima.over[k, stop - 2**k])

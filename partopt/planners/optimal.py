@@ -95,21 +95,19 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     """
     problem, U = costs.problem, len(places)
     most = min(most if problem.stages is None else problem.stages, costs.N, U)
-    numbers = range(1, most + 1)
-    if problem.stages is not None:
-        numbers = range(problem.stages, most + 1)
-    sizes = list(range(1, U + 1))
+    numbers = range(1 if problem.stages is None else problem.stages, most + 1)
+    widths, sizes = {len(place) for place in places}, range(1, U + 1)
+    every: Sequence[int | None] = [None]
     if problem.replication == NONE:
-        sizes = [1] if all(len(place) == 1 for place in places) else []
-    asked: Iterator[tuple[list[int], Sequence[int]]] = iter([(sizes, numbers)])
-    if costs.even:
-        alike = len({len(place) for place in places}) == 1
-        asked = (([r], [S]) for r in sizes for S in numbers if alike and r * S <= U)
-    for own, stages in asked:
-        if own and stages:
-            yield from slowest_fastest(costs, places, own, stages)
-        if own and costs.buses and problem.stages is None:
-            yield from least_bus_load(costs, places, own)
+        every, sizes = ([1], range(1, 2)) if widths == {1} else ([], sizes)
+    elif costs.even:
+        every = sorted({width * r for width in widths for r in sizes})
+    for replicas in every:
+        for stages in [[S] for S in numbers] if costs.even else [numbers]:
+            if stages and (replicas or 1) * min(stages) <= U * max(widths):
+                yield from slowest_fastest(costs, places, sizes, stages, replicas=replicas)
+        if costs.buses and problem.stages is None:
+            yield from least_bus_load(costs, places, sizes, replicas)
 
 
 def slowest_fastest(
@@ -118,11 +116,12 @@ def slowest_fastest(
     sizes: Sequence[int],
     stages: Sequence[int],
     full: bool = False,
+    replicas: int | None = None,
 ) -> Iterator[Shape]:
     """For each number of `stages` the plan on `places` whose slowest stage is fastest.
 
-    A stage has one of `sizes` places. `full`: of plans whose stages have room for the microbatches
-    that fill all the devices behind them.
+    A stage has one of `sizes` places, and as many `replicas` where that is given. `full`: of plans
+    whose stages have room for the microbatches that fill all the devices behind them.
     """
     N, U, S = costs.N, len(places), max(stages)
     T = np.full((S + 1, N + 1, U + 1), np.inf)
@@ -133,7 +132,8 @@ def slowest_fastest(
         first = U - q
         T[1:, :, q] = T[1:, :, q - 1]
         for r, again in product(sizes, costs.modes):
-            if r > q or len({len(place) for place in places[first : first + r]}) > 1:
+            widths = {len(place) for place in places[first : first + r]}
+            if r > q or len(widths) > 1 or replicas not in (None, r * max(widths)):
                 continue
             most = min(S, q - r + 1)
             seconds = costs.stage(places, first, first + r, again, S)
@@ -183,7 +183,9 @@ def _backtrack(
     return Shape(places, tuple(bounds), tuple(counts), tuple(idle), tuple(modes))
 
 
-def least_bus_load(costs: StageCosts, places: Places, sizes: Sequence[int]) -> Iterator[Shape]:
+def least_bus_load(
+    costs: StageCosts, places: Places, sizes: Sequence[int], replicas: int | None = None
+) -> Iterator[Shape]:
     """Plans in which neither a stage nor the bus that all share is slow.
 
     For a limit on the stages the plan of the least bus load is found by a program over layers and
@@ -192,7 +194,7 @@ def least_bus_load(costs: StageCosts, places: Places, sizes: Sequence[int]) -> I
     low, high = 0.0, float(costs.C[0][0, -1])
     for _ in range(BISECTIONS):
         limit_s = (low + high) / 2
-        found = _lightest(costs, places, sizes, limit_s)
+        found = _lightest(costs, places, sizes, limit_s, replicas)
         if found is not None:
             yield found
         if found is None or costs.buses_s(found) > limit_s:
@@ -202,7 +204,11 @@ def least_bus_load(costs: StageCosts, places: Places, sizes: Sequence[int]) -> I
 
 
 def _lightest(
-    costs: StageCosts, places: Places, sizes: Sequence[int], limit_s: float
+    costs: StageCosts,
+    places: Places,
+    sizes: Sequence[int],
+    limit_s: float,
+    replicas: int | None = None,
 ) -> Shape | None:
     """The plan of the least bus load with no stage slower than `limit_s`; None if there is none."""
     N, U = costs.N, len(places)
@@ -213,7 +219,8 @@ def _lightest(
         first = U - q
         load[:, q] = load[:, q - 1]
         for r, again in product(sizes, costs.modes):
-            if r > q or len({len(place) for place in places[first : first + r]}) > 1:
+            widths = {len(place) for place in places[first : first + r]}
+            if r > q or len(widths) > 1 or replicas not in (None, r * max(widths)):
                 continue
             cut, ring = costs.bus_load(places, first, first + r)
             in_time = costs.stage(places, first, first + r, again, 1) <= limit_s

@@ -46,7 +46,7 @@ ANY = "1f1b"  # the schedule under which problems are stated, before each is tri
 # of grids, of plans of the program, of annealing: as `Judge.spent` counts
 GRIDS, CHAINS, ANNEALED = 1500.0, 1500.0, 2200.0
 ROUNDS = (10, 3)  # plans that are annealed in each round
-NEAR = 1.12  # of the best: a grid that is estimated at more is not simulated
+NEAR = 1.3  # of the best: a grid that is estimated at more is not simulated
 MARGIN = 1.02  # of the best: a plan of the program whose slowest stage takes more is not either
 ROOMY = 1.05  # of the limit: what is estimated to need more memory is not
 UNFILLED = 1.04  # how much slower plans are that lack room for all that fills the pipeline
@@ -131,9 +131,11 @@ class _Candidate:
         """What a change of it keeps."""
         problem = self.problem
         own = problem.schedule, problem.chain.microbatch_size, problem.recompute
+        few = problem.topology.devices <= FEW
         if self.found is None:
-            return own
-        shape, few = self.found.shape, problem.topology.devices <= FEW
+            assert self.grid is not None
+            return (*own, len(self.grid.bounds)) if few else own
+        shape = self.found.shape
         if few or not SCHEDULES[problem.schedule].uneven:
             return *own, shape.stages, shape.places
         return *own, shape.stages == 1

@@ -104,7 +104,7 @@ class _Search:
         judge, limit = self.judge, (RANKED if self.ranked else STARTS) * self.budget
         for shape in starts:
             best_s = min((each.seconds for each in best.values()), default=inf)
-            if judge.spent > limit or best_s <= self.enough_s:
+            if judge.spent > (limit if best_s < inf else self.budget) or best_s <= self.enough_s:
                 break
             if judge.costs.slowest_s(shape) < best_s:
                 key = (shape if self.ranked else shape.stages), shape.places

@@ -6,11 +6,11 @@ theirs for longer, who then have no room for more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from partopt.cost.links import transfer_s
-from partopt.cost.turns import held_s, least_in_flight
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
@@ -24,8 +24,7 @@ _HALVINGS = 20  # of the interval in which the period lies
 def warmups_in_turns(plan: Plan, most: Sequence[int]) -> list[int]:
     """w_s with which each stage holds its microbatches for no longer than those behind it need.
 
-    They are those of the shortest period at which no stage needs more than `most`, by what stages
-    hold in turns (`partopt.cost.turns`).
+    They are those of the shortest period at which no stage needs more than `most`.
     """
     stages, waits_s = plan.stages, _waits_s(plan)
     # no round is shorter than its work; at the longest each stage does with one microbatch
@@ -49,10 +48,12 @@ def _at(T: float, behind_first: Sequence[tuple[Stage, int, float]]) -> list[int]
     found, away_s = [], 0.0
     for stage, own, wait_s in behind_first:
         r, busy_s = stage.replicas, stage.compute_s
-        found.append(int(least_in_flight(T, r, busy_s + away_s)) - 1)
+        # by Little's law; between a microbatch's forward and its backward there are whole turns
+        held_s = busy_s + away_s
+        found.append(max(1, math.ceil(held_s / (r * T) * (1 - 1e-12))) - 1 if T else 0)
         if found[-1] > own:
             return None
-        away_s = held_s(T, r, own + 1, busy_s, away_s) + wait_s
+        away_s = max(held_s, found[-1] * r * T + busy_s) + wait_s
     return found[::-1]
 
 

@@ -14,15 +14,15 @@ import pytest
 from partopt.cost import compiled as module
 from tests.helpers import ROOT
 
-SUMS = "from partopt.cost.ranges import RangeSum; sums = RangeSum([1.0, 2.0, 4.0]).differences()"
+RUN = "run = 1, 6, 100"  # the first and the last of six members, in one component of a hundred
 CALLER = """
 from partopt.cost.compiled import compiled
-from partopt.cost.ranges import between
+from partopt.cost.collectives import fullest
 {constants}
 
 @compiled()
-def twice(sums):
-    return FACTOR * between(sums, 1, 3)
+def twice(run):
+    return FACTOR * fullest(run[0], run[1], run[2])
 """
 
 
@@ -57,7 +57,7 @@ def twice(package: Path, **environment: str) -> tuple[float, int, Path]:
     which folder.
     """
     script = (
-        f"{SUMS}; from partopt.cost.caller import twice; print(twice(sums)); "
+        f"{RUN}; from partopt.cost.caller import twice; print(twice(run)); "
         "print(sum(twice.stats.cache_hits.values())); print(twice.stats.cache_path)"
     )
     value, hits, folder = run(package, script, **environment)
@@ -74,17 +74,17 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_a_changed_formula_is_not_answered_from_the_cache(package):
-    """2 (2 + 4) = 12, from prefix sums 7 - 1; with the sign of one wrong, 2 (7 + 1) = 16."""
+    """Twice six members are 12; with the sign of the 1 wrong, twice four are 8."""
     first = twice(package)
     assert first[0] == 12.0
     again = twice(package)
     assert again == (12.0, 1, first[2])
     assert first[2].parent == package / "__pycache__/compiled"
-    edit(package / "cost/ranges.py", "sums.end[j] - sums.begin[i]", "sums.end[j] + sums.begin[i]")
+    edit(package / "cost/collectives.py", "last - first + 1", "last - first - 1")
     value, hits, folder = twice(package)
-    assert (value, hits) == (16.0, 0)
+    assert (value, hits) == (8.0, 0)
     assert folder != first[2]
-    edit(package / "cost/ranges.py", "sums.end[j] + sums.begin[i]", "sums.end[j] - sums.begin[i]")
+    edit(package / "cost/collectives.py", "last - first - 1", "last - first + 1")
     assert twice(package) == again
 
 
@@ -114,7 +114,7 @@ def test_without_a_place_for_the_cache_functions_are_compiled_without_it(package
     (tmp_path / "home").write_text("nor here")
     home = str(tmp_path / "home")
     script = (
-        f"{SUMS}; from partopt.cost.caller import twice; print(twice(sums)); "
+        f"{RUN}; from partopt.cost.caller import twice; print(twice(run)); "
         "print(twice.stats.cache_path)"
     )
     assert run(package, script, XDG_CACHE_HOME=home, HOME=home) == ["12.0", "None"]
@@ -125,13 +125,13 @@ def test_numba_s_own_settings_stay_as_they_are(package):
         "import numba; from numba.core import caching; "
         "see = lambda: (numba.config.CACHE_DIR, caching.FunctionCache._impl_class, "
         "caching.CompileResultCacheImpl._locator_classes[:]); before = see(); "
-        "import partopt.cost.kernels; print(see() == before)"
+        "import partopt.cost.collectives; print(see() == before)"
     )
     assert run(package, script) == ["True"]
 
 
 def test_without_jit_functions_are_python_s(package):
-    script = f"{SUMS}; from partopt.cost.caller import twice; print(twice(sums))"
+    script = f"{RUN}; from partopt.cost.caller import twice; print(twice(run))"
     assert run(package, script, NUMBA_DISABLE_JIT="1") == ["12.0"]
 
 

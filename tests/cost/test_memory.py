@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from partopt.cost.chain import chain_of
 from partopt.cost.flight import weight_versions
-from partopt.cost.kernels import layers_of, memory_bytes, stage_cost
 from partopt.cost.memory import STATE_BYTES, kept_of, memory_table, stage_memory
 from partopt.documents.stage import MemoryRules
 from tests.examples import examples
@@ -145,7 +144,7 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
 )
 @examples(30)
 @given(st.data())
-def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, data):
+def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     model = data.draw(with_memory(data.draw(chains())))
     model = replace(model, sixteen_bit=data.draw(st.booleans()))
     r, rules = data.draw(st.integers(1, 4)), data.draw(memory_rules(M))
@@ -160,11 +159,10 @@ def test_tables_and_compiled_code_say_what_stages_hold(schedule, M, optimizer, d
         memory_bytes=100,
         memory_rules=rules,
     )
-    versions, layers = weight_versions(schedule, held), layers_of(given)
+    versions = weight_versions(schedule, held)
     split = schedule == "zb-h1"
     table = memory_table(model, held, versions, given.kept, r, recompute, split)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
             formula = stage_memory(model, i, j, held, versions, given.kept, r, 1, recompute, split)
-            compiled = memory_bytes(layers, stage_cost(layers, i, j, int(recompute)), held, r)
-            assert formula.total_bytes == table[i, j] == compiled
+            assert formula.total_bytes == table[i, j]

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.ranges import Group, RangeMax, RangeSum, largest
+from partopt.cost.ranges import Group, RangeMax, RangeSum
 
 
 def test_a_group_counts_once_for_a_range_that_touches_it():
@@ -53,16 +53,16 @@ def test_the_largest_of_every_range_is_that_of_its_layers(case):
     sums, values = case
     N = len(values)
     most, alone = RangeMax(values, sums), RangeMax(values)
-    tables, maxima = (most.table, alone.table), (most.maxima(), alone.maxima())
+    tables = most.table, alone.table
     for table in tables:
         assert np.all(np.tril(table) == 0)
     for i in range(N):
         assert most(i, i) == 0
         for j in range(i + 1, N + 1):
             beside = max(values[k] + sums(i, k + 1) for k in range(i, j)) - sums(i, j)
-            assert most(i, j) == tables[0][i, j] == largest(maxima[0], i, j) == beside
+            assert most(i, j) == tables[0][i, j] == beside
             whole = max(values[i:j])
-            assert alone(i, j) == tables[1][i, j] == largest(maxima[1], i, j) == whole
+            assert alone(i, j) == tables[1][i, j] == whole
             assert most.alone(i, j) == whole
 
 
@@ -84,10 +84,10 @@ def test_between_boundaries_the_largest_is_that_of_the_layers_between(case, data
     inner = st.sets(st.integers(1, N - 1)) if N > 1 else st.just(set())
     bounds = [0, *sorted(data.draw(inner)), N]
     for fine, coarse in ((most, most.over(bounds)), (most.alone, most.over(bounds).alone)):
-        table, maxima = coarse.table, coarse.maxima()
+        table = coarse.table
         for i, start in enumerate(bounds[:-1]):
             for j, stop in enumerate(bounds[i + 1 :], start=i + 1):
                 expected = fine(start, stop)
-                assert coarse(i, j) == table[i, j] == largest(maxima, i, j) == expected
+                assert coarse(i, j) == table[i, j] == expected
     twice = most.over(bounds).over([0, len(bounds) - 1])
     assert twice(0, 1) == most(0, N)

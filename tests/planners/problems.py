@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from partopt.cost.chain import Chain
 from partopt.cost.collectives import ALGORITHMS
 from partopt.cost.memory import SHARDED
+from partopt.cost.price import price
 from partopt.cost.problem import Decision, Partition, Problem, with_steps
 from partopt.cost.ranges import Group, RangeMax, RangeSum
-from partopt.documents.plan import Certificate
+from partopt.documents.plan import Certificate, Plan
+from partopt.documents.profile import Device as ProfiledDevice
+from partopt.documents.profile import Model, Profile
 from partopt.documents.stage import MemoryRules
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 
@@ -210,3 +213,20 @@ def stashed(draw: st.DrawFn, layers: int = 6) -> Chain:
     if draw(st.booleans()):
         return draw(with_memory(model))
     return replace(model, stash_bytes=draw(shared_sizes(model.layers)))
+
+
+def priced(problem: Problem, partition: Partition) -> Plan:
+    """The plan of a partition; the problem may have no profile."""
+    return price(partition, profiled(problem), "optimal")
+
+
+def profiled(problem: Problem) -> Problem:
+    """The problem with a profile that says nothing, as plans need one."""
+    profile = Profile(
+        model=Model(name="test"),
+        device=ProfiledDevice(name="test"),
+        dtype="bfloat16" if problem.chain.sixteen_bit else "float32",
+        layers=[],
+        measurements=[],
+    )
+    return replace(problem, profile=profile)

@@ -9,9 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.deadline import replicas_in_time
-from partopt.cost.kernels import layers_of, stage_cost
-from partopt.cost.passes import NEVER
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.entry import (
@@ -27,13 +24,11 @@ from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import STRAIGHT, VEE
 from partopt.schedules.order import B, F, I, R, W
 from tests.examples import examples
-from tests.planners.problems import chain, problem, topology
 from tests.schedules.executed import built, chunks, layout_of, straight
 
 ENTRIES = list(SCHEDULES.values())
 STRAIGHTS = [entry for entry in ENTRIES if entry.shape == STRAIGHT]
 CHUNKED = [entry for entry in ENTRIES if entry.shape != STRAIGHT]
-COMPILED = [entry for entry in ENTRIES if entry.kernel is not None]
 FACTS = [field.name for field in dataclasses.fields(Schedule)]
 
 
@@ -158,26 +153,6 @@ def test_devices_hold_exactly_what_the_entry_says(entry, data, d):
     assert peaks.tolist() == [
         entry.counts.in_flight(p, P, v, M) for p in range(P) for _ in range(d)
     ]
-
-
-@pytest.mark.parametrize("entry", COMPILED, ids=by_name)
-def test_compiled_code_counts_what_the_entry_says(entry):
-    """The fewest replicas with which a stage has at most so many in flight: one replica, where
-    plans may state so few; else of the first of as many stages as the depth.
-    """
-    M = None if entry.asynchronous else 5
-    model = chain([1, 2], [2, 3], [4], [5, 6])
-    layers = layers_of(problem(model, topology((4, 1.0)), schedule=entry.name, microbatches=M))
-    assert layers.versions == entry.weight_versions
-    stage = stage_cost(layers, 0, 2, 0)
-    for most, depth in itertools.product([*range(1, 12), NEVER], range(1, 9)):
-        fitting = [
-            r
-            for r in range(1, 6)
-            if layers.any_warmup or entry.counts.in_flight(0, [r] * depth, M) <= most
-        ]
-        found = replicas_in_time(layers._replace(depth=depth), stage, 1e6, most)
-        assert found == min(fitting, default=NEVER)
 
 
 @pytest.mark.parametrize(("action", "fact"), [(R, "recomputes"), (W, "split")])

@@ -16,7 +16,7 @@ from partopt.search.bound import lower_bound_s
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
-from tests.planners.exhaustive import priced
+from tests.planners.problems import priced
 from tests.simulator.test_bounds import contiguous, nested, problems
 
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]

@@ -23,7 +23,7 @@ from partopt.search.judge import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
-from tests.planners.exhaustive import profiled
+from tests.planners.problems import profiled
 from tests.planners.test_optimal import problems, shapes
 from tests.search.problems import slow
 

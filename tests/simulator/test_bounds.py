@@ -19,8 +19,15 @@ from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
-from tests.planners.exhaustive import priced
-from tests.planners.problems import chain, clusters, memory_rules, problem, stashed, topology
+from tests.planners.problems import (
+    chain,
+    clusters,
+    memory_rules,
+    priced,
+    problem,
+    stashed,
+    topology,
+)
 
 NEAR = 1e-9
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]

@@ -17,7 +17,7 @@ from partopt.simulator import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat
-from tests.planners.exhaustive import priced
+from tests.planners.problems import priced
 from tests.simulator.plans import plan_of
 from tests.simulator.test_bounds import FLAT, contiguous, problems
 
