@@ -95,6 +95,22 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
         assert best == pytest.approx(min(every, default=inf), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("idle", "seconds"), [((0, 0, 0), [4.0, 12.0, 10.0]), ((1, 0, 0), [10.0, 12.0, 4.0])]
+)
+def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, seconds):
+    """Each stage computes 2 s, and waits there and back: 1 s in a server, 4 s between servers."""
+    given = problem(
+        chain([1] * 3, [1] * 3, [4] * 2, [0] * 3),
+        topology((2, 4.0), (2, 1.0)),
+        serial_transfers=True,
+    )
+    places = tuple((rank,) for rank in range(4))
+    shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)
+    tables = zip(StageCosts(given).of_shape(shape), pairwise(shape.bounds), strict=True)
+    assert [float(table[cut]) for table, cut in tables] == seconds
+
+
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_the_plan_of_least_bus_load_within_a_limit(given):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from partopt.cost.problem import Problem, problem_of
+from partopt.schedules.layout import LOOPED
 from partopt.search.cuts import anneal_cuts
-from partopt.search.grids import Grid, Splits, gridded
+from partopt.search.grids import Grid, Splits, gridded, grids_of
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, with_memory_of
 from tests.search.problems import at_each_size, problems
@@ -57,6 +58,13 @@ def test_what_every_backward_takes_counts_once_on_a_device():
     assert len(pairs) > 10
     for loaded, light in pairs:
         assert loaded.needs_bytes == pytest.approx(light.needs_bytes + TAKEN)
+
+
+@pytest.mark.parametrize(("bus", "seconds"), [(True, 6.0), (False, 3.0)])
+def test_a_message_holds_a_bus_once_though_both_ends_sit_on_it(bus, seconds):
+    """Three cuts between two devices, 1 s each way; a port of a switch carries one way alone."""
+    (grid,) = grids_of(LOOPED, 2, 1, 2, flat(2, 1.0, bus=bus))
+    assert grid.ports_s(np.ones(3), 1) == pytest.approx(seconds)
 
 
 def test_the_estimates_are_in_the_order_of_the_simulations():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import chain
 from math import inf
 
@@ -17,8 +18,9 @@ from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import layouts_of
 from partopt.schedules import SCHEDULES
-from partopt.search import contest, improve
+from partopt.search import annealing, contest, improve
 from partopt.search.annealing import near, step
+from partopt.search.bound import lower_bound_s
 from partopt.search.judge import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
@@ -103,6 +105,24 @@ def test_annealing_improves_what_the_dynamic_program_finds():
     assert found.predicted.period_s < 0.99 * decided.predicted.period_s
 
 
+@pytest.mark.parametrize(("heat", "climbs"), [(1e-9, False), (1.0, True)])
+def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
+    monkeypatch, heat, climbs
+):
+    problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
+    judge = Judge(StageCosts(problem))
+    begin = judge.best(optimal.plans(judge.costs)[-1])
+    monkeypatch.setattr(annealing, "HOT", heat)
+    monkeypatch.setattr(annealing, "COLD", heat)
+    at: list[float] = []
+    monkeypatch.setattr(
+        annealing, "near", lambda now, *rest: at.append(now.seconds) or near(now, *rest)
+    )
+    found = annealing.anneal(begin, judge, random.Random(0), 100.0, 0.0)
+    assert found.seconds == min(at)
+    assert (at != sorted(at, reverse=True)) == climbs
+
+
 def test_more_effort_spends_more(monkeypatch):
     monkeypatch.setattr(improve, "BUDGET", {"quick": 20.0, "normal": 60.0, "thorough": 180.0})
     judges: list[Judge] = []
@@ -114,21 +134,27 @@ def test_more_effort_spends_more(monkeypatch):
     assert quick < normal < thorough
 
 
-def test_nothing_is_improved_that_cannot_win(monkeypatch):
-    problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
+@pytest.mark.parametrize("share", [0.01, 1.01])
+def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
+    """What is to be beaten is below the bound, or so little above that no plan is near it."""
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
     monkeypatch.setattr(improve, "anneal", lambda *_: pytest.fail("annealed"))
-    plan, _ = contest.plan_alone("optimal", problem, beat_s=1e-9)
-    assert plan.predicted.period_s > 1e-9
+    beat_s = share * lower_bound_s(problem)
+    plan, _ = contest.plan_alone("optimal", problem, beat_s=beat_s)
+    assert plan.predicted.period_s > (1 + improve.HOPED) * beat_s
 
 
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(problems(layers=7, devices=8), st.integers(0, 10**6))
-def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed):
+@given(problems(layers=7, devices=8), st.integers(0, 10**6), st.booleans())
+def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed, asked):
     costs, rng = StageCosts(profiled(given)), random.Random(seed)
     starts = optimal.plans(costs)
     if not starts:
         return
     shape = starts[-1]
+    if asked:
+        given = replace(given, stages=shape.stages)
+        costs = StageCosts(profiled(given))
     for _ in range(60):
         shape = step(shape, costs, rng) or shape
         assert shape.bounds[0] == 0 and shape.bounds[-1] == costs.N
