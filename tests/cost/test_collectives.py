@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -18,7 +18,6 @@ from partopt.cost.collectives import (
     exposed_s,
     tail_share,
 )
-from partopt.cost.links import network_of, run_allreduce
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
 from tests.examples import examples
 from tests.planners.problems import clusters
@@ -100,22 +99,6 @@ def test_the_fastest_is_no_slower_than_any_for_a_bucket(topology, data):
         for name in ("fastest", *ALGORITHMS)
     }
     assert seconds["fastest"] == pytest.approx(min(seconds.values()))
-
-
-@examples(100)
-@given(clusters(devices=16), st.data())
-def test_the_compiled_form_says_the_same_of_consecutive_ranks(topology, data):
-    assume(topology.devices > 1)
-    first = data.draw(st.integers(0, topology.devices - 2))
-    last = data.draw(st.integers(first + 1, topology.devices - 1))
-    algorithm, slope, latency = run_allreduce(network_of(topology), first, last)
-    for ranks in (range(first, last + 1), list(range(first, last + 1))):
-        found = allreduce_over(ranks, topology)
-        assert (algorithm, slope, latency) == (
-            found.algorithm,
-            pytest.approx(found.slope),
-            pytest.approx(found.latency_s),
-        )
 
 
 def test_an_exchange_in_four_buckets_begins_when_a_quarter_of_the_backward_is_done():

@@ -46,10 +46,10 @@ def test_replicas_step_once_for_a_microbatch_of_each():
 
 
 def test_the_cut_moves_to_where_the_steps_are():
-    """Without steps 4 + 3 s and 3 + 3 s are best; the last layer steps for 4 s."""
+    """The last layer steps for 4 s: it may have one layer of 3 s beside it, or none."""
     last = LAYERS | {"parameter_bytes": [0, 0, 0, 16], "forward": [2.0, 1.0, 1.0, 1.0]}
     plan = solve(Job(chain_profile(**last), flat(2, 1e15), replication="none")).plan
-    assert [stage.start for stage in plan.stages] == [0, 3]
+    assert [stage.start for stage in plan.stages] in ([0, 2], [0, 3])
     assert period_s(plan) == pytest.approx(10.0)
 
 
