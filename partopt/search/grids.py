@@ -123,7 +123,7 @@ class Grid:
                 self.levels == k, cut_bytes[:, None] * each / port_rate(k, topology), 0.0
             )
             busy = np.zeros(topology.devices)
-            for side in (ranks[:-1], ranks[1:]):
+            for side in (ranks[:-1],) if level.bus else (ranks[:-1], ranks[1:]):
                 busy += np.bincount((side // size).ravel(), sent.ravel(), topology.devices)
             worst = max(worst, float(busy.max()))
         return worst
