@@ -94,6 +94,22 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
         assert best == pytest.approx(min(every, default=inf), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("idle", "seconds"), [((0, 0, 0), [4.0, 12.0, 10.0]), ((1, 0, 0), [10.0, 12.0, 4.0])]
+)
+def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, seconds):
+    """Each stage computes 2 s, and waits there and back: 1 s in a server, 4 s between servers."""
+    given = problem(
+        chain([1] * 3, [1] * 3, [4] * 2, [0] * 3),
+        topology((2, 4.0), (2, 1.0)),
+        serial_transfers=True,
+    )
+    places = tuple((rank,) for rank in range(4))
+    shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)
+    tables = zip(StageCosts(given).of_shape(shape), pairwise(shape.bounds), strict=True)
+    assert [float(table[cut]) for table, cut in tables] == seconds
+
+
 @examples(40, suppress_health_check=SLOW)
 @given(problems())
 def test_the_plan_of_least_bus_load_within_a_limit(given):
@@ -165,6 +181,12 @@ def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
     assert stated.chain.layers == len(cells) - 1 <= max(optimal.CELLS)
     assert cells[0] == 0 and cells[-1] == layers
     assert optimal.plan(given).partition.stages[-1].stop == layers
+
+
+def test_room_for_one_microbatch_is_enough_where_plans_choose_their_warm_up():
+    """Of 18 bytes of parameters as many of gradients, and 36 that Adam keeps; 2 of a microbatch."""
+    given = problem(chain([1] * 2, [1] * 2, [1], [9] * 2), topology((1, 1.0)), memory_bytes=74)
+    assert len(optimal.plan(given).partition.stages) == 1
 
 
 def test_where_nothing_fits_the_error_says_what_would_help():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
+from dataclasses import replace
+from itertools import chain as chained
 from math import inf
 
 import pytest
@@ -15,15 +16,17 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.errors import PartoptError
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
-from partopt.planners.layouts import layouts_of
+from partopt.planners.layouts import Shape, layouts_of
 from partopt.schedules import SCHEDULES
-from partopt.search import contest, improve
+from partopt.search import annealing, contest, improve
 from partopt.search.annealing import near, step
+from partopt.search.bound import lower_bound_s
 from partopt.search.judge import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
 from tests.planners.exhaustive import profiled
+from tests.planners.problems import chain, problem, topology
 from tests.planners.test_optimal import problems, shapes
 from tests.search.problems import slow
 
@@ -66,7 +69,7 @@ def test_no_plan_that_there_is_is_faster(name, cluster, share):
     problem = drawn(PLANNED.index(name), name, share, cluster)
     best_s = inf
     costs = StageCosts(problem)
-    for shape in chain.from_iterable(shapes(costs, own) for own in layouts_of(problem.topology)):
+    for shape in chained.from_iterable(shapes(costs, own) for own in layouts_of(problem.topology)):
         try:
             plan = simulate_with_best_warmup(price(shape.partition(), problem, "manual"))
         except PartoptError:
@@ -97,10 +100,28 @@ def test_the_same_problem_gives_the_same_plan(name):
 
 
 def test_annealing_improves_what_the_dynamic_program_finds():
-    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=8)
     decided = contest.plan_decided("optimal", problem)
     found, _ = contest.plan_alone("optimal", problem)
     assert found.predicted.period_s < 0.99 * decided.predicted.period_s
+
+
+@pytest.mark.parametrize(("heat", "climbs"), [(1e-9, False), (1.0, True)])
+def test_annealing_climbs_where_it_is_hot_and_gives_the_best_that_it_was_at(
+    monkeypatch, heat, climbs
+):
+    problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
+    judge = Judge(StageCosts(problem))
+    begin = judge.best(optimal.plans(judge.costs)[-1])
+    monkeypatch.setattr(annealing, "HOT", heat)
+    monkeypatch.setattr(annealing, "COLD", heat)
+    at: list[float] = []
+    monkeypatch.setattr(
+        annealing, "near", lambda now, *rest: at.append(now.seconds) or near(now, *rest)
+    )
+    found = annealing.anneal(begin, judge, random.Random(0), 100.0, 0.0)
+    assert found.seconds == min(at)
+    assert (at != sorted(at, reverse=True)) == climbs
 
 
 def test_more_effort_spends_more(monkeypatch):
@@ -114,21 +135,36 @@ def test_more_effort_spends_more(monkeypatch):
     assert quick < normal < thorough
 
 
-def test_nothing_is_improved_that_cannot_win(monkeypatch):
-    problem = slow(9, flat(4, 2e9), schedule="gpipe", microbatches=8)
+@pytest.mark.parametrize("share", [0.01, 1.01])
+def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
+    """What is to be beaten is below the bound, or so little above that no plan is near it."""
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
     monkeypatch.setattr(improve, "anneal", lambda *_: pytest.fail("annealed"))
-    plan, _ = contest.plan_alone("optimal", problem, beat_s=1e-9)
-    assert plan.predicted.period_s > 1e-9
+    beat_s = share * lower_bound_s(problem)
+    plan, _ = contest.plan_alone("optimal", problem, beat_s=beat_s)
+    assert plan.predicted.period_s > (1 + improve.HOPED) * beat_s
+
+
+def test_steps_lead_to_more_and_to_fewer_stages():
+    costs, rng = StageCosts(slow(9, flat(8))), random.Random(0)
+    shape = Shape(
+        tuple((rank,) for rank in range(8)), (0, 3, 6, 9), (2, 3, 3), (0, 0, 0), (None,) * 3
+    )
+    found = (step(shape, costs, rng) for _ in range(200))
+    assert {other.stages for other in found if other} == {2, 3, 4}
 
 
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(problems(layers=7, devices=8), st.integers(0, 10**6))
-def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed):
+@given(problems(layers=7, devices=8), st.integers(0, 10**6), st.booleans())
+def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed, asked):
     costs, rng = StageCosts(profiled(given)), random.Random(seed)
     starts = optimal.plans(costs)
     if not starts:
         return
     shape = starts[-1]
+    if asked:
+        given = replace(given, stages=shape.stages)
+        costs = StageCosts(profiled(given))
     for _ in range(60):
         shape = step(shape, costs, rng) or shape
         assert shape.bounds[0] == 0 and shape.bounds[-1] == costs.N
@@ -137,6 +173,15 @@ def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed)
         assert min(shape.counts) >= 1 and shape.spans[-1][1] <= len(shape.places)
         assert not costs.even or len(set(map(len, shape.ranks))) == 1
         assert given.stages in (None, shape.stages)
+
+
+def test_the_deepest_warm_up_fills_the_room_that_there_is():
+    """A layer and a microbatch in flight take 38 or 39 bytes, another one up to 12 more."""
+    given = problem(chain([1] * 3, [1] * 3, [1] * 2, [9] * 3), topology((3, 1.0)), memory_bytes=52)
+    places = tuple((rank,) for rank in range(3))
+    shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), (0, 0, 0), (None,) * 3)
+    judge = Judge(StageCosts(given))
+    assert judge.warmups(shape, judge.ways[-1]) == (1, 1, 0)
 
 
 @examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
