@@ -88,6 +88,14 @@ def test_recomputation_keeps_the_inputs_in_their_buffers_and_one_microbatch_of_s
     assert (memory.activations_bytes, memory.buffers_bytes) == (34, 3 * 10)
 
 
+@pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
+def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
+    alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))
+    kept = kept_of("sgd", MemoryRules(shard="parameters"), sixteen_bit=False)
+    memory = whole_memory(alike, 0, 6, 1, 1, kept, replicas, 1, False)
+    assert memory.parameters_bytes == held
+
+
 def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
     memory = behind_the_first(CHAIN, weight_versions=1, kept=SGD, begun=2, recompute=True)
     assert (memory.activations_bytes, memory.buffers_bytes) == (2 * 34, 3 * 10)

@@ -184,6 +184,12 @@ def test_a_long_chain_is_planned_in_ranges_of_equal_work(layers, devices):
     assert optimal.plan(given).partition.stages[-1].stop == layers
 
 
+def test_room_for_one_microbatch_is_enough_where_plans_choose_their_warm_up():
+    """Of 18 bytes of parameters as many of gradients, and 36 that Adam keeps; 2 of a microbatch."""
+    given = problem(chain([1] * 2, [1] * 2, [1], [9] * 2), topology((1, 1.0)), memory_bytes=74)
+    assert len(optimal.plan(given).partition.stages) == 1
+
+
 def test_where_nothing_fits_the_error_says_what_would_help():
 
     given = problem(chain([1] * 4, [1] * 4, [1] * 3, [9] * 4), topology((4, 1.0)), memory_bytes=1)

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.problem import Partition, Problem
+from partopt.cost.problem import Partition, Problem, consecutive
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.bound import lower_bound_s
+from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
-from tests.planners.problems import priced
+from tests.planners.problems import chain, priced, problem, topology
 from tests.simulator.test_bounds import contiguous, nested, problems
 
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]
@@ -71,3 +72,54 @@ def test_a_plan_on_ranks_in_any_order_is_not_faster(name, data):
     stages = [replace(own, ranks=tuple(order[r] for r in own.ranks)) for own in partition.stages]
     shuffled = Partition("nested", stages)
     assert lower_bound_s(given) <= simulated_s(shuffled, given, None)
+
+
+REACHED = {
+    "a port": (
+        problem(
+            chain([1] * 2, [1] * 2, [10], [1000] * 2),
+            topology((2, 1.0)),
+            schedule="pipedream-2bw",
+            memory_bytes=9000,
+        ),
+        (1, 1),
+        10.0,
+    ),
+    "ports of two levels": (
+        problem(
+            chain([1] * 3, [1] * 3, [100, 10], [1000] * 3),
+            topology((2, 10.0), (2, 1.0)),
+            schedule="pipedream-2bw",
+            memory_bytes=9000,
+        ),
+        (1, 1, 1),
+        10.0,
+    ),
+    "replicas inside a server": (
+        problem(chain([2], [2], [], [20]), topology((2, 10.0), (2, 1.0))),
+        (2,),
+        2.0,
+    ),
+    "an update beside the last gradients": (
+        problem(
+            replace(chain([1] * 2, [1] * 2, [0], [1000, 3000]), optimizer_s=4.0),
+            topology((2, 1.0)),
+            schedule="1f1b",
+            microbatches=1,
+            memory_bytes=14_000,
+        ),
+        (1, 1),
+        6.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REACHED)
+def test_the_bound_is_what_the_best_plan_takes(what):
+    """Stages of one layer each on the first ranks; memory has room for no others."""
+    given, counts, seconds = REACHED[what]
+    partition = Partition("contiguous", consecutive(range(len(counts) + 1), counts))
+    plan = simulate_with_best_warmup(priced(given, partition))
+    assert plan.fits
+    assert plan.predicted.period_s == pytest.approx(seconds)
+    assert lower_bound_s(given) == pytest.approx(seconds)

@@ -113,7 +113,7 @@ def grid_of(topology, *ranks: tuple[int, ...]) -> Grid:
     [
         # 5 bytes at 1 byte/s: alone, and both ways on a bus
         (flat(2, 1.0), [(0,), (1,)], 5.0),
-        (flat(2, 1.0, bus=True), [(0,), (1,)], 20.0),
+        (flat(2, 1.0, bus=True), [(0,), (1,)], 10.0),
         # the device in the middle has two cuts
         (flat(3, 1.0), [(0,), (1,), (2,)], 10.0),
         # two pipelines through one server port, which carries 2 bytes/s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import chain
+from itertools import chain as chained
 from math import inf
 
 import pytest
@@ -16,7 +16,7 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.errors import PartoptError
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
-from partopt.planners.layouts import layouts_of
+from partopt.planners.layouts import Shape, layouts_of
 from partopt.schedules import SCHEDULES
 from partopt.search import annealing, contest, improve
 from partopt.search.annealing import near, step
@@ -25,7 +25,7 @@ from partopt.search.judge import Found, Judge
 from partopt.search.warmup import simulate_with_best_warmup
 from tests.examples import examples
 from tests.helpers import flat, measurement, profile_of, two_level
-from tests.planners.problems import profiled
+from tests.planners.problems import chain, problem, profiled, topology
 from tests.planners.test_optimal import problems, shapes
 from tests.search.problems import slow
 
@@ -68,7 +68,7 @@ def test_no_plan_that_there_is_is_faster(name, cluster, share):
     problem = drawn(PLANNED.index(name), name, share, cluster)
     best_s = inf
     costs = StageCosts(problem)
-    for shape in chain.from_iterable(shapes(costs, own) for own in layouts_of(problem.topology)):
+    for shape in chained.from_iterable(shapes(costs, own) for own in layouts_of(problem.topology)):
         try:
             plan = simulate_with_best_warmup(price(shape.partition(), problem, "manual"))
         except PartoptError:
@@ -99,7 +99,7 @@ def test_the_same_problem_gives_the_same_plan(name):
 
 
 def test_annealing_improves_what_the_dynamic_program_finds():
-    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 2, schedule="gpipe", microbatches=8)
+    problem = slow(20, two_level(4, 4, 12e9, 1.25e9), 1, schedule="1f1b", microbatches=8)
     decided = contest.plan_decided("optimal", problem)
     found, _ = contest.plan_alone("optimal", problem)
     assert found.predicted.period_s < 0.99 * decided.predicted.period_s
@@ -144,6 +144,15 @@ def test_nothing_is_improved_that_cannot_win(monkeypatch, share):
     assert plan.predicted.period_s > (1 + improve.HOPED) * beat_s
 
 
+def test_steps_lead_to_more_and_to_fewer_stages():
+    costs, rng = StageCosts(slow(9, flat(8))), random.Random(0)
+    shape = Shape(
+        tuple((rank,) for rank in range(8)), (0, 3, 6, 9), (2, 3, 3), (0, 0, 0), (None,) * 3
+    )
+    found = (step(shape, costs, rng) for _ in range(200))
+    assert {other.stages for other in found if other} == {2, 3, 4}
+
+
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(problems(layers=7, devices=8), st.integers(0, 10**6), st.booleans())
 def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed, asked):
@@ -163,6 +172,15 @@ def test_steps_lead_to_plans_of_all_layers_on_places_that_there_are(given, seed,
         assert min(shape.counts) >= 1 and shape.spans[-1][1] <= len(shape.places)
         assert not costs.even or len(set(map(len, shape.ranks))) == 1
         assert given.stages in (None, shape.stages)
+
+
+def test_the_deepest_warm_up_fills_the_room_that_there_is():
+    """A layer and a microbatch in flight take 38 or 39 bytes, another one up to 12 more."""
+    given = problem(chain([1] * 3, [1] * 3, [1] * 2, [9] * 3), topology((3, 1.0)), memory_bytes=52)
+    places = tuple((rank,) for rank in range(3))
+    shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), (0, 0, 0), (None,) * 3)
+    judge = Judge(StageCosts(given))
+    assert judge.warmups(shape, judge.ways[-1]) == (1, 1, 0)
 
 
 @examples(40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

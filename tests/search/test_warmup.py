@@ -119,6 +119,7 @@ def test_a_stage_with_room_leaves_it_where_those_in_front_would_wait():
     plan = limited(plan_of([1] * 4), 28)
     full = [1, 1, 1, 0]
     assert WarmupTrials(plan).most == [1] * 4
+    assert warmups_in_turns(plan, [1] * 4) == [1, 1, 0, 0]
     assert period_at(plan, full) == pytest.approx(9.0)
     best = simulate_with_best_warmup(plan)
     assert (depths_of(best), best.predicted.period_s) == ([1, 1, 0, 0], pytest.approx(6.0))
