@@ -25,13 +25,13 @@ from partopt.schedules.order import Row
 # weight versions of a stage: one for each microbatch in flight
 ALL_IN_FLIGHT = 0
 
-# what the microbatches in flight of a stage depend on, for compiled code
+# what the microbatches in flight of a stage depend on
 DOWNSTREAM, OWN, DEPTH = range(3)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the compiled code of the optimal planner knows of the microbatches in flight.
+    """What formulas that have no whole plan yet know of the microbatches in flight.
 
     Those of stage s depend on the devices downstream (DOWNSTREAM), on the M / r_s microbatches
     that a replica gets, all of which it holds (OWN), or on how many stages there are (DEPTH). Of
