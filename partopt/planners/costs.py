@@ -64,6 +64,7 @@ class StageCosts:
         self.modes = (
             (False, True) if self.chooses_recompute else (problem.recompute,)
         )  # whether a stage recomputes
+        self._parts: dict[object, tuple[Places, tuple[Table, Table | None, int]]] = {}
         self.room = lru_cache(maxsize=None)(self._room)
         self.table = lru_cache(maxsize=None)(self._table)
         self.ports = lru_cache(maxsize=None)(self._ports)
@@ -89,19 +90,31 @@ class StageCosts:
 
     def stage(self, places: Places, first: int, end: int, recompute: bool, stages: int) -> Table:
         """Seconds of a stage on places [first, end), of a plan of so many stages."""
-        ranks, topology = ranks_of(places[first:end]), self.problem.topology
-        before = places[first - 1] if first else ()
-        after = places[end] if end < len(places) else ()
-        levels = (
-            topology.common_level(before[0], ranks[0]) if before else 0,
-            topology.common_level(places[end - 1][0], after[0]) if after else 0,
-        )
-        seconds = self.on(ranks, before, after, levels, recompute, stages)
-        behind = sum(map(len, places[end:]))
-        least = self.least_in_flight(len(ranks), behind, stages)
-        if least > 1 and self.problem.memory_bytes is not None:
-            return np.where(self.room(len(ranks), recompute) >= least, seconds, np.inf)
-        return seconds
+        seconds, room, least = self.parts(places, first, end, recompute, stages)
+        return seconds if room is None else np.where(room >= least, seconds, np.inf)
+
+    def parts(
+        self, places: Places, first: int, end: int, recompute: bool, stages: int
+    ) -> tuple[Table, Table | None, int]:
+        """The seconds of `stage` where it has room; that room, and how much is the least.
+
+        The room is None where the seconds are infinite without it anyway.
+        """
+        key = id(places), first, end, recompute, stages
+        if key not in self._parts:
+            ranks, common = ranks_of(places[first:end]), self.problem.topology.common_level
+            before = places[first - 1] if first else ()
+            after = places[end] if end < len(places) else ()
+            levels = (
+                common(before[0], ranks[0]) if before else 0,
+                common(places[end - 1][0], after[0]) if after else 0,
+            )
+            seconds = self.on(ranks, before, after, levels, recompute, stages)
+            least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
+            tight = least > 1 and self.problem.memory_bytes is not None
+            room = self.room(len(ranks), recompute) if tight else None
+            self._parts[key] = places, (seconds, room, least)  # `places` keeps its id
+        return self._parts[key][1]
 
     def on(
         self,
@@ -133,16 +146,19 @@ class StageCosts:
         rest = [1] * (stages - 1) if self.entry.split else [behind] if behind else []
         return in_flight(self.problem.schedule, 0, [r, *rest], self.M)
 
-    def of_shape(self, shape: Shape) -> list[Table]:
-        """The array of each stage of a plan."""
+    def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
+        """The `parts` of each stage of a plan."""
         stages = zip(shape.spans, self.recomputes(shape), strict=True)
-        return [self.stage(shape.places, *span, again, shape.stages) for span, again in stages]
+        return [self.parts(shape.places, *span, again, shape.stages) for span, again in stages]
 
     def slowest_s(self, shape: Shape) -> float:
         """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says."""
-        bounds = zip(shape.bounds, shape.bounds[1:], strict=False)
-        stages = zip(self.of_shape(shape), bounds, strict=True)
-        slowest = max(float(table[cut]) for table, cut in stages)
+        slowest, bounds = 0.0, shape.bounds
+        for s, (seconds, room, least) in enumerate(self.of_shape(shape)):
+            cut = bounds[s], bounds[s + 1]
+            if room is not None and room[cut] < least:
+                return math.inf
+            slowest = max(slowest, float(seconds[cut]))
         return max(slowest, self.buses_s(shape)) if self.buses else slowest
 
     # ---- of buses, which all stages share -----------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product, zip_longest
+from itertools import product
 
 import numpy as np
 
@@ -245,8 +245,12 @@ def recut(costs: StageCosts, shape: Shape) -> Shape | None:
         for s, own in enumerate(shape.bounds)
     ]
     worst = np.zeros(1)  # of the stages so far, by where the last of them ends
-    for table, rows, columns in zip_longest(costs.of_shape(shape), near[:-1], near[1:]):
-        reach = np.maximum(worst[:, None], table[rows, columns])
+    stages = zip(costs.of_shape(shape), near[:-1], near[1:], strict=True)
+    for (seconds, room, least), rows, columns in stages:
+        own = seconds[rows, columns]
+        if room is not None:
+            own = np.where(room[rows, columns] >= least, own, np.inf)
+        reach = np.maximum(worst[:, None], own)
         ends.append(reach.argmin(axis=0))
         worst = reach.min(axis=0)
     if worst[0] == np.inf:

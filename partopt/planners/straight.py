@@ -1,16 +1,23 @@
-"""The best pipeline without replication: the dynamic program of `optimal`, one device a stage.
+"""The best pipeline without replication: stage s on rank s, cut where the slowest is fastest.
 
-As many stages as help, ranks in their order; memory is not looked at.
+    T(s, j) = min over i of max( T(s - 1, i), cost of layers [i, j) on rank s )
+
+As many stages as help; memory is not looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from partopt.cost.problem import NONE, Decision, Problem
 from partopt.planners import optimal
 from partopt.planners.costs import StageCosts
+from partopt.planners.layouts import Shape
 from partopt.planners.placing import stage_count
+
+# S   stages; N   layers; `ends[s][j]`: where stage s begins, of the best s + 1 that end at j
 
 
 def plan(problem: Problem) -> Decision:
@@ -18,9 +25,20 @@ def plan(problem: Problem) -> Decision:
 
     Exactly `problem.stages` of them where that is given.
     """
-    stage_count(problem)
+    most = stage_count(problem)
     stated, cells = optimal.coarsen(replace(problem, replication=NONE, memory_bytes=None))
-    costs = StageCosts(stated)
+    costs, N = StageCosts(stated), stated.chain.layers
     places = tuple((rank,) for rank in range(problem.topology.devices))
-    found = optimal.layout_plans(costs, places, problem.topology.devices)
+    T, ends, found = np.where(np.arange(N + 1) == 0, 0.0, np.inf), [], list[Shape]()
+    fastest = np.inf
+    for s in range(min(most, N)):
+        reach = np.maximum(T[:, None], costs.stage(places, s, s + 1, problem.recompute, most))
+        ends.append(reach.argmin(axis=0))
+        T = reach.min(axis=0)
+        if problem.stages == s + 1 or (problem.stages is None and T[N] < fastest):
+            bounds = [N]
+            for own in reversed(ends):
+                bounds.append(int(own[bounds[-1]]))
+            S, fastest = s + 1, min(fastest, float(T[N]))
+            found.append(Shape(places, tuple(bounds[::-1]), (1,) * S, (0,) * S, (None,) * S))
     return Decision(min(found, key=costs.estimate_s).partition().on_layers(cells))

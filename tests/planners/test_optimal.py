@@ -80,8 +80,11 @@ def shapes(costs: StageCosts, places: Places) -> Iterator[Shape]:
 
 
 def slowest_stage_s(costs: StageCosts, shape: Shape) -> float:
-    tables = zip(costs.of_shape(shape), pairwise(shape.bounds), strict=True)
-    return max(float(table[cut]) for table, cut in tables)
+    spans = zip(shape.spans, costs.recomputes(shape), pairwise(shape.bounds), strict=True)
+    return max(
+        float(costs.stage(shape.places, *span, again, shape.stages)[cut])
+        for span, again, cut in spans
+    )
 
 
 @examples(40, suppress_health_check=SLOW)
