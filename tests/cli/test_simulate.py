@@ -171,9 +171,8 @@ class TestMemory:
     def test_a_plan_that_does_not_fit_is_still_told_and_exits_with_one(
         self, partopt, plan_file, tmp_path
     ):
-        small = changed(
-            documents.read_bytes(plan_file()), "topology", "device", "memory_bytes", to=10**7
-        )
+        alone = changed(documents.read_bytes(plan_file()), "runners_up", to=[])
+        small = changed(alone, "topology", "device", "memory_bytes", to=10**7)
         (tmp_path / "small.json").write_bytes(small)
         outcome = partopt("simulate", tmp_path / "small.json")
         assert outcome.code == 1

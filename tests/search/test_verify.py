@@ -272,7 +272,7 @@ def test_a_bound_above_what_there_is_fails_and_a_lower_one_holds():
     assert failed(with_bound(reached * 1.01), problem) == ["bound", "status"]
     assert failed(with_bound(reached * 0.99), problem) == []
     assert claim(with_bound(reached / 1.01)).startswith(
-        "no plan is more than 1 % faster, of plans under"
+        "no plan is more than 1 % faster, among plans under"
     )
 
 
