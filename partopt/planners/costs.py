@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -362,16 +362,37 @@ class StageCosts:
             if not rate or math.isinf(rate):
                 continue
             size = topology.group_size(k if level.bus else k - 1)
-            near = [{rank // size for rank in side} for side in (before, after)]
+            near = [_members(side, size) for side in (before, after)]
             own_slopes = enumerate(rates[k - 1 :], start=k)
             ring = sum(each * slopes.get(x, 0.0) for x, each in own_slopes) / rate / r
-            for member, many in Counter(rank // size for rank in ranks).items():
+            for member, many in _held(ranks, size):
                 leave = [
                     many / r / rate if side and (member not in side or k == 1) else 0.0
                     for side in near
                 ]
                 found.add((leave[0], leave[1], ring))
         return tuple(sorted(found))
+
+
+def _members(ranks: Sequence[int], size: int) -> Container[int]:
+    """The members of a level, of `size` ranks each, in which ranks lie."""
+    if isinstance(ranks, range) and ranks:
+        return range(ranks[0] // size, ranks[-1] // size + 1)
+    return {rank // size for rank in ranks}
+
+
+def _held(ranks: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """Members of a level with how many of the ranks each has; of equal ones one is enough.
+
+    Of consecutive ranks all members but the first and the last are full, and equal but for those of
+    neighbours, which lie at the ends.
+    """
+    if not isinstance(ranks, range):
+        yield from Counter(rank // size for rank in ranks).items()
+        return
+    first, last = ranks[0] // size, ranks[-1] // size
+    for member in {first, min(first + 1, last), max(last - 1, first), (first + last) // 2, last}:
+        yield member, min(ranks[-1] + 1, (member + 1) * size) - max(ranks[0], member * size)
 
 
 def port_rates(topology) -> list[float]:  # type: ignore[no-untyped-def]

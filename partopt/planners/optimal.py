@@ -48,21 +48,25 @@ def plan(problem: Problem) -> Decision:
     return Decision(found[0].partition().on_layers(cells))
 
 
-def coarsen(problem: Problem) -> tuple[Problem, list[int]]:
+def coarsen(
+    problem: Problem, most: int | None = None, kept: Sequence[int] = ()
+) -> tuple[Problem, list[int]]:
     """The problem of a chain that is short enough to plan for, and its boundaries in layers.
 
-    Of a long one the ranges take about as long each.
+    Of one of more than `most` layers the ranges take about as long each; boundaries that are `kept`
+    are among theirs.
     """
     if problem.stages is not None:
         stage_count(problem)
     bounds = problem.boundaries()
-    most = ranks.cells(problem.topology) if over_ranks(problem) else CELLS[_many(problem)]
-    most = max(most, problem.stages or 1)
+    if most is None:
+        most = ranks.cells(problem.topology) if over_ranks(problem) else CELLS[_many(problem)]
+        most = max(most, problem.stages or 1)
     if len(bounds) > most + 1:
         times = problem.chain.compute_prefix[bounds]
         shares = times[-1] * np.arange(most + 1) / most
         nearest = {bounds[int(np.abs(times - share).argmin())] for share in shares}
-        bounds = sorted(nearest | {bounds[0], bounds[-1]})
+        bounds = sorted(nearest | {bounds[0], bounds[-1], *kept})
     return replace(problem, cut_at=bounds[:-1]).coarsen(), bounds
 
 

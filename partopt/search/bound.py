@@ -30,11 +30,12 @@ def lower_bound_s(problem: Problem) -> float:
 
     Where the arrays would be too large: those of all devices computing all the time.
     """
-    costs, P = StageCosts(problem.coarsen()), problem.topology.devices
-    computing_s = float(costs.C[problem.all_recompute][0, -1]) / P
+    P, N = problem.topology.devices, len(problem.boundaries()) - 1
+    computing_s = float(problem.chain.busy_prefix(problem.all_recompute)[-1]) / P
     sizes = [1] if problem.replication == NONE else range(1, P + 1)
-    if len(sizes) * (costs.N + 1) ** 2 > NUMBERS:
+    if len(sizes) * (N + 1) ** 2 > NUMBERS:
         return computing_s
+    costs = StageCosts(problem.coarsen())
     tables = {r: _least(costs, r) for r in sizes}
     asked = [[r] for r in sizes] if costs.even else [list(sizes)]
     return max(computing_s, min(_slowest_stage_s(tables, own, P) for own in asked))

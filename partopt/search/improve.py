@@ -23,6 +23,7 @@ STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
 ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
+FINE = 2000  # ranges of layers, whose arrays take a third of a gigabyte
 HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 
@@ -71,8 +72,8 @@ def _priced(partition: Partition, problem: Problem) -> Plan:
 def _recut_finely(
     rough: Found, problem: Problem, cells: list[int]
 ) -> tuple[Found, Judge, list[int]]:
-    """The plan of a coarse chain, cut anew layer by layer where that is better."""
-    stated, bounds = problem.coarsen(), problem.boundaries()
+    """The plan of a coarse chain, cut anew on up to `FINE` ranges of layers where it is better."""
+    stated, bounds = optimal.coarsen(problem, FINE, cells)
     judge = Judge(StageCosts(stated))
     shape = rough.shape.on_cells(cells, bounds)
     tried = [shape, optimal.recut(judge.costs, shape)]
