@@ -111,7 +111,7 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     places = tuple((rank,) for rank in range(4))
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)
     tables = zip(StageCosts(given).of_shape(shape), pairwise(shape.bounds), strict=True)
-    assert [float(table[cut]) for table, cut in tables] == seconds
+    assert [float(own[cut]) for (own, _, _), cut in tables] == seconds
 
 
 @examples(40, suppress_health_check=SLOW)
