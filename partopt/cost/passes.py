@@ -118,22 +118,19 @@ def work_of(stage: Assignment, problem: Problem, round_s: float) -> float:
     assert M is not None
     downstream = entry.kernel is not None and entry.kernel.depends_on == DOWNSTREAM
     any_warmup = downstream or entry.one_at_a_time
-    F = most_in_flight(stage, problem) if downstream else NEVER
+    r, f, b, p = len(stage.ranks), own.forward_s, own.backward_s, own.passing_s
+    n = -(-M // r)
+    if entry.split:
+        work = split_work_s(n, f, b, round_s)
+    else:
+        F = max(1, most_in_flight(stage, problem)) if downstream else n
+        work = work_s(n, 1 if entry.one_at_a_time else F, f, b, p, round_s)
+    if any_warmup:
+        return float(work)
+    P, layers = problem.topology.devices, problem.chain.layers - stage.start
+    before = int(stage.start > 0)
     return float(
-        stage_work_s(
-            M,
-            len(stage.ranks),
-            1 if entry.one_at_a_time else max(1, F),
-            problem.topology.devices,
-            int(stage.start > 0),
-            problem.chain.layers - stage.start,
-            own.forward_s,
-            own.backward_s,
-            own.passing_s,
-            round_s,
-            entry.split,
-            any_warmup,
-        )
+        max(work, first_backward_s(M, r, P, before, layers, f, b, p, round_s, entry.split))
     )
 
 
@@ -185,31 +182,3 @@ def first_backward_s(
         return f + R + n * (f + b) - min(n, stages) * f
     first = max(0, M - max(1, P - r - before)) // r + 1
     return first * f + R + passing + (n - 1) * b
-
-
-def stage_work_s(
-    M: int,
-    r: int,
-    F: int,
-    P: int,
-    before: int,
-    layers: int,
-    f: float,
-    b: float,
-    passing: float,
-    R: float,
-    split: bool,
-    any_warmup: bool,
-) -> float:
-    """Seconds from the first forward of a stage's first replica to its last backward, at the least.
-
-    With `any_warmup` it holds F at most, else the schedule says what comes first, as in
-    `first_backward_s`.
-    """
-    n = -(-M // r)
-    work = (
-        split_work_s(n, f, b, R) if split else work_s(n, F if any_warmup else n, f, b, passing, R)
-    )
-    if any_warmup:
-        return work
-    return max(work, first_backward_s(M, r, P, before, layers, f, b, passing, R, split))
