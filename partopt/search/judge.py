@@ -20,27 +20,11 @@ from partopt.errors import PartoptError
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.schedules.entry import Replicas
-from partopt.search.warmup import fits_by_order
+from partopt.search.warmup import WAYS, Stages, fits_by_order
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import check_actions
 from partopt.simulator.restate import with_conditions
 
-# A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
-# more, over its own replicas; ("pace", factor) is what is in flight at so many times the shortest
-# period that the memory allows.
-Way = tuple[float | str, float]
-WAYS: tuple[Way, ...] = (
-    (1, 0),
-    (2, 0),
-    ("pace", 1.0),
-    ("pace", 1.2),
-    (1, 1),
-    (1, 2),
-    (1.5, 0),
-    (3, 0),
-    (4, 0),
-    (6, 0),
-)
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 
 
@@ -95,75 +79,26 @@ class Judge:
         self.spent += len(execution.order.kind) / ACTIONS
         return execution.period_s if fits_by_order(execution) else math.inf
 
-    # ---- warm-ups -----------------------------------------------------------------------------
-
     def warmups(self, shape: Shape, way: int, more: Sequence[int] = ()) -> tuple[int, ...]:
-        """Forwards of each stage before its first backward.
+        """Forwards of each stage before its first backward."""
+        return self.stages(shape).warmups(WAYS[way], more)
 
-        They are no more than fit, nor than the stage before takes in.
-        """
-        (factor, extra), M = WAYS[way], self.problem.microbatches
-        replicas, room = [len(own) for own in shape.ranks], self._room(shape)
-        held: list[int] = []
-        if factor == "pace":
-            held = self._at_pace(shape, replicas, room, extra)
-        found: list[int] = []
-        for s, r in enumerate(replicas):
-            behind = sum(replicas[s + 1 :])
-            if isinstance(factor, str):
-                own = held[s] - 1
-            else:
-                own = int((factor * behind + r - 1 + extra) // r)
-            own = min(own + (more[s] if more and behind else 0), room[s] - 1)
-            if M is not None:
-                own = min(own, -(-M // r) - 1)
-            if s and M is not None:
-                own = min(own, (found[-1] + 1) * replicas[s - 1] // r - 1)
-            found.append(max(0, own))
-        return tuple(found)
-
-    def _room(self, shape: Shape) -> list[int]:
-        """The most microbatches in flight that each stage has room for."""
-        stages = zip(shape.ranks, self.costs.recomputes(shape), pairwise(shape.bounds), strict=True)
-        return [int(self.costs.room(len(own), again)[cut]) for own, again, cut in stages]
-
-    def _at_pace(
-        self, shape: Shape, replicas: Sequence[int], room: Sequence[int], factor: float
-    ) -> list[int]:
-        """Microbatches in flight at `factor` times the shortest period that the memory allows.
-
-        By Little's law: the period times what a replica holds is how long it holds a microbatch.
-        Replicas take turns, so that between two microbatches there are whole periods.
-        """
+    def stages(self, shape: Shape) -> Stages:
+        """What the warm-ups of a plan depend on."""
         costs, places = self.costs, shape.places
-        modes = costs.recomputes(shape)
-        busy = [
-            float(costs.C[again][cut])
-            for again, cut in zip(modes, pairwise(shape.bounds), strict=True)
-        ]
         common = self.problem.topology.common_level
-        gaps = [
-            common(places[one[1] - 1][0], places[other[0]][0])
-            for one, other in pairwise(shape.spans)
+        each = list(zip(shape.ranks, costs.recomputes(shape), pairwise(shape.bounds), strict=True))
+        waits_s = [
+            float(costs.wait(common(places[one[1] - 1][0], places[other[0]][0]))[0, cut])
+            for one, other, cut in zip(shape.spans, shape.spans[1:], shape.bounds[1:], strict=False)
         ]
-        waits = [float(costs.wait(k)[0, b]) for k, b in zip(gaps, shape.bounds[1:], strict=False)]
-        stages = list(zip(replicas, busy, [*waits, 0.0], strict=True))[::-1]
-
-        def held_at(period_s: float) -> list[int]:
-            held, away_s = [], 0.0
-            for r, own_s, wait_s in stages:
-                away_s += own_s + wait_s
-                held.append(max(1, math.ceil(away_s / (r * period_s) * (1 - 1e-9))))
-                away_s = max(away_s, (held[-1] - 1) * r * period_s + own_s)
-            return held[::-1]
-
-        short = max(own / r for own, r in zip(busy, replicas, strict=True))
-        enough = sum(busy) + sum(waits)
-        for _ in range(20):
-            middle = (short + enough) / 2
-            fits = all(own <= most for own, most in zip(held_at(middle), room, strict=True))
-            short, enough = (short, middle) if fits else (middle, enough)
-        return held_at(enough * factor) if enough else [1] * len(replicas)
+        return Stages(
+            [len(ranks) for ranks in shape.ranks],
+            [int(costs.room(len(ranks), again)[cut]) for ranks, again, cut in each],
+            [float(costs.C[again][cut]) for _, again, cut in each],
+            [*waits_s, 0.0],
+            self.problem.microbatches,
+        )
 
 
 def bare_plan(

@@ -1,27 +1,32 @@
-"""How many forwards come before the first backward, searched by simulation.
+"""How many forwards come before the first backward, searched in the simulator.
 
-The formula fills a pipeline whose messages take no time. Latency, links that are shared and
-all-reduces that are waited for ask for more microbatches in flight; each costs memory, and where
-that does not hold the formula's, each stage has as many as it holds.
+The schedule's own warm-up fills a pipeline whose messages take no time. Latency, links that are
+shared and all-reduces that are waited for ask for more microbatches in flight. Each takes memory;
+where that is short, stages hold what Little's law asks for.
+
+    r_s   replicas of stage s
+    w_s   its warm-up: forwards of each replica before its first backward
+    M     microbatches of an iteration
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from partopt.cost.flight import Counts, blocking_warmups, weight_versions
+from partopt.cost.links import transfer_s
 from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.search.turns import warmups_in_turns
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.prediction import (
     check_actions,
@@ -31,163 +36,115 @@ from partopt.simulator.prediction import (
 )
 from partopt.simulator.restate import with_conditions, with_counts
 
-# r_s    replicas of stage s
-# w_s    its warm-up, forwards of each replica before its first backward
-# M      microbatches of an iteration
-
+# A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
+# more, over its own replicas; ("pace", factor) is what is in flight at so many times the shortest
+# period that the memory allows.
+Way = tuple[float | str, float]
+WAYS: tuple[Way, ...] = (
+    (1, 0),
+    (2, 0),
+    ("pace", 1.0),
+    ("pace", 1.2),
+    (1, 1),
+    (1, 2),
+    (1.5, 0),
+    (3, 0),
+    (4, 0),
+    (6, 0),
+)
 # stages times microbatches of an iteration or, asynchronous, in flight: above, one simulation takes
 # too long to try several
 SEARCH_LIMIT = 100_000
 WORTHWHILE = 1e-3  # of the period: what more memory must at least save
-Depth = tuple[float, int]  # factor and more of `warmups`
-DEPTHS: tuple[Depth, ...] = (
-    (1, 0),
-    (1, 1),
-    (1, 2),
-    (1, 3),
-    (1.5, 0),
-    (1.5, 1),
-    (2, 0),
-    (2, 1),
-    (3, 0),
-    (4, 0),
-    (6, 0),
-    (8, 0),
-)
-_ENDLESS = 2**31  # a warm-up that nothing limits
-_PATIENCE = 4  # depths in a row that gain nothing, after which no deeper ones are tried
+HALVINGS = 20  # of the interval in which the shortest period lies
+ENDLESS = 2**31  # microbatches in flight where nothing limits them
 
 
-class Trial(NamedTuple):
-    """A plan executed at one warm-up, and whether it fits."""
+@dataclass(frozen=True)
+class Stages:
+    """What warm-ups depend on, of each stage.
 
-    execution: Execution
-    fits: bool
-
-    @property
-    def period_s(self) -> float:
-        """Seconds per microbatch."""
-        return self.execution.period_s
-
-    @property
-    def warmups(self) -> list[int]:
-        """w_s of each stage."""
-        return [stage.warmup for stage in self.execution.plan.stages]
-
-
-def warmups(replicas: Sequence[int], factor: float = 1.0, more: int = 0) -> list[int]:
-    """w_s = floor((factor * sum of r_t over t > s, + r_s - 1 + more) / r_s), 0 of the last stage.
-
-    PipeDream's with factor 1 and nothing more.
+    `room` is the most microbatches in flight, `busy_s` the seconds of one, `wait_s` those of its
+    message to the next stage and of its gradient back.
     """
-    return [
-        *(
-            int((factor * sum(replicas[s + 1 :]) + r - 1 + more) // r)
-            for s, r in enumerate(replicas[:-1])
-        ),
-        0,
+
+    replicas: Sequence[int]
+    room: Sequence[int]
+    busy_s: Sequence[float]
+    wait_s: Sequence[float]
+    microbatches: int | None
+
+    def warmups(self, way: Way, more: Sequence[int] = ()) -> tuple[int, ...]:
+        """w_s of one way, by `more` deeper; no more than fit, nor than the stage before takes in.
+
+        0 of the last stage, unless the way is a pace.
+        """
+        factor, extra = way
+        held = self._at_pace(extra) if isinstance(factor, str) else []
+        M, found = self.microbatches, list[int]()
+        for s, r in enumerate(self.replicas):
+            behind = sum(self.replicas[s + 1 :])
+            if isinstance(factor, str):
+                own = held[s] - 1
+            else:
+                own = int((factor * behind + r - 1 + extra) // r) if behind else 0
+            own = min(own + (more[s] if more and behind else 0), self.room[s] - 1)
+            if M is not None:
+                own = min(own, -(-M // r) - 1)
+            if s and (M is not None or found[-1] + 1 == self.room[s - 1]):
+                own = min(own, (found[-1] + 1) * self.replicas[s - 1] // r - 1)
+            found.append(max(0, own))
+        return tuple(found)
+
+    def _at_pace(self, factor: float) -> list[int]:
+        """Microbatches in flight at `factor` times the shortest period that the memory allows."""
+        short = max(own / r for own, r in zip(self.busy_s, self.replicas, strict=True))
+        enough = sum(self.busy_s) + sum(self.wait_s)
+        for _ in range(HALVINGS):
+            middle = (short + enough) / 2
+            held = self._held_at(middle)
+            fits = all(own <= most for own, most in zip(held, self.room, strict=True))
+            short, enough = (short, middle) if fits else (middle, enough)
+        return self._held_at(enough * factor) if enough else [1] * len(self.replicas)
+
+    def _held_at(self, period_s: float) -> list[int]:
+        """Microbatches in flight at a period.
+
+        By Little's law: the period times what a replica holds is how long it holds a microbatch.
+        Replicas take turns, so that between two microbatches there are whole periods.
+        """
+        held, away_s = list[int](), 0.0
+        stages = list(zip(self.replicas, self.busy_s, self.wait_s, strict=True))
+        for r, busy_s, wait_s in reversed(stages):
+            away_s += busy_s + wait_s
+            held.append(max(1, math.ceil(away_s / (r * period_s) * (1 - 1e-9))))
+            away_s = max(away_s, (held[-1] - 1) * r * period_s + busy_s)
+        return held[::-1]
+
+
+def stages_of(plan: Plan) -> Stages | None:
+    """The stages of a plan; None where one has no room for a microbatch."""
+    limit, stages, topology, room = plan.memory_limit_bytes, plan.stages, plan.topology, []
+    for stage in stages:
+        most = ENDLESS
+        if limit is not None:
+            one, two = (_bytes(stage, held, plan) for held in (1, 2))
+            if one > limit:
+                return None
+            most = 1 + (limit - one) // (two - one) if two > one else ENDLESS
+            most -= most > 1 and _bytes(stage, most, plan) > limit  # every term is rounded
+        room.append(most)
+    waits_s = [
+        2
+        * transfer_s(
+            (stage.input_bytes + stage.gradient_bytes) / 2,
+            topology.common_level(before.ranks[-1], stage.ranks[0]),
+            topology,
+        )
+        for before, stage in pairwise(stages)
     ]
-
-
-def warmups_within(
-    most: Sequence[int], replicas: Sequence[int], factor: float, more: int
-) -> list[int]:
-    """`warmups`, of each stage no deeper than its `most`."""
-    wanted = warmups(replicas, factor, more)
-    return [min(each) for each in zip(wanted, most, strict=True)]
-
-
-def simulate_with_best_warmup(plan: Plan, patience_s: float = math.inf) -> Plan:
-    """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
-
-    That warm-up keeps to the limit `memory_bytes` of a device where any does. Nothing is searched
-    where the formula's warm-up reaches what the loads of the plan allow. Where another is better,
-    the plan says in `predicted.formula_period_s` what the formula's would have given. Raises
-    PartoptError where the schedule cannot run the plan, whatever the warm-up.
-    """
-    if not schedule(plan.schedule).takes_warmup:
-        return simulate_plan(plan)
-    check_actions(plan)
-    trials = WarmupTrials(plan)
-    usual = trials.at(None)
-    best = best_trial(trials, usual, patience_s)
-    if best is None:
-        return simulate_plan(plan)  # which says why
-    return _as_found(best, usual)
-
-
-def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
-    """`simulate_plan` at the warm-ups `own`, as `simulate_with_best_warmup` gives it where it
-    chooses these.
-
-    Raises PartoptError where the schedule cannot run the plan so.
-    """
-    usual = [stage.warmup for stage in plan.stages]
-    if not schedule(plan.schedule).takes_warmup or list(own) == usual:
-        return simulate_plan(plan)
-    check_actions(plan)
-    changed = with_conditions(plan, warmups=own)
-    check_actions(changed)
-    execution = execute(changed)
-    return _as_found(Trial(execution, fits_by_order(execution)), WarmupTrials(plan).at(None))
-
-
-def _as_found(best: Trial, usual: Trial | None) -> Plan:
-    """The plan of `best` with its prediction, and the period of `usual` where that is another."""
-    found = with_prediction(dataclasses.replace(best.execution, plan=with_memory(best.execution)))
-    if best is usual:
-        return found
-    formula_s = usual.period_s if usual is not None and usual.fits else None
-    return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
-
-
-class WarmupTrials:
-    """Executes a plan at one warm-up after another; `executions` and `actions` are how many."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.replicas = [stage.replicas for stage in plan.stages]
-        self.executions = self.actions = 0
-
-    def at(self, warmup: Sequence[int] | None) -> Trial | None:
-        """The plan at a warm-up, where None is its own.
-
-        None where it deadlocks, as it can while it waits for all-reduces.
-        """
-        self.executions += 1
-        changed = self.plan if warmup is None else with_conditions(self.plan, warmups=warmup)
-        try:
-            execution = execute(changed)
-        except PartoptError:
-            return None
-        self.actions += len(execution.order.kind)
-        return Trial(execution, fits_by_order(execution))
-
-    @cached_property
-    def most(self) -> list[int] | None:
-        """The deepest warm-up of each stage that its microbatches and its memory allow.
-
-        None where a stage has no room for one microbatch.
-        """
-        limit, M = self.plan.memory_limit_bytes, self.plan.microbatches
-        most = []
-        for stage in self.plan.stages:
-            own = _ENDLESS if M is None else max(0, -(-M // stage.replicas) - 1)
-            if limit is not None:
-                least, two = (_bytes(stage, held, self.plan) for held in (1, 2))
-                if least > limit:
-                    return None
-                own = min(own, (limit - least) // (two - least)) if two > least else own
-                # every term is rounded
-                own -= own > 0 and _bytes(stage, own + 1, self.plan) > limit
-            most.append(own)
-        return most
-
-    @property
-    def too_long(self) -> bool:
-        """Whether one simulation takes too long to try several."""
-        passing = self.plan.microbatches or sum(self.replicas)
-        return len(self.replicas) * passing > SEARCH_LIMIT
+    replicas, busy_s = [own.replicas for own in stages], [own.compute_s for own in stages]
+    return Stages(replicas, room, busy_s, [*waits_s, 0.0], plan.microbatches)
 
 
 def _bytes(stage: Stage, held: int, plan: Plan) -> int:
@@ -205,123 +162,113 @@ def fits_by_order(execution: Execution) -> bool:
     return int(execution.peak_memory_bytes.max()) <= plan.memory_limit_bytes
 
 
-def best_trial(
-    trials: WarmupTrials, usual: Trial | None, patience_s: float = math.inf
-) -> Trial | None:
-    """The best of `usual`, at the plan's own warm-up, and of others that fit.
+class Trial(NamedTuple):
+    """A plan executed at one warm-up, and whether it fits."""
 
-    Where a microbatch takes more than `patience_s` seconds at the first that fits, it is that one.
+    execution: Execution
+    fits: bool
 
-    None where all that was tried deadlocks; one that does not fit where none does.
+    @property
+    def period_s(self) -> float:
+        """Seconds per microbatch."""
+        return self.execution.period_s
+
+    @property
+    def warmups(self) -> tuple[int, ...]:
+        """w_s of each stage."""
+        return tuple(stage.warmup for stage in self.execution.plan.stages)
+
+
+def simulate_with_best_warmup(plan: Plan) -> Plan:
+    """`simulate_plan`, under a schedule that takes warm-ups at that with the shortest period.
+
+    That warm-up keeps to the memory of a device where any does. Nothing is searched where the
+    plan's own reaches what its loads allow. Where another is better, the plan says in
+    `predicted.formula_period_s` what its own would have given. Raises PartoptError where the
+    schedule cannot run the plan, whatever the warm-up.
     """
-    plan, most = trials.plan, trials.most
-    allowed_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
-    if usual is not None and usual.fits and (usual.period_s <= allowed_s or trials.too_long):
-        return usual
-    first = usual if most is None or (usual and usual.fits) else _shallower(trials, usual, most)
-    if most is None or trials.too_long or (first is not None and not first.fits):
-        return first or trials.at(blocking_warmups(trials.replicas))
-    if first is not None and first.period_s > patience_s:
-        return first
-    best = _deepen(trials, first, most, allowed_s)
-    return best if best is None or best is first else _leaner(trials, first, best)
+    if not schedule(plan.schedule).takes_warmup:
+        return simulate_plan(plan)
+    check_actions(plan)
+    usual = try_warmup(plan)
+    best = _best(plan, usual)
+    return _predicted(best, usual) if best else simulate_plan(plan)  # which says why
 
 
-def warmups_that_fit(plan: Plan, most: Sequence[int]) -> list[int]:
-    """w_s of the plan, but no more than `most`, and no more than comes in.
+def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
+    """`simulate_plan` at the warm-ups `own`, as `simulate_with_best_warmup` gives it where it
+    chooses these.
 
-    A stage takes in no more than the one before holds, (w_s + 1) r_s microbatches.
+    Raises PartoptError where the schedule cannot run the plan so.
     """
-    stages = plan.stages
-    held = [min(stage.warmup, own) for stage, own in zip(stages, most, strict=True)]
-    for s in range(1, len(held)):
-        if held[s - 1] < stages[s - 1].warmup:
-            taken_in = (held[s - 1] + 1) * stages[s - 1].replicas // stages[s].replicas
-            held[s] = min(held[s], max(0, taken_in - 1))
-    return held
+    usual = [stage.warmup for stage in plan.stages]
+    if not schedule(plan.schedule).takes_warmup or list(own) == usual:
+        return simulate_plan(plan)
+    check_actions(plan)
+    changed = with_conditions(plan, warmups=own)
+    check_actions(changed)
+    execution = execute(changed)
+    return _predicted(Trial(execution, fits_by_order(execution)), try_warmup(plan))
 
 
-def _shallower(trials: WarmupTrials, usual: Trial | None, most: Sequence[int]) -> Trial | None:
-    """The plan at as deep a warm-up as fits, where it deadlocks there at what stages hold in turns.
+def try_warmup(plan: Plan, warmup: Sequence[int] | None = None) -> Trial | None:
+    """The plan executed at a warm-up, by default at its own; None where it deadlocks.
 
-    `usual` where it deadlocks at both.
+    It can while it waits for all-reduces.
     """
-    held = warmups_that_fit(trials.plan, most)
-    if held == [stage.warmup for stage in trials.plan.stages]:
-        return usual
-    for own in (held, warmups_in_turns(trials.plan, most)):
-        found = trials.at(own)
-        if found is not None and found.fits:
-            return found
-    return usual
+    try:
+        execution = execute(plan if warmup is None else with_conditions(plan, warmups=warmup))
+    except PartoptError:
+        return None
+    return Trial(execution, fits_by_order(execution))
 
 
-def _deepen(
-    trials: WarmupTrials, first: Trial | None, most: Sequence[int], allowed_s: float
-) -> Trial | None:
-    """The best of `first`, of ever deeper warm-ups, and of shallower ones; all hold at most `most`.
+def _predicted(best: Trial, usual: Trial | None) -> Plan:
+    """The plan of `best` with its prediction, and the period of `usual` where that is another."""
+    found = with_prediction(dataclasses.replace(best.execution, plan=with_memory(best.execution)))
+    if usual is not None and best.warmups == usual.warmups:
+        return found
+    formula_s = usual.period_s if usual is not None and usual.fits else None
+    return replace(found, predicted=replace(found.predicted, formula_period_s=formula_s))
 
-    The search ends when one is as fast as the loads of the plan allow. Where the formula's warm-up
-    deadlocks, the first tried is one that cannot, whether it fits or not.
+
+def _best(plan: Plan, usual: Trial | None) -> Trial | None:
+    """The best of `usual` and of the `WAYS` that fit; ever deeper ones until nothing can be gained.
+
+    One that does not fit where none does, and None where all deadlock.
     """
-    best = first or trials.at(blocking_warmups(trials.replicas))
-    start = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
-    for depths in _depths(start, most, trials.plan):
-        in_vain = 0  # depths tried since the last gain
-        for depth in depths:
-            if best is not None and best.period_s <= allowed_s:
-                return best
-            if in_vain == _PATIENCE:
-                break
-            found = trials.at(depth)
-            in_vain += 1
-            if (
-                found is not None
-                and found.fits
-                and (best is None or found.period_s < best.period_s * (1 - WORTHWHILE))
-            ):
-                best, in_vain = found, 0
-    return best
+    stages, replicas = stages_of(plan), [stage.replicas for stage in plan.stages]
+    enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
+    long = len(replicas) * (plan.microbatches or sum(replicas)) > SEARCH_LIMIT
+    best = usual if usual is not None and usual.fits else None
+    for way in WAYS if stages is not None else ():
+        if best is not None and (long or best.period_s <= enough_s):
+            break
+        assert stages is not None
+        found = try_warmup(plan, stages.warmups(way))
+        gained_s = math.inf if best is None else best.period_s * (1 - WORTHWHILE)
+        if found is not None and found.fits and found.period_s < gained_s:
+            best = found
+    if best is None:
+        return usual or try_warmup(plan, blocking_warmups(replicas))
+    return best if best is usual else _leaner(plan, usual, best)
 
 
-def _depths(
-    start: Sequence[int], most: Sequence[int], plan: Plan
-) -> Iterator[list[tuple[int, ...]]]:
-    """Warm-ups that are deeper than `start` in some stage, and those that are nowhere.
-
-    Where memory makes `start` shallower than the plan's own, at last what stages hold in turns.
-    """
-    replicas = [stage.replicas for stage in plan.stages]
-    every = {tuple(warmups_within(most, replicas, *depth)): None for depth in DEPTHS}
-    every.pop(tuple(start), None)
-    for deeper in (True, False):
-        yield [
-            depth
-            for depth in every
-            if any(new > old for new, old in zip(depth, start, strict=True)) == deeper
-        ]
-    if any(w < stage.warmup for w, stage in zip(start, plan.stages, strict=True)):
-        yield [tuple(warmups_in_turns(plan, most))]
-
-
-def _leaner(trials: WarmupTrials, first: Trial | None, best: Trial) -> Trial:
+def _leaner(plan: Plan, usual: Trial | None, best: Trial) -> Trial:
     """`best`, or the same period to WORTHWHILE with fewer microbatches in flight.
 
-    The warm-up is bisected between that of `first`, by default the plan's own, and of `best`.
+    The warm-up is bisected between that of `usual`, by default none, and of `best`.
     """
-    low = first.warmups if first else [stage.warmup for stage in trials.plan.stages]
-    high = best.warmups
-    allowed_s = best.period_s * (1 + WORTHWHILE)
+    low = usual.warmups if usual is not None and usual.fits else (0,) * len(plan.stages)
+    high, allowed_s = best.warmups, best.period_s * (1 + WORTHWHILE)
     steps = max(b - a for a, b in zip(low, high, strict=True))
-    enough, short = steps, 0
+    short, enough = 0, steps
     while enough - short > 1:
         middle = (enough + short) // 2
-        found = trials.at(
-            [
-                min(b, a + -(-max(0, b - a) * middle // steps))
-                for a, b in zip(low, high, strict=True)
-            ],
-        )
+        own = [
+            min(b, a + -(-max(0, b - a) * middle // steps)) for a, b in zip(low, high, strict=True)
+        ]
+        found = try_warmup(plan, own)
         if found is not None and found.fits and found.period_s <= allowed_s:
             best, enough = found, middle
         else:

@@ -194,6 +194,7 @@ def test_a_warm_up_fits_and_takes_in_no_more_than_comes(given, seed):
     for _ in range(30):
         found = near(found, judge, rng) or found
         warmups = judge.warmups(found.shape, found.way, found.more)
-        for w, own, most in zip(warmups, found.shape.ranks, judge._room(found.shape), strict=True):
+        room = judge.stages(found.shape).room
+        for w, own, most in zip(warmups, found.shape.ranks, room, strict=True):
             assert 0 <= w <= max(0, most - 1)
             assert given.microbatches is None or w < -(-given.microbatches // len(own))

@@ -2,6 +2,7 @@
 forms.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -14,13 +15,13 @@ from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
-from partopt.search.turns import warmups_in_turns
 from partopt.search.warmup import (
+    ENDLESS,
     WORTHWHILE,
-    WarmupTrials,
+    Stages,
     simulate_with_best_warmup,
-    warmups,
-    warmups_that_fit,
+    stages_of,
+    try_warmup,
 )
 from partopt.simulator.execution import execute
 from partopt.simulator.prediction import simulate_plan
@@ -118,8 +119,9 @@ def test_a_stage_with_room_leaves_it_where_those_in_front_would_wait():
     """
     plan = limited(plan_of([1] * 4), 28)
     full = [1, 1, 1, 0]
-    assert WarmupTrials(plan).most == [1] * 4
-    assert warmups_in_turns(plan, [1] * 4) == [1, 1, 0, 0]
+    stages = stages_of(plan)
+    assert stages.room == [2] * 4
+    assert stages.warmups(("pace", 1.0)) == (1, 1, 0, 0)
     assert period_at(plan, full) == pytest.approx(9.0)
     best = simulate_with_best_warmup(plan)
     assert (depths_of(best), best.predicted.period_s) == ([1, 1, 0, 0], pytest.approx(6.0))
@@ -133,11 +135,10 @@ def test_within_a_limit_no_warmup_there_is_is_better(data):
     seconds = st.lists(st.integers(1, 4).map(float), min_size=S, max_size=S)
     plan = plan_of([1] * S, data.draw(seconds), data.draw(seconds))
     plan = limited(plan, data.draw(st.integers(14, 40)))
-    most = WarmupTrials(plan).most
-    assume(most is not None)
-    least = min(
-        period_at(plan, depth) for depth in itertools.product(*(range(min(m, 4) + 1) for m in most))
-    )
+    stages = stages_of(plan)
+    assume(stages is not None)
+    every = itertools.product(*(range(min(most, 5)) for most in stages.room))
+    least = min(period_at(plan, depth) for depth in every)
     assert simulate_with_best_warmup(plan).predicted.period_s == pytest.approx(least)
 
 
@@ -157,10 +158,8 @@ def test_where_the_deepest_that_fits_deadlocks_stages_hold_what_they_do_in_turns
     problem = slow(40, cluster, memory_bytes=6 * 10**9, schedule="pipedream")
     stages = consecutive([0, 19, 30, 35, 36, 38, 40], [4, 4, 4, 12, 4, 4])
     plan = price(Partition(CONTIGUOUS, stages), problem, "manual")
-    trials = WarmupTrials(plan)
-    assert trials.most is not None
-    assert warmups_that_fit(plan, trials.most) == [0, 0, 0, 0, 1, 0]
-    assert trials.at([0, 0, 0, 0, 1, 0]) is None
+    assert stages_of(plan).warmups((1, 0)) == (0, 0, 0, 0, 1, 0)
+    assert try_warmup(plan, [0, 0, 0, 0, 1, 0]) is None
     best = simulate_with_best_warmup(plan)
     assert best.fits
     assert depths_of(best) == [0] * 6
@@ -169,9 +168,8 @@ def test_where_the_deepest_that_fits_deadlocks_stages_hold_what_they_do_in_turns
 def test_in_turns_no_round_is_shorter_than_its_work_however_many_may_be_in_flight():
     problem = slow(40, two_level(4, 8, 12e9, 1.25e9), schedule="pipedream")
     plan = price(Partition(CONTIGUOUS, consecutive([0, 19, 30, 40], [8, 8, 16])), problem, "manual")
-    endless = [2**31] * 3
-    held = warmups_in_turns(plan, endless)
-    assert WarmupTrials(plan).most is not None
+    stages = stages_of(plan)
+    held = dataclasses.replace(stages, room=[ENDLESS] * 3).warmups(("pace", 1.0))
     round_s = max(stage.compute_s / stage.replicas for stage in plan.stages)
     way_s = sum(stage.compute_s for stage in plan.stages) + 4 * max(
         (stage.input_bytes + stage.gradient_bytes) / 1.25e9 for stage in plan.stages
@@ -195,7 +193,10 @@ def test_a_simulation_that_would_take_too_long_is_not_repeated(monkeypatch):
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
 def test_the_least_of_the_warmups_is_pipedreams(replicas):
-    assert warmups(replicas) == [(sum(replicas[s:]) - 1) // r for s, r in enumerate(replicas)]
+    S = len(replicas)
+    stages = Stages(replicas, [ENDLESS] * S, [1.0] * S, [0.0] * S, None)
+    own = [(sum(replicas[s:]) - 1) // r for s, r in enumerate(replicas[:-1])]
+    assert stages.warmups((1, 0)) == (*own, 0)
 
 
 @examples(25, derandomize=True)
