@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -75,7 +75,7 @@ class Problem:
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
     what GPipe's heuristics balance, shape (N,); `any_schedule` says that the schedule is one of
     several that are tried; `effort` is how long a plan is improved in the simulator; `progress` is
-    called during long work.
+    called during long work; `known` are all-reduces that were asked for.
     """
 
     profile: Profile
@@ -104,6 +104,7 @@ class Problem:
     any_schedule: bool = False
     effort: str = "normal"
     progress: Progress = ignore_progress
+    known: dict[object, AllReduce] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.comm_auto:  # of this schedule, whichever the problem was stated for
@@ -131,13 +132,14 @@ class Problem:
         return exchange_topology(self.topology, self.exchange)
 
     def allreduce_over(self, ranks: Sequence[int]) -> AllReduce:
-        """How `ranks` exchange the gradients of their parameters, for each byte of these."""
-        return self._allreduce_over(lookup_key(ranks))
+        """How `ranks` exchange the gradients of their parameters, for each byte of these.
 
-    @cached_property
-    def _allreduce_over(self) -> Callable[[Sequence[int]], AllReduce]:
-        """The same of ranks that can be hashed: a search asks of the same ones often."""
-        return lru_cache(maxsize=None)(partial(allreduce_over, topology=self.exchange_topology))
+        A search asks of the same ones often, in many problems on one topology.
+        """
+        key = id(self.topology), self.exchange, lookup_key(ranks)
+        if key not in self.known:
+            self.known[key] = allreduce_over(ranks, self.exchange_topology)
+        return self.known[key]
 
     def tied_s(self, parameter_bytes: float, holders: int) -> float:
         """Seconds for `holders` stages to exchange the gradients of tied parameters."""

@@ -42,16 +42,6 @@ def _compiled(entry: Schedule) -> bool:
     return entry.kernel is not None
 
 
-def _no_bound(problem: Problem) -> float:
-    return 0.0
-
-
-def _one_device_a_stage(problem: Problem) -> float:
-    """No layer is parted and no stage replicated, so that only so many devices work."""
-    chain = problem.chain
-    return chain.compute_s(0, chain.layers) / min(chain.layers, problem.topology.devices)
-
-
 @dataclass(frozen=True)
 class Planner:
     """A registered planner: its module, a line on what it does, its options and its schedules.
@@ -59,16 +49,13 @@ class Planner:
     `uses` names the options that it reads: `stages` (with `fewer` as an upper limit), `costs` and
     `cuts`. It also names what it supports. `uniform`, `none`: its stages have equally many replicas
     or one, always or on request; `auto`: it chooses the stages that recompute. `schedules` says
-    whether it plans for a schedule, by default for those with one stage on each device. `least_s`
-    is a bound that is known before it plans: seconds of a microbatch below which none of its plans
-    is.
+    whether it plans for a schedule, by default for those with one stage on each device.
     """
 
     module: str
     summary: str
     uses: frozenset[str] = frozenset()
     schedules: Callable[[Schedule], bool] = _one_stage_a_device
-    least_s: Callable[[Problem], float] = _no_bound
 
     def plans_for(self, name: str) -> bool:
         """Whether it can plan for the schedule `name`."""
@@ -108,7 +95,6 @@ _BUILTIN: dict[str, Planner | str] = {
         "the best pipeline without replication",
         _SINGLE,
         _compiled,
-        _one_device_a_stage,
     ),
     "data_parallel": Planner(
         "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})

@@ -124,17 +124,18 @@ def slowest_fastest(
 ) -> Iterator[Shape]:
     """For each number of `stages` the plan on `places` whose slowest stage is fastest.
 
-    A stage has one of `sizes` places, and as many `replicas` where that is given. `full`: of plans
-    whose stages have room for the microbatches that fill all the devices behind them.
+    A stage has one of `sizes` places, and as many `replicas` where that is given; with one size
+    idle places come in as many. `full`: of plans whose stages have room for the microbatches that
+    fill all the devices behind them.
     """
-    N, U, S = costs.N, len(places), max(stages)
+    N, U, S, step = costs.N, len(places), max(stages), sizes[0] if len(sizes) == 1 else 1
     T = np.full((S + 1, N + 1, U + 1), np.inf)
     # the end of the stage, its places, whether it recomputes; 0 places: the place stays idle
     choice = np.zeros((S + 1, N + 1, U + 1, 3), dtype=np.int32)
     T[0, N, :] = 0.0
-    for q in range(1, U + 1):
+    for q in range(step, U + 1, step):
         first = U - q
-        T[1:, :, q] = T[1:, :, q - 1]
+        T[1:, :, q] = T[1:, :, q - step]
         for r, again in product(sizes, costs.modes):
             widths = {len(place) for place in places[first : first + r]}
             if r > q or len(widths) > 1 or replicas not in (None, r * max(widths)):
@@ -152,8 +153,8 @@ def slowest_fastest(
             own[:, 0] = end[s, i]
             choice[s + 1, i, q] = own
     for wanted in stages:
-        if T[wanted, 0, U] < np.inf:
-            yield _backtrack(choice, places, wanted, len(costs.modes) > 1)
+        if T[wanted, 0, U // step * step] < np.inf:
+            yield _backtrack(choice, places, wanted, len(costs.modes) > 1, step)
 
 
 def _fills(
@@ -170,14 +171,16 @@ def _backtrack(
     places: Places,
     stages: int,
     chosen: bool,
+    step: int = 1,
 ) -> Shape:
     """The plan behind `choice[stages, 0, U]`; `chosen`: its stages say whether they recompute."""
     bounds, counts, idle, modes = [0], [], [], []
-    q, s, spare, N = len(places), stages, 0, choice.shape[1] - 1
+    spare, s, N = len(places) % step, stages, choice.shape[1] - 1
+    q = len(places) - spare
     while bounds[-1] < N:
         end, r, again = map(int, choice[s, bounds[-1], q])
         if r == 0:
-            q, spare = q - 1, spare + 1
+            q, spare = q - step, spare + step
             continue
         bounds.append(end)
         counts.append(r)

@@ -23,19 +23,36 @@ from partopt.documents.topology import Topology
 from partopt.planners.costs import StageCosts, Table
 from partopt.planners.layouts import Shape
 
-WHOLE = 128  # numbers of whole servers that a stage may have, at most
+ALL = 128  # replicas, or whole servers of them, up to which all numbers are tried
+STEP = 1.01  # ratio of those that are tried above
 SLACK = (1.0, 1.02, 1.05, 1.1)  # times the least L, of the plans that are given
 PRICES = (0.0, 0.002, 0.02)  # of a stage, as a share of the devices: dearer ones are fewer
 NEARLY = 1e-3  # relative: how near to the least L bisection comes
+MOST = 160  # layers that are planned for, or ranges of them
 NUMBERS = 6e7  # in the arrays of all sizes and offsets: half a gigabyte
 
 
 def cells(topology: Topology) -> int:
-    """Layers, or ranges of them, up to which the arrays have so many numbers."""
-    server = topology.levels[0].size
+    """Layers, or ranges of them, that are planned for: as many as the arrays have room for."""
     offsets = topology.devices // topology.levels[-1].size
-    sizes = 2 * server + min(topology.devices // server, WHOLE)
-    return max(16, math.isqrt(int(NUMBERS) // (offsets * sizes)))
+    few, whole = _sizes(topology)
+    room = int(NUMBERS) // (offsets * (len(few) + len(whole)))
+    return min(MOST, max(16, math.isqrt(room)))
+
+
+def _sizes(topology: Topology) -> tuple[list[int], list[int]]:
+    """The replicas that stages may have: less than two servers, and whole ones."""
+    server, P = topology.levels[0].size, topology.devices
+    few = [r for r in _thinned(2 * server - 1) if r <= P]
+    return few, [server * r for r in _thinned(P // server) if r > 1]
+
+
+def _thinned(most: int) -> list[int]:
+    """1, 2, .. `most`; above `ALL` no nearer to each other than a ratio of `STEP`."""
+    found = list(range(1, min(ALL, most) + 1))
+    while found[-1] < most:
+        found.append(min(most, math.ceil(found[-1] * STEP)))
+    return found
 
 
 def plans(costs: StageCosts, recompute: bool) -> Iterator[Shape]:
@@ -73,11 +90,12 @@ class _Program:
     def __init__(self, costs: StageCosts, recompute: bool) -> None:
         topology = costs.problem.topology
         self.costs, self.again, self.P = costs, recompute, topology.devices
-        self.server = server = topology.levels[0].size
+        self.server = topology.levels[0].size
         self.member = self.P // topology.levels[-1].size  # devices of the outermost level's
-        step = server * -(-self.P // server // WHOLE)
-        self.few = 2 * server - 1  # replicas of a stage that may begin anywhere in a server
-        self.sizes = np.array([*range(1, 2 * server), *range(2 * server, self.P + 1, step)])
+        few, whole = _sizes(topology)
+        self.few = len(few)  # sizes of a stage that may begin anywhere in a server
+        self.sizes = np.array([*few, *whole])
+        self.places = tuple((rank,) for rank in range(self.P))
         # F r of every size, by the end and the beginning of a stage
         rooms = [costs.room(int(r), recompute).T * r for r in self.sizes]
         self.held = np.ascontiguousarray(np.stack(rooms))
@@ -142,5 +160,4 @@ class _Program:
             idle.append(spare)
             spare = pad
         mode = self.again if len(costs.modes) > 1 else None
-        ranks = tuple((rank,) for rank in range(P))
-        return Shape(ranks, tuple(bounds), tuple(counts), tuple(idle), (mode,) * len(counts))
+        return Shape(self.places, tuple(bounds), tuple(counts), tuple(idle), (mode,) * len(counts))

@@ -43,6 +43,7 @@ from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
 from partopt.simulator.prediction import simulate_plan
 
 ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
+PARTS = (ANY, "gpipe")  # of eager 1F1B, which has every warm-up of theirs
 # of grids, of plans of the program, of annealing: as `Judge.spent` counts
 GRIDS, CHAINS, ANNEALED = 1500.0, 1500.0, 2200.0
 ROUNDS = (10, 3)  # plans that are annealed in each round
@@ -100,14 +101,14 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
 
 
 def _straight(problems: Sequence[Problem], chooses: bool) -> Iterator[Problem]:
-    """The problems of schedules with one stage a device; of 1F1B those of one stage alone.
+    """The problems of schedules with one stage a device; of `PARTS` those of one stage alone.
 
-    Eager 1F1B has every warm-up of 1F1B. With `chooses` stages choose to recompute.
+    With `chooses` stages choose to recompute.
     """
     for problem, entry in product(problems, SCHEDULES.values()):
         if entry.shape != STRAIGHT or entry.one_at_a_time or not entry.tried_by_auto:
             continue
-        own = replace(problem, schedule=entry.name, stages=1 if entry.name == ANY else None)
+        own = replace(problem, schedule=entry.name, stages=1 if entry.name in PARTS else None)
         if not chooses or own.memory_bytes is None:
             yield own
         elif not own.recompute:  # plans that recompute everywhere are among these
@@ -218,7 +219,8 @@ class _Search:
         for done, problem in enumerate(problems):
             self.progress("optimal plans", done, len(problems))
             chain, P = problem.chain, problem.topology.devices
-            computing_s = chain.compute_s(0, chain.layers) / P / chain.microbatch_size
+            work_s = float(chain.busy_prefix(problem.all_recompute)[-1])
+            computing_s = work_s / P / chain.microbatch_size
             if computing_s >= self.best_s:
                 continue
             stated, cells = optimal.coarsen(problem)
@@ -265,23 +267,24 @@ class _Search:
     def plans(self) -> Iterator[Plan]:
         """The best plan of each schedule."""
         best: dict[str, _Candidate] = {}
-        for each in sorted([*self.pool, *self._under_1f1b()], key=lambda own: own.seconds):
+        for each in sorted([*self.pool, *self._under_parts()], key=lambda own: own.seconds):
             best.setdefault(each.problem.schedule, each)
         for each in best.values():
             yield each.plan()
 
-    def _under_1f1b(self) -> Iterable[_Candidate]:
-        """The best plans of eager 1F1B under 1F1B, whose warm-up is one of those."""
+    def _under_parts(self) -> Iterable[_Candidate]:
+        """The best plans of eager 1F1B under the schedules whose warm-up is one of those."""
         eager = [own for own in self.pool if own.judge and own.judge.entry.takes_warmup]
-        for each in sorted(eager, key=lambda own: own.seconds)[: ROUNDS[-1]]:
+        eager.sort(key=lambda own: own.seconds)
+        for name, each in product(PARTS, eager[: ROUNDS[-1]]):
             assert each.judge is not None and each.found is not None
-            stated = replace(each.judge.problem, schedule=ANY)
+            stated = replace(each.judge.problem, schedule=name)
             judge, shape = Judge(StageCosts(stated)), each.found.shape
-            seconds = judge.seconds(shape) / stated.chain.microbatch_size
+            seconds = judge.seconds(shape)
             if seconds < inf:
-                problem = replace(each.problem, schedule=ANY)
-                found = Found(seconds * stated.chain.microbatch_size, shape)
-                yield _Candidate(problem, seconds, 0.0, each.cells, found, judge)
+                problem, found = replace(each.problem, schedule=name), Found(seconds, shape)
+                own_s = seconds / stated.chain.microbatch_size
+                yield _Candidate(problem, own_s, 0.0, each.cells, found, judge)
 
     def roomiest(self, found: set[str]) -> Iterator[Plan]:
         """Of every schedule that is not `found` the grid that needs least memory."""
@@ -317,7 +320,13 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             if not allowed:
                 continue
             for shape in optimal.slowest_fastest(costs, places, sizes, allowed, full):
-                value_s = costs.estimate_s(shape) * (1 if full or not filled else UNFILLED)
-                found[shape] = min(value_s, found.get(shape, inf))
-    ordered = sorted(found.items(), key=lambda own: own[1])
-    return [(value_s, shape) for shape, value_s in ordered[:KEPT]]
+                factor = 1 if full or not filled else UNFILLED
+                found[shape] = min(factor, found.get(shape, inf))
+    least_s = {shape: factor * costs.slowest_s(shape) for shape, factor in found.items()}
+    kept: list[tuple[float, Shape]] = []
+    for shape in sorted(found, key=lambda own: least_s[own]):
+        if len(kept) == KEPT and kept[-1][0] <= least_s[shape]:
+            break
+        kept.append((found[shape] * costs.estimate_s(shape), shape))
+        kept = sorted(kept, key=lambda own: own[0])[:KEPT]
+    return kept

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from partopt import planners
 from partopt.cost.iteration import cannot_beat
 from partopt.cost.price import devices_used, price
-from partopt.cost.problem import Decision, Partition, Problem, partition_of
+from partopt.cost.problem import Decision, Partition, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -71,25 +71,35 @@ def compete(
     `beat_s` seconds per microbatch. Raises PartoptError where all refuse.
     """
     names, plans, notes, refusals = list(names), dict[str, Plan](), list[Note](), []
-    for name in sorted(names, key=lambda each: each == OPTIMAL):  # it improves the others' plans
+
+    def refuse(name: str, error: PartoptError) -> None:
+        refusals.append(error)
+        text = f"without {name}: {error.message}"
+        notes.append(Note(code="planner-refused", text=text, fields={"planner": name}))
+
+    decided = dict[str, Decision]()
+    # the plans of `straight` are among those of `optimal`
+    covered = {OPTIMAL} if shown is None or OPTIMAL not in names else {OPTIMAL, "straight"}
+    for name in (each for each in names if each not in covered):
         try:
-            if name == OPTIMAL:
-                plans[name] = _optimal(
-                    problem, [partition_of(p, False) for p in plans.values()], beat_s
-                )
-                continue
-            hidden = shown is not None and name not in shown
-            if hidden and PLANNERS[name].least_s(problem) >= _best_s(plans):
-                continue
-            decision = planners.decide(name, problem)
-            if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
-                continue
+            decided[name] = planners.decide(name, problem)
+        except PartoptError as error:
+            refuse(name, error)
+    if OPTIMAL in names:
+        try:
+            rivals = [own.partition for own in decided.values()]
+            plans[OPTIMAL] = _optimal(problem, rivals, beat_s)
+        except PartoptError as error:
+            refuse(OPTIMAL, error)
+    for name, decision in decided.items():
+        hidden = shown is not None and name not in shown
+        if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
+            continue
+        try:
             plans[name] = _simulate(name, decision, problem)
             notes += decision.notes
         except PartoptError as error:
-            refusals.append(error)
-            text = f"without {name}: {error.message}"
-            notes.append(Note(code="planner-refused", text=text, fields={"planner": name}))
+            refuse(name, error)
     if refusals and not plans:
         raise PartoptError.together({error.message: error for error in refusals}.values())
     return Contest({name: plans[name] for name in names if name in plans}, notes)

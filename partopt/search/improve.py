@@ -23,7 +23,7 @@ STARTS = 0.2  # of the budget, for the plans of the dynamic program
 RANKED = 0.6  # of that of the program over ranks
 ROUNDS = (12, 4, 1)  # plans that are annealed in each round; all rounds have the same budget
 PACED = (2, 3, 0)  # numbers of warm-ups at which plans of the program over ranks are tried
-FINE = 2000  # ranges of layers, whose arrays take a third of a gigabyte
+FINE = 1000  # ranges of layers, into which the best plan is cut anew
 HOPED = 0.1  # above what is to be beaten: a start that is slower is not annealed
 NEARLY = 1e-3  # above the bound: nearer, nothing better is looked for
 

@@ -90,7 +90,7 @@ def test_where_all_refuse_each_reason_is_given_once():
         contest.compete(["gpipe", "torchgpipe", "pipedream"], stated)
     messages = [part.message for part in raised.value.parts]
     assert len(messages) == len(set(messages)) == 2
-    assert messages[1].startswith(
+    assert messages[0].startswith(
         "`schedule=interleaved`: the planner pipedream puts one stage on each device"
     )
 
@@ -113,21 +113,13 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
     assert planners.plan("manual", stated).predicted.period_s == pytest.approx(3.0)
 
 
-def test_a_planner_whose_every_plan_is_slower_is_not_asked(monkeypatch):
-    """Three layers on twelve devices: data parallelism takes 1/12 of them, one device a stage no
-    less than 1/3.
-    """
+def test_a_planner_whose_plans_are_among_those_of_optimal_is_not_asked_unless_shown(monkeypatch):
     stated, asked = problem_of(uniform_profile(3), flat(12)), []
     decide = planners.decide
     monkeypatch.setattr(planners, "decide", lambda *a: asked.append(a[0]) or decide(*a))
-    assert PLANNERS["straight"].least_s(stated) == pytest.approx(
-        planners.plan("straight", stated).predicted.period_s
-    )
     names = contest.contestants(stated)
-    asked.clear()
     assert "straight" not in contest.compete(names, stated, ["optimal"]).plans
     assert "straight" not in asked
-    asked.clear()
     assert "straight" in contest.compete(names, stated).plans
     assert "straight" in asked
 
