@@ -20,7 +20,7 @@ demo: kernels
 	$(BIN)/partopt plan $(GNMT) -o $(DEMO)/plan.json --force
 	@echo; echo '--- 3. all of it on one page: open $(DEMO)/report.html'
 	$(BIN)/partopt report $(DEMO)/plan.json -o $(DEMO)/report.html --force
-	@echo; echo 'Next: profile your own model ("Your own model" in README.md), describe your own cluster ($(BIN)/partopt topology show v100-pcie --yaml).'
+	@echo; echo 'Next: profile your own model ("Your model" in README.md), describe your own cluster ($(BIN)/partopt topology show v100-pcie --yaml).'
 
 test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal

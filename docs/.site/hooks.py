@@ -9,6 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import partopt
+from partopt.documents.kinds import DOCUMENTS
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(
@@ -38,7 +39,10 @@ def _link(found: re.Match[str]) -> str:
 
 
 def _api() -> str:
-    """The docstring of every public name."""
+    """The docstring of every public name, and of the documents that are no public name."""
     names = sorted(partopt._PLACES, key=str.lower)
     parts = [f"::: {partopt._PLACES[name]}.{name}" for name in names]
+    modules = {document.__module__ for document in DOCUMENTS.values()}
+    modules -= {partopt._PLACES[name] for name in names}
+    parts += [f"::: {module}" for module in sorted(modules)]
     return "# API\n\n`import partopt as po` has these names.\n\n" + "\n\n".join(parts) + "\n"

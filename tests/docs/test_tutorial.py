@@ -17,16 +17,19 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 
 def test_what_the_second_half_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
+    """A line of dots stands for lines that are left out."""
     monkeypatch.chdir(tmp_path)
     shown = commands(SECOND)
     assert len(shown) >= 6
     for command, output in shown:
-        assert partopt(*shlex.split(command)).out == output, command
+        pieces = re.split(r"^\.\.\.\n", output, flags=re.MULTILINE)
+        pattern = r"(?:.*\n)*?".join(map(re.escape, pieces))
+        assert re.fullmatch(pattern, partopt(*shlex.split(command)).out), command
 
 
 def test_the_options_of_the_first_half_are_options(partopt):
     shown = commands(FIRST)
-    assert {command.split()[0] for command, _ in shown} >= {"profile", "plan", "run"}
+    assert {command.split()[0] for command, _ in shown} >= {"plan", "run"}
     for command, _ in shown:
         told = partopt(command.split()[0], "--help").out
         assert [flag for flag in re.findall(r"(?<= )--[a-z-]+", command) if flag not in told] == []
