@@ -174,10 +174,11 @@ def memory_table(
     replicas: int,
     recompute: bool,
     split: bool,
+    begun: int = 1,
 ) -> NDArray[np.float64]:
     """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i.
 
-    With one microbatch whose backward has begun: there may be more.
+    `begun` are the microbatches whose backward has begun.
     """
     trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
     inputs, outputs = chain.a[:, None], chain.a[None, :]
@@ -187,7 +188,8 @@ def memory_table(
         parameters_bytes(own, chain.layer_bytes.table, parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
-        (1 if recompute else in_flight) * stash + (chain.split_stash_table if split else 0.0),
+        (begun if recompute else in_flight) * stash
+        + (begun * chain.split_stash_table if split else 0.0),
         posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
         chain.transient(split).table,
     ]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import exposed
-from partopt.cost.flight import in_flight, weight_versions
+from partopt.cost.flight import begun, in_flight, weight_versions
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table, shares
 from partopt.cost.problem import Problem
@@ -112,8 +112,12 @@ class StageCosts:
             seconds = self.on(ranks, before, after, levels, recompute, stages)
             least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
             tight = least > 1 and self.problem.memory_bytes is not None
-            room = self.room(len(ranks), recompute) if tight else None
-            self._parts[key] = places, (seconds, room, least)  # `places` keeps its id
+            s = min(first // (end - first), stages - 1)  # of equal stages; idle ones count
+            room = self.room(len(ranks), recompute, self.begun(len(ranks), s, stages))
+            self._parts[key] = (
+                places,
+                (seconds, room if tight else None, least),
+            )  # `places` keeps its id
         return self._parts[key][1]
 
     def on(
@@ -145,6 +149,10 @@ class StageCosts:
             return 1
         rest = [1] * (stages - 1) if self.entry.split else [behind] if behind else []
         return in_flight(self.problem.schedule, 0, [r, *rest], self.M)
+
+    def begun(self, r: int, s: int, stages: int) -> int:
+        """Microbatches whose backward has begun in stage s of as many as r replicas each."""
+        return begun(self.problem.schedule, s, [r] * stages, self.M) if self.entry.split else 1
 
     def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
         """The `parts` of each stage of a plan."""
@@ -288,14 +296,14 @@ class StageCosts:
         trips = np.ceil(n / F) * (f + R + p)
         return np.maximum(trips, np.maximum(n * C, np.where(n > F, turns, flush)))
 
-    def _room(self, r: int, recompute: bool) -> Table:
+    def _room(self, r: int, recompute: bool, begun: int = 1) -> Table:
         """F of every [i, j): the most microbatches in flight that fit; 0 where not even one does.
 
-        What a stage needs grows evenly with them.
+        What a stage needs grows evenly with them; of `begun` the backward has begun.
         """
         problem = self.problem
         if r > 1 and not (problem.kept.shard or problem.kept.posted):
-            return self.room(1, recompute)  # replicas share nothing
+            return self.room(1, recompute, begun)  # replicas share nothing
         one, two = (
             memory_table(
                 problem.chain,
@@ -305,6 +313,7 @@ class StageCosts:
                 r,
                 recompute,
                 self.entry.split,
+                begun,
             )
             for held in (1, 2)
         )

@@ -22,6 +22,7 @@ from tests.planners.problems import (
     chain,
     clusters,
     memory_rules,
+    priced,
     problem,
     stashed,
     topology,
@@ -96,6 +97,16 @@ def test_no_plan_of_a_layout_has_a_faster_slowest_stage(given):
         best = min((slowest_stage_s(costs, shape) for shape in found), default=inf)
         every = (slowest_stage_s(costs, shape) for shape in shapes(costs, places))
         assert best == pytest.approx(min(every, default=inf), rel=1e-12)
+
+
+@examples(60, suppress_health_check=SLOW)
+@given(problems(), st.sampled_from([60, 80, 100, 130, 170, 230]))
+def test_plans_with_their_own_warm_up_fit(given, memory):
+    """Under zb-h1 later stages have begun more backwards."""
+    given = replace(given, memory_bytes=memory)
+    costs = StageCosts(given)
+    for shape in [] if costs.entry.takes_warmup else optimal.plans(costs):
+        assert priced(given, shape.partition()).fits
 
 
 @pytest.mark.parametrize(
