@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.compiled import compiled
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
@@ -164,33 +163,20 @@ def _transfers(
     for messages that cross none, shape (L + 1,).
     """
     sent, ports = timeline.transfers, work.ports
+    inside = (sent.end > start_s) & (sent.start < end_s)
+    source, destination = sent.source[inside], sent.destination[inside]
+    k = ports.levels_between(source, destination)
+    gradients = sent.kind[inside] != F
+    size = work.crossing[gradients.astype(np.int64), sent.stage[inside] + ~gradients]
+    start, arrived = sent.start[inside], sent.end[inside] <= end_s
+    ended = np.minimum(start + size / ports.bandwidth[k - 1], end_s)
+    seconds = np.maximum(0.0, ended - np.maximum(start, start_s)) / ports.lanes[k - 1]
     carried, moved = np.zeros(ports.count), np.zeros(len(work.topology.levels) + 1)
-    messages = sent.kind, sent.stage, sent.source, sent.destination, sent.start, sent.end
-    network = ports.sizes, ports.first, ports.bus, ports.lanes, ports.bandwidth
-    _carry(messages, network, work.crossing, start_s, end_s, carried, moved)
+    np.add.at(carried, ports.of_each(source, k, 0), seconds)
+    into = ~ports.bus[k - 1]  # a bus is one port for both
+    np.add.at(carried, ports.of_each(destination[into], k[into], 1), seconds[into])
+    np.add.at(moved, k, size * arrived)
     return carried, moved
-
-
-@compiled()
-def _carry(messages, network, crossing, start_s, end_s, carried, moved):  # type: ignore[no-untyped-def]
-    """Add what the messages of an interval carry and move to `carried` and `moved`."""
-    kind, stage, source, destination, start, end = messages
-    sizes, first, bus, lanes, bandwidth = network
-    for n in range(len(kind)):
-        if end[n] <= start_s or start[n] >= end_s:
-            continue
-        k = 0
-        while source[n] // sizes[k] != destination[n] // sizes[k]:
-            k += 1
-        size = crossing[0, stage[n] + 1] if kind[n] == F else crossing[1, stage[n]]
-        ended = min(start[n] + size / bandwidth[k - 1], end_s)
-        inside = max(0.0, ended - max(start[n], start_s)) / lanes[k - 1]
-        if bus[k - 1]:
-            carried[first[k - 1] + source[n] // sizes[k]] += inside
-        else:
-            carried[first[k - 1] + 2 * (source[n] // sizes[k - 1])] += inside
-            carried[first[k - 1] + 2 * (destination[n] // sizes[k - 1]) + 1] += inside
-        moved[k] += size if end[n] <= end_s else 0.0
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:

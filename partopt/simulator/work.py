@@ -120,6 +120,19 @@ class Work:
             [self.cut_bytes, self.cut_bytes if self.back_bytes is None else self.back_bytes]
         )
 
+    def action_s(self, order: Order) -> NDArray[np.float64]:
+        """Seconds of each action with its factor and its messages, shape (actions,).
+
+        Empty where all of one kind on one stage take the same, `seconds`.
+        """
+        handling_s = self.handling_s(order)
+        if not len(self.scale) and not len(handling_s):
+            return np.zeros(0)
+        seconds = self.seconds[order.kind, order.stage]
+        if len(self.scale):
+            seconds = seconds * self.scale
+        return seconds + handling_s if len(handling_s) else seconds
+
     def handling_s(self, order: Order) -> NDArray[np.float64]:
         """Seconds that messages take of the device of each action, shape (actions,).
 

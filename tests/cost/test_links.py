@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from partopt.cost.collectives import allreduce_over, allreduce_s, members_crossed, tied_s
 from partopt.cost.links import network_of, paired_sides_s, run_sides_s, transfer_s, wait_s
-from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.topology import Device, Level, Topology
+from partopt.planners.pipedream import cut_s, stage_s
 from partopt.simulator.ports import ports_of
 from tests.examples import examples
 
