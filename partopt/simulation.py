@@ -18,8 +18,7 @@ from partopt.report import figure, trace
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
-from partopt.simulator.advice import findings
-from partopt.simulator.change import Trials
+from partopt.simulator.advice import Trials, findings
 from partopt.simulator.conditions import (
     Conditions,
     apply_conditions,
@@ -27,8 +26,7 @@ from partopt.simulator.conditions import (
     check_size,
 )
 from partopt.simulator.document import document_of
-from partopt.simulator.execution import Execution, execute
-from partopt.simulator.own_order import execute_csv, microbatches_in
+from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 

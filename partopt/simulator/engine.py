@@ -174,7 +174,7 @@ def _exchanges(order: Order, work: Work) -> Exchanges:
         latency=rings.latency_s,
         tied=work.tied_s,
         tail=rings.tail_s,
-        head_start=np.array([own.head_start_s for own in work.exchanges_early]),
+        head_start=rings.head_start_s,
         ready=np.zeros(S),
         early=np.zeros(order.ranks, dtype=np.bool_),
         due=np.bincount(exchanged, minlength=S) > 0,

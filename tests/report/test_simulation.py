@@ -16,8 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
-from partopt.simulator.document import document_of
-from partopt.simulator.drawing import drawn_windows
+from partopt.simulator.document import document_of, drawn_windows
 from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of

@@ -102,7 +102,7 @@ class _Run:
         stage = self._exchange_after(rank)
         if stage is None:
             return
-        came = max(begin, end - self.number(self.work.exchanges_early[stage].head_start_s))
+        came = max(begin, end - self.number(self.work.rings.head_start_s[stage]))
         if came < end:
             self.exchanges.expect(stage, end)
             number = 2 * self.order.ranks + len(self.work.ranks) + rank

@@ -6,9 +6,7 @@ import pytest
 import partopt
 from partopt.documents.topology import Level
 from partopt.simulator import execute
-from partopt.simulator.advice import FULL
-from partopt.simulator.case import BUSY, NOTICED
-from partopt.simulator.change import WORTH
+from partopt.simulator.advice import BUSY, FULL, NOTICED, WORTH
 from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.report.timelines import plan_of

@@ -10,10 +10,10 @@ import pytest
 from partopt.documents.topology import Topology
 from partopt.schedules.order import B, F
 from partopt.simulator.metrics import LevelUse, level_use
-from partopt.simulator.ports import ports_of
 from partopt.simulator.timeline import Collectives, Transfers
-from partopt.simulator.work import Work
+from partopt.simulator.work import Work, ports_of
 from tests.helpers import flat, two_level
+from tests.simulator.reference_network import port_pair
 
 BUS, SWITCH = flat(2, 1.0, bus=True), flat(2, 1.0)
 
@@ -96,9 +96,9 @@ def test_the_members_of_a_ring_share_a_bus(bus, seconds):
 
 def test_a_rank_has_a_port_out_and_a_port_in_and_a_bus_one_for_all():
     ranks, level = np.array([0, 1], np.int32), np.array([1, 1])
-    assert [ports_of(BUS).of(rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
+    assert [port_pair(ports_of(BUS), rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
     assert [ports_of(BUS).of_each(ranks, level, side).tolist() for side in (0, 1)] == [[0, 0]] * 2
-    assert [ports_of(SWITCH).of(rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
+    assert [port_pair(ports_of(SWITCH), rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
     assert ports_of(SWITCH).of_each(ranks, level, 0).tolist() == [0, 2]
     assert ports_of(SWITCH).of_each(ranks, level, 1).tolist() == [1, 3]
     assert (ports_of(BUS).count, ports_of(SWITCH).count) == (1, 4)
