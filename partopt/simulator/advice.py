@@ -374,9 +374,9 @@ def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
     plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
     if plan.comm == "serial":
         yield Change({"comm": "overlap"}, "where the trainer sends while it computes")
+    computing_s = float(case.execution.shares.compute_s.max())
     for full, busy in case.overloaded:
-        if full is level:
-            computing_s = float(case.execution.shares.compute_s.max())
+        if full is level and computing_s > 0:
             yield _widen(level, busy * case.window_s / (BUSY * computing_s))
     if own is not None and not own.asynchronous and own.shape == STRAIGHT:
         # the forwards of the first of two stages before its first backward, of eight microbatches
@@ -457,12 +457,13 @@ def _few_in_flight(case: Case) -> Iterator[Point]:
 def _busy_ports(case: Case) -> Iterator[Point]:
     """Ports that have little time left, other than those that messages are waited for."""
     waiting = case.slowest_level if case.transfer_share > NOTICED else None
-    # by so much what waits for a port could go faster
-    stretch = max(1.0, case.execution.period_s / case.plan.slowest_device_s)
     for level, share in case.overloaded:
         if level is waiting:
             continue
         links = {level.name: level.links + 1}
+        # by so much what waits for the port could go faster
+        slowest_s = case.plan.slowest_device_s
+        stretch = max(1.0, case.execution.period_s / slowest_s) if slowest_s else 1.0
         yield Point(
             "port",
             "risk",

@@ -16,6 +16,7 @@ from partopt.cost.flight import Counts
 from partopt.cost.period import utilisation
 from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
+from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
 from partopt.schedules import order, schedule
@@ -25,7 +26,7 @@ from partopt.schedules.order import F, I, Order
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
-from partopt.simulator.metrics import LevelUse, Shares, level_use, shares
+from partopt.simulator.metrics import Shares, level_use, shares
 from partopt.simulator.restate import (
     forwards_first,
     layout_of,
@@ -87,7 +88,7 @@ class Execution:
         return shares(self.timeline, self.work, self.start_s, self.end_s)
 
     @cached_property
-    def level_use(self) -> list[LevelUse]:
+    def level_use(self) -> list[LevelTime]:
         """How busy the links were between `start_s` and `end_s`."""
         return level_use(self.timeline, self.work, self.start_s, self.end_s)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.documents.simulation import LevelTime
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
@@ -36,19 +37,6 @@ class Shares:
     def idle_s(self) -> Floats:
         """Seconds in which a rank waits for others to compute."""
         return self.forward_s + self.gradient_s + self.end_s
-
-
-@dataclass(frozen=True)
-class LevelUse:
-    """How busy a level's ports are, and the bytes of all messages that crossed the level.
-
-    The shares are of the time, each of the port busiest with transfers or with all-reduces.
-    """
-
-    level: str
-    transfer_share: float
-    allreduce_share: float
-    bytes: float
 
 
 def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shares:
@@ -136,7 +124,7 @@ def longest_span_s(timeline: Timeline) -> float:
     return float((ends - timeline.start[computes][firsts]).max())
 
 
-def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
+def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelTime]:
     """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
     ports, rings, window_s = work.ports, work.rings, end_s - start_s
     carried, moved = _transfers(timeline, work, start_s, end_s)
@@ -149,7 +137,12 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
         return float(own.max(initial=0.0) / window_s)
 
     return [
-        LevelUse(level.name, busiest(carried, k), busiest(exchanged, k), float(moved[k + 1]))
+        LevelTime(
+            level=level.name,
+            transfer_share=busiest(carried, k),
+            allreduce_share=busiest(exchanged, k),
+            sent_bytes=float(moved[k + 1]),
+        )
         for k, level in enumerate(work.topology.levels)
     ]
 

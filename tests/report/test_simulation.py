@@ -166,7 +166,7 @@ def test_a_level_that_is_used():
     assert re.search(
         rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE
     )
-    assert np.isclose(use["cluster"].bytes, 2 * 8 * 10**6)
+    assert np.isclose(use["cluster"].sent_bytes, 2 * 8 * 10**6)
 
 
 def test_what_was_changed_is_told_with_before_and_after():
