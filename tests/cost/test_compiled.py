@@ -146,6 +146,6 @@ def test_kernels_have_one_signature(case, layers):
     model = chain([1] * layers, [0] * layers, [0] * (layers - 1), [0] * layers)
     for planner in (gpipe, pipedream):
         planner.plan(problem(model, topology((2, 1.0), (2, 1.0))))
-    for module in MODULES:
-        for kernel in vars(module).values():
-            assert len(getattr(kernel, "nopython_signatures", ())) <= 1
+    for kernel in (each for module in MODULES for each in vars(module).values()):
+        if getattr(kernel, "targetoptions", {}).get("inline") == "never":
+            assert len(kernel.nopython_signatures) <= 1, kernel
