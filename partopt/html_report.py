@@ -18,7 +18,7 @@ from partopt.report.pages import text_of
 from partopt.report.picture import Drawable
 from partopt.report.pictures.look import require_matplotlib
 from partopt.simulation import Simulation, simulate
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.document import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
 _ACTIONS = 40_000  # of these ranks: 1 MB of the page

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,8 +19,7 @@ from partopt.report import figure, trace
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator import execution as executions
-from partopt.simulator.advice import findings
-from partopt.simulator.change import Trials
+from partopt.simulator.advice import Trials, findings
 from partopt.simulator.conditions import (
     Conditions,
     apply_conditions,
@@ -27,8 +27,7 @@ from partopt.simulator.conditions import (
     check_size,
 )
 from partopt.simulator.document import document_of
-from partopt.simulator.execution import Execution, execute
-from partopt.simulator.own_order import execute_csv, microbatches_in
+from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
 from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 
@@ -116,44 +115,26 @@ def _most_actions(save_as: str | None) -> int:
 def simulate(
     plan: Plan,
     *,
-    schedule: str | None = None,
-    microbatches: int | None = None,
-    warmup: str | Sequence[int] | None = None,
-    bandwidth: Mapping[str, str | float] | None = None,
-    latency: Mapping[str, str | float] | None = None,
-    links: Mapping[str, int] | None = None,
-    memory: str | int | None = None,
-    comm: str | None = None,
-    allreduce: str | None = None,
     jitter: str | float | None = None,
     slow: Mapping[int, float] | None = None,
     seed: int | None = None,
     draws: int | None = None,
     save_as: str | None = None,
+    **conditions: Any,
 ) -> Simulation:
-    """Execute `plan` on the cluster for which it was made, or under other conditions.
+    """Execute `plan` on the cluster for which it was made, or under other `conditions`.
 
-    The stages stay as they are. `partopt.simulator.conditions.Conditions` says what the options
-    are; with `jitter` ("5%", or a ratio) or `slow` (factors by rank) it is also executed where
-    action times vary, as `partopt.simulator.variation.Variation` says. `save_as` is where the
-    simulation will be saved, if it will, whose form may hold less than the 20 million actions that
-    are simulated at most. Raises PartoptError where the conditions contradict each other, the plan
-    cannot run that way, has too many actions, or takes no time; `fields["where"]` is "plan" where
-    the plan is at fault.
+    The stages stay as they are. The conditions are the fields of
+    `partopt.simulator.conditions.Conditions`; with `jitter` ("5%", or a ratio) or `slow` (factors
+    by rank) it is also executed where action times vary, as
+    `partopt.simulator.variation.Variation` says. `save_as` is where the simulation will be saved,
+    if it will, whose form may hold less than the 20 million actions that are simulated at most.
+    Raises PartoptError where the conditions contradict each other, the plan cannot run that way,
+    has too many actions, or takes no time; `fields["where"]` is "plan" where the plan is at fault.
     """
-    conditions = Conditions(
-        schedule=schedule,
-        microbatches=microbatches,
-        warmup=warmup,
-        bandwidth=bandwidth or {},
-        latency=latency or {},
-        links=links or {},
-        memory=memory,
-        comm=comm,
-        allreduce=allreduce,
-    )
+    given = Conditions(**conditions)
     variation = variation_of(jitter, slow, seed, draws)
-    run = _run(plan, _most_actions(save_as), conditions)
+    run = _run(plan, _most_actions(save_as), given)
     if run.makespan_s == 0:
         raise PartoptError(
             "all that the plan does takes 0 s: there is nothing to see",
@@ -161,7 +142,7 @@ def simulate(
             code="no-time",
             where="plan",
         )
-    return Simulation(plan, run, conditions, vary(run, variation) if variation else None)
+    return Simulation(plan, run, given, vary(run, variation) if variation else None)
 
 
 def _run(plan: Plan, most_actions: int, conditions: Conditions) -> Execution:

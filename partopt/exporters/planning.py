@@ -40,7 +40,7 @@ from partopt.search.bound import certify_simulated
 from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 
 _STARTS = 4  # plans whose cuts are moved, the best
 _LENGTHS = 4  # numbers of stages that are tried where a trainer needs several

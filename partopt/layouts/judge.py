@@ -22,7 +22,7 @@ from partopt.search.cuts import move_cuts
 from partopt.search.sizes import order_of, search_sizes
 from partopt.search.solve import solve
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 
 _STARTS = 2  # cuts from which others are looked for, the best
 

@@ -10,6 +10,11 @@ Narayanan et al., SOSP 2019, section 3.1:
 The answer is A^L(0..N, n_L): exactly m workers, every level a bus without latency, memory ignored;
 C includes recomputation where that is requested. Ties: fewer stages, then the later cut. Only the
 rows that are needed are filled: at the outermost level those of i = 0.
+
+For every j, A(i..s) rises with s and T(s..j) falls, but for bumps (exactly m workers can make a
+longer range cheaper), so both are bounded from below by monotone envelopes. The search for s starts
+where the envelopes cross, goes outward only as long as they allow an improvement or a tie, and
+jumps over cuts that do not.
 """
 
 from __future__ import annotations
@@ -21,10 +26,8 @@ from numpy.typing import NDArray
 
 from partopt.cost.compiled import compiled
 from partopt.cost.problem import NESTED, Decision, Partition, Problem, certify
-from partopt.cost.recurrence import cut_s, stage_s
 from partopt.errors import PartoptError
 from partopt.planners.blocks import Block, stages_of
-from partopt.planners.split import Cuts, Inner, Row, split_off
 
 # N    layers; tables over ranges are indexed [s, j]: the search moves s slowly while j runs
 # n    members of a component of the level
@@ -36,6 +39,50 @@ from partopt.planners.split import Cuts, Inner, Row, split_off
 LAYER_LIMIT = 5000  # tables of N^2 and n N numbers; about 1 GB there
 # of members: N n^2 at the outermost level, N^2 n^2 / 2 inside; some 30 ns each
 SPLIT_LIMIT = 2_000_000_000
+
+
+class Inner(NamedTuple):
+    """What a stage or a pipeline over [s, j) takes inside one member.
+
+    Tables of shape (N+1, N+1) over s and j.
+    """
+
+    seconds: NDArray[np.float64]
+    floor: NDArray[np.float64]  # the minimum of the seconds over all s' <= s
+    stages: NDArray[np.int32]
+    weights: NDArray[np.float64]  # bytes of parameters of [s, j)
+    B: float  # bytes/s at which members exchange them
+
+
+class Cuts(NamedTuple):
+    """What the cuts take."""
+
+    seconds: NDArray[np.float64]  # shape (N+1,)
+    # the next s in either direction whose cut is not above that of s, shape (2, N+1)
+    jump: NDArray[np.int32]
+
+
+class Row(NamedTuple):
+    """The best pipelines over [i, j) for one i and every m members and j, with their choices.
+
+    All arrays have shape (n+1, N+1).
+    """
+
+    A: NDArray[np.float64]  # bottleneck seconds
+    floor: NDArray[np.float64]  # the minimum of A[m, j'] over j' >= j
+    stages: NDArray[np.int32]
+    split: NDArray[np.int32]  # s, where the last stage begins
+    last: NDArray[np.int32]  # members of the last stage; 0 where [i, j) is one stage
+
+    @classmethod
+    def empty(cls, n: int, layers: int) -> Row:
+        """Infinite seconds, and no choices."""
+        shape = (n + 1, layers + 1)
+        return cls(
+            np.full(shape, np.inf),
+            np.full(shape, np.inf),
+            *(np.zeros(shape, np.int32) for _ in range(3)),
+        )
 
 
 class _Level(NamedTuple):
@@ -104,8 +151,10 @@ def _fill_levels(problem: Problem) -> list[_Level]:
         B = level.bandwidth_bytes_per_s * level.links
         if levels:
             seconds, stages = _fill_table(levels[-1], problem)
-        cuts = Cuts.of(np.array([cut_s(size, B) for size in chain.traffic]))
-        levels.append(_Level(level.name, level.size, Inner.of(seconds, stages, weights, B), cuts))
+        cuts = np.array([cut_s(size, B) for size in chain.traffic])
+        floor = np.minimum.accumulate(seconds, axis=0)
+        inner = Inner(seconds, floor, stages, weights, B)
+        levels.append(_Level(level.name, level.size, inner, Cuts(cuts, _jumps(cuts))))
     return levels
 
 
@@ -148,8 +197,44 @@ def _inside(levels: list[_Level], k: int, i: int, j: int) -> list[Block]:
     return _backtrack(levels, row, k, i, j)
 
 
+def _jumps(cuts: NDArray[np.float64]) -> NDArray[np.int32]:
+    """For each s the next index, upward and downward, with a cut not above that of s.
+
+    An index past the ends where there is none.
+    """
+    jump = np.empty((2, len(cuts)), np.int32)
+    for way, step in enumerate((1, -1)):
+        for s in range(len(cuts))[::-step]:
+            following = s + step
+            while 0 <= following < len(cuts) and cuts[following] > cuts[s]:
+                following = jump[way, following]
+            jump[way, s] = following
+    return jump
+
+
+def cut_s(cut_bytes: float, B: float) -> float:
+    """Seconds for the activation and its gradient across a cut, on a bus."""
+    return 2.0 * cut_bytes / B
+
+
+@compiled(inline=True)
+def stage_s(inner_s: float, weight_bytes: float, m: int, B: float) -> float:
+    """T: seconds per microbatch of one stage replicated m times.
+
+    The slower of its compute and its weight exchange, over m.
+    """
+    return max(inner_s, 2.0 * (m - 1) * weight_bytes / B) / m
+
+
 @compiled()
-def _fill_members(i, m, inner, cuts, row):  # type: ignore[no-untyped-def]
+def _fill_row(i, n, inner, cuts, row):
+    """Fill the row of i, for every m up to n."""
+    for m in range(1, n + 1):
+        _fill_members(i, m, inner, cuts, row)
+
+
+@compiled()
+def _fill_members(i, m, inner, cuts, row):
     """Fill the row at m for every j from those of fewer members.
 
     That is A[m, j] = A^k(i..j, m), its choices, and its floor.
@@ -166,7 +251,51 @@ def _fill_members(i, m, inner, cuts, row):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _fill_row(i, n, inner, cuts, row):  # type: ignore[no-untyped-def]
-    """Fill the row of i, for every m up to n."""
-    for m in range(1, n + 1):
-        _fill_members(i, m, inner, cuts, row)
+def split_off(members, i, m, inner, cuts, row):
+    """Improve `row` at m, for every j, by the best split with `members` for the last stage.
+
+    The search goes outward from where the envelopes cross. Any start is right; the crossing, which
+    moves little from one j to the next, is the fastest.
+    """
+    A, floor, left, start = row.A, row.floor, m - members, i + 1
+    for j in range(i + 2, len(cuts.seconds)):
+        start = _crossing(floor[left], inner, members, i, j, start)
+        for down in range(2):
+            s = start - down
+            while i < s < j:
+                bound = _stage_floor_s(inner, s, j, members) if down else floor[left, s]
+                if bound > A[m, j]:
+                    break
+                # so are the cuts up to the next one that is not above it
+                if cuts.seconds[s] > A[m, j]:
+                    s = cuts.jump[down, s]
+                    continue
+                stage = stage_s(inner.seconds[s, j], inner.weights[s, j], members, inner.B)
+                seconds = max(A[left, s], cuts.seconds[s], stage)
+                _improve(row, m, j, seconds, row.stages[left, s] + inner.stages[s, j], s, members)
+                s += -1 if down else 1
+
+
+@compiled(inline=True)
+def _stage_floor_s(inner, s, j, members):
+    """What no stage [s', j) with s' <= s goes below."""
+    return stage_s(inner.floor[s, j], inner.weights[s, j], members, inner.B)
+
+
+@compiled(inline=True)
+def _crossing(floor, inner, members, i, j, start):
+    """The first s, near `start`, at which what lies before it takes no less than the stage."""
+    while start > i + 1 and floor[start - 1] >= _stage_floor_s(inner, start - 1, j, members):
+        start -= 1
+    while start < j - 1 and floor[start] < _stage_floor_s(inner, start, j, members):
+        start += 1
+    return start
+
+
+@compiled(inline=True)
+def _improve(row, m, j, seconds, count, s, members):
+    """Take a split if it is faster; of equal ones that with fewer stages, then the later cut."""
+    tie = seconds == row.A[m, j] and (count, -s) < (row.stages[m, j], -row.split[m, j])
+    if seconds < row.A[m, j] or tie:
+        row.A[m, j], row.stages[m, j] = seconds, count
+        row.split[m, j], row.last[m, j] = s, members

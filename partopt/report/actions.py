@@ -12,7 +12,7 @@ import numpy as np
 
 from partopt.documents.simulation import DrawnWindow, RankTimeline
 from partopt.schedules.order import KINDS
-from partopt.simulator.slots import Slots
+from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds
 
 WORDS = {

@@ -25,9 +25,9 @@ from partopt.report.pictures.look import (
     legend_height,
 )
 from partopt.schedules.order import KINDS, A, U
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
-from partopt.simulator.slots import Slots
+from partopt.simulator.timeline import Slots
 from partopt.units import format_bytes
 
 if TYPE_CHECKING:

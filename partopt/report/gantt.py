@@ -18,7 +18,7 @@ from partopt.documents.simulation import DrawnTimeline, DrawnWindow, RankTimelin
 from partopt.printable import shorten
 from partopt.report.actions import WORDS, read_row, span_text, ticks
 from partopt.schedules.order import KINDS, A, B, F, I
-from partopt.simulator.slots import Slots
+from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds
 
 # A cell is one character. What it shows is its look: the kind of the action,

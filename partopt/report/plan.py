@@ -18,7 +18,7 @@ from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.report.width import stretch
-from partopt.simulator.held_back import held_back
+from partopt.simulator.advice import held_back
 from partopt.units import format_bytes, format_seconds
 
 _LAYERS_WIDTH = 20  # on a page of 80, as the next

@@ -21,8 +21,7 @@ from partopt.errors import PartoptError
 from partopt.report.actions import WORDS
 from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.memory import Series, in_flight_over_time, memory_over_time
-from partopt.simulator.slots import Slots, slots, working_ranks
-from partopt.simulator.timeline import Timeline
+from partopt.simulator.timeline import Slots, Timeline, slots, working_ranks
 
 MOST_ACTIONS = 1_000_000  # about 700 MB, which is what viewers load
 

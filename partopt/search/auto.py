@@ -40,7 +40,7 @@ from partopt.search.grids import Gridded, gridded
 from partopt.search.judge import Found, Judge
 from partopt.search.sizes import order_of
 from partopt.search.warmup import simulate_at_warmup, simulate_with_best_warmup
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 
 ANY = "1f1b"  # the schedule under which problems are stated, before each is tried
 PARTS = (ANY, "gpipe")  # of eager 1F1B, which has every warm-up of theirs

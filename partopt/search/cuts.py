@@ -20,8 +20,7 @@ from partopt.schedules import schedule
 from partopt.schedules.entry import Replicas
 from partopt.schedules.layout import STRAIGHT
 from partopt.search.judge import ACTIONS, bare_plan
-from partopt.simulator.execution import execute
-from partopt.simulator.prediction import check_actions, simulate_plan
+from partopt.simulator.execution import check_actions, execute, simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
 TRIES = 20  # steps for each unit of the budget

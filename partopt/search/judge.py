@@ -21,8 +21,7 @@ from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.schedules.entry import Replicas
 from partopt.search.warmup import WAYS, Stages, fits_by_order
-from partopt.simulator.execution import execute
-from partopt.simulator.prediction import check_actions
+from partopt.simulator.execution import check_actions, execute
 from partopt.simulator.restate import with_conditions
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one

@@ -25,7 +25,7 @@ from partopt.schedules import schedule
 from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
-from partopt.simulator.prediction import check_actions
+from partopt.simulator.execution import check_actions
 from partopt.simulator.restate import layout_of
 
 # a person's own split; the grids of `schedule=auto`, which are not decided by one planner

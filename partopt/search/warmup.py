@@ -27,9 +27,10 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.simulator.execution import Execution, execute
-from partopt.simulator.prediction import (
+from partopt.simulator.execution import (
+    Execution,
     check_actions,
+    execute,
     simulate_plan,
     with_memory,
     with_prediction,

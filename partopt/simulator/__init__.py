@@ -3,7 +3,6 @@
 It yields a timeline, and the timeline the numbers that the plan predicts.
 """
 
-from partopt.simulator.execution import Execution, execute
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import Execution, execute, simulate_plan
 
 __all__ = ["Execution", "execute", "simulate_plan"]

@@ -1,32 +1,165 @@
 """Findings on an execution: where time or memory goes, in numbers, and a change that helps.
 
-A change is tried before it is advised (`partopt.simulator.change`). The stages stay as they are, so
-that none speaks against what a planner has proved of them.
+Nothing is advised that was not executed: a change has options of `simulate`, and the gain and the
+price that are stated are those of the plan executed with them. The stages stay as they are, so that
+no change speaks against what a planner has proved of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from msgspec.structs import replace
+
+from partopt.cost.flight import in_flight, warmup
+from partopt.documents.plan import Plan
 from partopt.documents.simulation import Finding, Varied
-from partopt.schedules import SCHEDULES
-from partopt.simulator.balance import imbalance
-from partopt.simulator.case import NOTICED, Case, Point
-from partopt.simulator.change import Change, Goal, Trials
-from partopt.simulator.closed_forms import idle_share, pipeline_of
-from partopt.simulator.execution import ACTION_LIMIT, Execution
-from partopt.simulator.held_back import held_back
-from partopt.simulator.slow_rank import slow_rank
-from partopt.simulator.waits import allreduces, busy_ports, few_in_flight, transfers
-from partopt.units import format_bytes, format_seconds
+from partopt.documents.stage import stages_text
+from partopt.documents.topology import Level
+from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES, schedule
+from partopt.schedules.bubble import SLOTS
+from partopt.schedules.entry import downstream_warmup
+from partopt.schedules.layout import MIRRORED, STRAIGHT
+from partopt.simulator.conditions import Conditions, apply_conditions
+from partopt.simulator.execution import ACTION_LIMIT, Execution, execute, first_microbatches
+from partopt.simulator.restate import with_conditions
+from partopt.units import format_bandwidth, format_bytes, format_seconds
 
-# per device of a pipeline: 1F1B then idles for at most a fifth of the time
-ENOUGH_MICROBATCHES = 4
-# a stage of some dozen kernels is host-bound below that: each takes 10 us or more to launch
-SHORT_FORWARD_S = 2e-3
-# of a device's memory: up to a tenth goes to what no plan counts,
-# allocators, communicators and workspaces
-FULL = 0.9
+# of the time unless said otherwise
+NOTICED = 0.05  # smaller shares are within measurement error
+BUSY = 0.9  # of a port: above, a late message delays those behind it
+WORTH = 0.02  # of the speed: a change that brings less is not worth the trouble
+FULL = 0.9  # of a device's memory: allocators and communicators, which no plan counts, take a tenth
+MOST_ACTIONS = 300_000  # of an execution that is repeated with changes
+ENOUGH_MICROBATCHES = 4  # per device of a pipeline: 1F1B then idles for at most a fifth
+SHORT_FORWARD_S = 2e-3  # a stage of some dozen kernels, 10 us each to launch, is host-bound below
+_COUNTS = 5e-4  # slowness of a rank that costs less is not named, and ranks within it are alike
+_DEEPER = (1, 2, 3)  # times the warm-up of 1F1B
+_ENDLESS = 1e18  # bytes/s of links that take no time
+
+Goal = Literal["faster", "fits", "settles"]
+
+
+class Change(NamedTuple):
+    """Options to change, what else they take, in words, and what the change is for."""
+
+    options: Mapping[str, Any]
+    more: str = ""
+    goal: Goal = "faster"
+
+
+class Point(NamedTuple):
+    """What a finding rests on, and the changes that may help, in the order of preference.
+
+    `value` is in `unit`. One that is made `for_its_change` is nothing to point at without.
+    """
+
+    code: str
+    severity: Literal["fault", "loss", "risk"]
+    value: float
+    unit: str
+    text: str
+    changes: Sequence[Change] = ()
+    for_its_change: bool = False
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a plan was executed under, and how to execute it under other conditions."""
+
+    given: Conditions
+    run: Callable[[Conditions], Execution]
+
+    def successes(
+        self, now: Execution, changes: Sequence[Change]
+    ) -> Iterator[tuple[Change, dict[str, Any], Execution]]:
+        """Those of `changes` to the execution `now` that do what they are for.
+
+        Each has all the options that `simulate` is called with, and the execution under them.
+        """
+        for change in changes if len(now.order.kind) <= MOST_ACTIONS else ():
+            options = self._with(change.options)
+            with suppress(PartoptError):  # the plan cannot run that way
+                then = self.run(Conditions(**options))
+                limit = then.plan.memory_limit_bytes
+                if limit is not None and int(then.peak_memory_bytes.max()) > limit:
+                    continue
+                if change.goal == "settles":
+                    achieved = then.steady is not None and then.steady.settled
+                else:
+                    achieved = change.goal == "fits" or then.period_s * (1 + WORTH) <= now.period_s
+                if achieved:
+                    yield change, options, then
+
+    def _with(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """All that was given, with `options` in place of it; those by level one by one.
+
+        A warm-up is one of a schedule, and goes with it.
+        """
+        given = {
+            field.name: value
+            for field in dataclasses.fields(self.given)
+            if (value := getattr(self.given, field.name)) not in (None, {})
+            and not (field.name == "warmup" and "schedule" in options)
+        }
+        by_level = {
+            name: {**given[name], **value}
+            for name, value in options.items()
+            if isinstance(value, Mapping) and name in given
+        }
+        return {**given, **options, **by_level}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An execution, and the rank, the levels and the shares of time that findings are about."""
+
+    execution: Execution
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was executed."""
+        return self.execution.plan
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of the iteration or, asynchronous, of one cycle of the steady state."""
+        return self.execution.end_s - self.execution.start_s
+
+    @cached_property
+    def rank(self) -> int:
+        """The working rank that waits least for others to compute: its delays delay all ranks."""
+        ranks = sorted(self.plan.stages_by_rank())
+        return ranks[int(np.argmin(self.execution.shares.idle_s[ranks]))]
+
+    @cached_property
+    def transfer_share(self) -> float:
+        """Share of the time for which that rank waits for messages."""
+        return float(self.execution.shares.transfer_s[self.rank]) / self.window_s
+
+    @cached_property
+    def overloaded(self) -> list[tuple[Level, float]]:
+        """The cluster's levels with a port that is busy nearly all of the time, and the share."""
+        levels = self.execution.work.topology.own_levels
+        shares = [use.transfer_share + use.allreduce_share for use in self.execution.level_use]
+        return [(level, share) for level, share in zip(levels, shares, strict=True) if share > BUSY]
+
+    @cached_property
+    def slowest_level(self) -> Level:
+        """The cluster's level on which messages spend most of the time."""
+        sent, work = self.execution.timeline.transfers, self.execution.work
+        crossed = work.ports.levels_between(sent.source, sent.destination)
+        levels = work.topology.own_levels
+        seconds = np.bincount(crossed - 1, sent.end - sent.start, minlength=len(levels))
+        return levels[int(seconds.argmax())]
 
 
 def findings(
@@ -43,10 +176,10 @@ def findings(
         _unsettled,
         _imbalance,
         _few_microbatches,
-        transfers,
-        allreduces,
-        few_in_flight,
-        busy_ports,
+        _transfers,
+        _allreduces,
+        _few_in_flight,
+        _busy_ports,
         _other_schedules,
         _idle_ranks,
         _launches,
@@ -57,29 +190,48 @@ def findings(
     return sorted(found, key=lambda each: ("fault", "loss", "risk").index(each.severity))
 
 
-def _advise(point: Point, execution: Execution, trials: Trials | None) -> Iterator[Finding]:
-    """The finding of a point, with the change that helps if one does.
+def _advise(point: Point, now: Execution, trials: Trials | None) -> Iterator[Finding]:
+    """The finding of a point, with the first change that helps, or the fastest of alike ones.
 
     None of a point that is made for its change alone, where that does not help.
     """
-    tried = None
-    if trials is not None:
-        alike = point.severity == "fault" or point.for_its_change
-        tried = (trials.fastest if alike else trials.first)(execution, point.changes)
-    if tried is None and point.for_its_change:
+    tried = trials.successes(now, point.changes) if trials is not None else iter(())
+    if point.severity == "fault" or point.for_its_change:
+        best = min(tried, key=lambda each: each[2].period_s, default=None)
+    else:
+        best = next(tried, None)
+    if best is None and point.for_its_change:
         return
-    yield Finding(
+    finding = Finding(
         code=point.code,
         severity=point.severity,
         value=point.value,
         unit=point.unit,
         text=point.text,
-        verb="simulate" if tried else "",
-        options=tried.options if tried else {},
-        change=tried.text if tried else "",
-        speedup=tried.speedup if tried else None,
-        peak_memory_bytes=tried.peak_memory_bytes if tried else None,
+        verb="",
+        options={},
+        change="",
+        speedup=None,
+        peak_memory_bytes=None,
     )
+    if best is not None:
+        change, options, then = best
+        speedup = now.period_s / then.period_s
+        peak, before = (int(each.peak_memory_bytes.max()) for each in (then, now))
+        gains = [
+            f"{abs(speedup - 1):.1%} {'faster' if speedup > 1 else 'slower'}",
+            f"{peak / max(before, 1) - 1:+.1%} memory",
+        ]
+        texts = [text for text in gains if not text.lstrip("+-").startswith("0.0%")]
+        finding = replace(
+            finding,
+            verb="simulate",
+            options=options,
+            change=", ".join([*texts, *filter(None, [change.more])]),
+            speedup=speedup,
+            peak_memory_bytes=peak,
+        )
+    yield finding
 
 
 def _memory(case: Case) -> Iterator[Point]:
@@ -88,22 +240,18 @@ def _memory(case: Case) -> Iterator[Point]:
         return
     peaks = case.execution.peak_memory_bytes
     rank, peak = int(peaks.argmax()), int(peaks.max())
+    needs = f"rank {rank} needs {format_bytes(peak)}"
     held = held_back(case.plan) if peak <= limit else None
     if held is not None:
-        needs = f"rank {rank} needs {format_bytes(peak)} of {format_bytes(limit)}"
-        yield Point("memory", "loss", held.slower, "slower", f"{held.text}; {needs}")
-    if peak <= FULL * limit or held is not None:
-        return
-    over = f", and exceeds the limit by {format_bytes(peak - limit)}" if peak > limit else ""
-    share = f"{peak / limit:.0%} of {format_bytes(limit)}"
-    yield Point(
-        "memory",
-        "fault" if peak > limit else "risk",
-        peak / limit,
-        "of the limit",
-        f"rank {rank} needs {format_bytes(peak)}, {share}{over}",
-        _schedules(case, "fits") if peak > limit else [],
-    )
+        text = f"{held.text}; {needs} of {format_bytes(limit)}"
+        yield Point("memory", "loss", held.slower, "slower", text)
+    elif peak > FULL * limit:
+        text = f"{needs}, {peak / limit:.0%} of {format_bytes(limit)}"
+        if peak > limit:
+            text += f", and exceeds the limit by {format_bytes(peak - limit)}"
+        changes = _schedules(case, "fits") if peak > limit else []
+        severity: Literal["fault", "risk"] = "fault" if peak > limit else "risk"
+        yield Point("memory", severity, peak / limit, "of the limit", text, changes)
 
 
 def _schedules(case: Case, goal: Goal) -> list[Change]:
@@ -123,20 +271,30 @@ def _unsettled(case: Case) -> Iterator[Point]:
     if steady is None or steady.settled:
         return
     more = min(4 * passed, ACTION_LIMIT // (2 * len(case.plan.stages)))
+    text = f"{passed} microbatches do not settle into a steady state: the period is their mean pace"
+    change = Change({"microbatches": more}, "a steady state", "settles")
     yield Point(
-        "unsettled",
-        "risk",
-        passed,
-        "microbatches",
-        f"{passed} microbatches do not settle into a steady state: the period is their mean pace",
-        [Change({"microbatches": more}, "a steady state", "settles")] if more > passed else [],
+        "unsettled", "risk", passed, "microbatches", text, [change] if more > passed else []
     )
 
 
 def _imbalance(case: Case) -> Iterator[Point]:
-    found = imbalance(case.plan)
-    if found is not None and found.ratio > 1 + NOTICED:
-        yield Point("imbalance", "loss", found.ratio, "of the mean", found.text)
+    """How far the devices that hold the slowest stages are above the mean."""
+    plan = case.plan
+    devices = Counter(tuple(own) for own in plan.stages_by_rank().values())
+    seconds = {own: sum(plan.stages[s].compute_s for s in own) / n for own, n in devices.items()}
+    slowest = max(seconds, key=lambda own: seconds[own])
+    mean = sum(seconds[own] * n for own, n in devices.items()) / devices.total()
+    if mean and seconds[slowest] > mean * (1 + NOTICED):
+        ratio, takes = seconds[slowest] / mean, "takes" if len(slowest) == 1 else "together take"
+        yield Point(
+            "imbalance",
+            "loss",
+            ratio,
+            "of the mean",
+            f"{stages_text(slowest)} {takes} {format_seconds(seconds[slowest])} a microbatch, "
+            f"{ratio:.2f} times the mean of all devices, {format_seconds(mean)}",
+        )
 
 
 def _few_microbatches(case: Case) -> Iterator[Point]:
@@ -162,6 +320,161 @@ def _few_microbatches(case: Case) -> Iterator[Point]:
     )
 
 
+class Pipeline(NamedTuple):
+    """One of the equal pipelines of a plan."""
+
+    P: int  # devices
+    v: int  # stages that a device holds
+    M: int  # microbatches that pass through in an iteration
+
+
+def pipeline_of(plan: Plan) -> Pipeline:
+    """The pipeline of a synchronous plan.
+
+    Balanced stages with unequal replicas fill as one pipeline of all devices does, one behind the
+    other: 15-1 passes its first 15 microbatches on at once, and the last stage works through them
+    alone.
+    """
+    assert plan.microbatches is not None
+    held = plan.stages_by_rank()
+    devices, v = len(held), len(next(iter(held.values())))
+    if len({stage.replicas for stage in plan.stages}) > 1:
+        return Pipeline(devices, v, plan.microbatches)
+    mirrored = schedule(plan.schedule).shape == MIRRORED
+    P = len(plan.stages) if mirrored else len(plan.stages) // v
+    return Pipeline(P, v, max(1, plan.microbatches * P // devices))
+
+
+def idle_share(name: str, of: Pipeline) -> float:
+    """Share of an iteration for which devices wait under the schedule `name`, in closed form.
+
+    Stages are equal with F = I = W, messages take no time, and the optimizer's step is left out.
+    """
+    entry = schedule(name)
+    return entry.bubble.of(*of, SLOTS) / entry.makespan(*of)
+
+
+def _transfers(case: Case) -> Iterator[Point]:
+    """Messages that the least idle rank waits for."""
+    share = case.transfer_share
+    if share > NOTICED:
+        yield Point(
+            "transfers",
+            "loss",
+            share,
+            "of the time",
+            f"rank {case.rank}, which waits least for others, waits for messages {share:.1%} of "
+            f"the time, most of them on level {case.slowest_level.name}",
+            list(_faster(case, case.slowest_level, share)),
+        )
+
+
+def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
+    """What might keep devices from waiting for messages on a level, first what costs least."""
+    plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
+    if plan.comm == "serial":
+        yield Change({"comm": "overlap"}, "where the trainer sends while it computes")
+    computing_s = float(case.execution.shares.compute_s.max())
+    for full, busy in case.overloaded:
+        if full is level and computing_s > 0:
+            yield _widen(level, busy * case.window_s / (BUSY * computing_s))
+    if own is not None and not own.asynchronous and own.shape == STRAIGHT:
+        # the forwards of the first of two stages before its first backward, of eight microbatches
+        usual = {
+            other.name: warmup(other.name, 0, [1, 1], 8)
+            for other in SCHEDULES.values()
+            if other.row is own.row and not other.asynchronous
+        }
+        deeper = [name for name, first in usual.items() if first > usual[own.name]]
+        for name in deeper[:1]:
+            yield Change({"schedule": name}, "more microbatches in flight hide the latency")
+    if case.execution.steady is not None:
+        yield from _deepen(case)
+    sent = case.execution.timeline.transfers
+    if 2 * level.latency_s > float((sent.end - sent.start).max(initial=0.0)):
+        latency = {level.name: format_seconds(level.latency_s * NOTICED / share)}
+        yield Change({"latency": latency}, "a network of less latency")
+    yield _widen(level, max(2.0, share / NOTICED))
+
+
+def _widen(level: Level, factor: float) -> Change:
+    """A level that is `factor` times as fast, rounded up to two digits."""
+    rate = level.bandwidth_bytes_per_s * factor
+    digit = 10.0 ** (np.floor(np.log10(rate)) - 1)
+    wide = format_bandwidth(float(np.ceil(rate / digit - 1e-9) * digit))
+    return Change({"bandwidth": {level.name: wide}}, "a faster network")
+
+
+def _deepen(case: Case) -> Iterator[Change]:
+    """Deeper warm-ups: those of 1F1B, and multiples of them."""
+    stages = case.plan.stages
+    now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
+    for factor in _DEEPER:
+        deeper = [downstream_warmup(factor)(s, replicas, None) for s in range(len(stages))]
+        if any(then > before for then, before in zip(deeper, now, strict=True)):
+            more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
+            yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")
+
+
+def _allreduces(case: Case) -> Iterator[Point]:
+    """All-reduces that the least idle rank waits for."""
+    shares, plan = case.execution.shares, case.plan
+    # idle time at the end makes it cheaper by as much
+    share = float(shares.allreduce_s[case.rank] - shares.end_s[case.rank]) / case.window_s
+    if share <= NOTICED:
+        return
+    s = plan.stages_by_rank()[case.rank][0]
+    replicas = plan.stages[s].replicas
+    held = f"with {replicas} replicas" if replicas > 1 else "with tied parameters"
+    changes = []  # first what costs least
+    if plan.allreduce == "blocking":
+        older = "where the trainer can use gradients that are a round older"
+        changes.append(Change({"allreduce": "overlap"}, older))
+    if plan.microbatches is not None:
+        M = 2 * plan.microbatches
+        batch = f"a batch of {M * plan.microbatch_size} samples: one exchange for twice the work"
+        changes.append(Change({"microbatches": M}, batch))
+    busiest = int(np.argmax([use.allreduce_share for use in case.execution.level_use]))
+    changes.append(_widen(plan.topology.own_levels[busiest], 2.0))
+    text = f"rank {case.rank}, of stage {s} {held}, waits for all-reduces {share:.1%} of the time"
+    yield Point("all-reduce", "loss", share, "of the time", text, changes)
+
+
+def _few_in_flight(case: Case) -> Iterator[Point]:
+    """Too few microbatches in flight, where nothing else holds up the devices."""
+    steady = case.execution.steady
+    if steady is None or not steady.settled or case.overloaded:
+        return
+    share = float(case.execution.shares.idle_s[case.rank]) / case.window_s
+    if share > NOTICED:
+        text = (
+            f"every device waits for others for {share:.1%} of the time or more: too few "
+            "microbatches are in flight"
+        )
+        yield Point("in-flight", "loss", share, "of the time", text, list(_deepen(case)))
+
+
+def _busy_ports(case: Case) -> Iterator[Point]:
+    """Ports that have little time left, other than those that messages are waited for."""
+    waiting = case.slowest_level if case.transfer_share > NOTICED else None
+    for level, share in case.overloaded:
+        if level is waiting:
+            continue
+        links = {level.name: level.links + 1}
+        # by so much what waits for the port could go faster
+        slowest_s = case.plan.slowest_device_s
+        stretch = max(1.0, case.execution.period_s / slowest_s) if slowest_s else 1.0
+        yield Point(
+            "port",
+            "risk",
+            share,
+            "of the time",
+            f"a port of level {level.name} is busy for {share:.1%} of the time with transfers and "
+            "all-reduces",
+            [Change({"links": links}, "more links"), _widen(level, share / BUSY * stretch)],
+        )
+
+
 def _other_schedules(case: Case) -> Iterator[Point]:
     """A schedule that the stages can run on their present ranks, and that is faster."""
     plan = case.plan
@@ -174,15 +487,8 @@ def _other_schedules(case: Case) -> Iterator[Point]:
         if SCHEDULES[change.options["schedule"]].split != own.split or own.one_at_a_time
     ]
     bubble = case.execution.bubble
-    yield Point(
-        "schedule",
-        "loss",
-        bubble,
-        "of the time",
-        f"under {plan.schedule} the devices compute nothing for {bubble:.1%} of the time",
-        faster,
-        for_its_change=True,
-    )
+    text = f"under {plan.schedule} the devices compute nothing for {bubble:.1%} of the time"
+    yield Point("schedule", "loss", bubble, "of the time", text, faster, for_its_change=True)
 
 
 def _idle_ranks(case: Case) -> Iterator[Point]:
@@ -197,14 +503,104 @@ def _launches(case: Case) -> Iterator[Point]:
     """Launches on the slowest stage; where another stage is short, its device waits anyway."""
     plan = case.plan
     pace = max(plan.stages, key=lambda stage: stage.compute_s / stage.replicas)
-    if not 0 < pace.forward_s < SHORT_FORWARD_S:
+    if 0 < pace.forward_s < SHORT_FORWARD_S:
+        text = (
+            f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
+            f"{format_seconds(pace.forward_s)} a microbatch, less than "
+            f"{format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer"
+        )
+        yield Point("launches", "risk", pace.forward_s, "s", text)
+
+
+def slow_rank(varied: Varied, synchronous: bool) -> Iterator[Point]:
+    """The rank whose slowness costs most; none where it costs nothing."""
+    worst, *others = varied.sensitivity
+    if worst.loss < _COUNTS:
         return
+    what = "an iteration" if synchronous else "a microbatch"
+    less = [each for each in others if worst.loss - each.loss > _COUNTS]
+    alike = len(others) - len(less)
+    as_others = f", as of {alike} other{'s' if alike > 1 else ''}," if alike else ""
+    second = less[0] if less and less[0].loss >= _COUNTS else None
+    beside = f"; where rank {second.rank} is, {second.loss:.1%}" if second else ""
     yield Point(
-        "launches",
+        "slow-rank",
         "risk",
-        pace.forward_s,
-        "s",
-        f"the forward of stage {plan.stages.index(pace)}, the slowest, takes "
-        f"{format_seconds(pace.forward_s)} a microbatch, less than "
-        f"{format_seconds(SHORT_FORWARD_S)}: launching its kernels may take longer",
+        worst.loss,
+        "of the time",
+        f"slowness of rank {worst.rank}{as_others} costs most: where it is {varied.slower:.0%} "
+        f"slower, {what} takes {worst.loss:.1%} longer{beside}",
     )
+
+
+class HeldBack(NamedTuple):
+    """The share by which memory makes a microbatch take longer, and both in words."""
+
+    slower: float
+    text: str
+
+
+def held_back(plan: Plan) -> HeldBack | None:
+    """What memory costs the plan, where nothing else costs more.
+
+    Memory holds a plan back where stages have fewer microbatches in flight than their schedule
+    says, or recompute activations because they may. The plan is simulated without that, on links
+    that take no time, and with equal stages: what is lifted costs what the plan is slower than
+    that. None also where the plan is too long to simulate so often.
+    """
+    lifted, texts = _without_limit(plan)
+    actions = 2 * len(plan.stages) * (plan.microbatches or first_microbatches(plan))
+    if not texts or actions > MOST_ACTIONS:
+        return None
+    try:
+        now_s, then_s = execute(plan).period_s, execute(lifted).period_s
+        others = [execute(each).period_s for each in _without_others(plan)]
+    except PartoptError:  # the schedule cannot run it so
+        return None
+    slower = now_s / then_s - 1 if then_s > 0 else 0.0
+    if slower <= NOTICED or then_s > min(others):
+        return None
+    return HeldBack(slower, f"{' and '.join(texts)}, to fit: {slower:.0%} slower")
+
+
+def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan as it would be with more memory, and in words what it has in place of that."""
+    lifted, texts = plan, []
+    entry, limit = SCHEDULES.get(plan.schedule), plan.memory_limit_bytes
+    if entry is None or limit is None:
+        return plan, []
+    replicas = [stage.replicas for stage in plan.stages]
+    if entry.shape == STRAIGHT and entry.takes_warmup:
+        usual = [
+            in_flight(plan.schedule, s, replicas, plan.microbatches) for s in range(len(replicas))
+        ]
+        held = [stage.in_flight for stage in plan.stages]
+        s = max(range(len(usual)), key=lambda s: usual[s] - held[s])
+        deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
+        roomy = with_conditions(plan, warmups=deeper)
+        if usual[s] > held[s] and roomy.peak_memory_bytes > limit:
+            lifted = roomy
+            texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]
+    again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
+    if again and plan.request.recompute == "auto":
+        texts.append(f"recomputation of {stages_text(again)}")
+        stages = list(lifted.stages)
+        for s in again:
+            once_s = max(0.0, stages[s].compute_s - stages[s].forward_s)
+            stages[s] = replace(stages[s], recompute=False, compute_s=once_s)
+        lifted = replace(lifted, stages=stages)
+    return lifted, texts
+
+
+def _without_others(plan: Plan) -> Iterator[Plan]:
+    """The plan on links that take no time, and with stages that take equally long."""
+    levels = [level.name for level in plan.topology.own_levels]
+    free = Conditions(bandwidth=dict.fromkeys(levels, _ENDLESS), latency=dict.fromkeys(levels, 0.0))
+    yield apply_conditions(plan, free, MOST_ACTIONS)
+    mean_s = sum(stage.compute_s for stage in plan.stages) / len(plan.stages_by_rank())
+    stages = []
+    for stage in plan.stages:
+        share = mean_s * stage.replicas / stage.compute_s if stage.compute_s else 1.0
+        names = ("compute_s", "forward_s", "backward_s", "backward_weight_s")
+        stages.append(replace(stage, **{name: share * getattr(stage, name) for name in names}))
+    yield replace(plan, stages=stages)

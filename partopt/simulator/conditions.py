@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,8 +19,6 @@ from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
 from partopt.simulator.execution import first_microbatches
 from partopt.simulator.restate import with_conditions
-
-Value = TypeVar("Value")
 
 _MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
@@ -128,13 +126,8 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
     """
     names = [level.name for level in topology.levels]
     fields: dict[str, dict[str, Any]] = {name: {} for name in names}
-    parsers: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "bandwidth": ("bandwidth_bytes_per_s", _bandwidth),
-        "latency": ("latency_s", _latency),
-        "links": ("links", _links),
-    }
-    for option, (attribute, parse) in parsers.items():
-        for level, given in getattr(conditions, option).items():
+    for option, (attribute, parse) in _OF_LEVELS.items():
+        for level, given in (getattr(conditions, option) or {}).items():
             if level not in names:
                 raise PartoptError(
                     f"`{option}={level}`: the plan's cluster has no such level",
@@ -158,20 +151,17 @@ def change_network(topology: Topology, conditions: Conditions) -> Topology:
 def _bandwidth(given: str | float) -> float:
     rate = units.parse_bandwidth(given) if isinstance(given, str) else given
     if not 0 < rate <= FASTEST:
-        raise PartoptError(
-            "bandwidth is too large" if rate > 0 else "bandwidth must be positive",
-            "write what a link of that level achieves in one direction",
-            code="invalid-option",
-        )
+        why = "bandwidth is too large" if rate > 0 else "bandwidth must be positive"
+        hint = "write what a link of that level achieves in one direction"
+        raise PartoptError(why, hint, code="invalid-option")
     return float(rate)
 
 
 def _latency(given: str | float) -> float:
     seconds = units.parse_seconds(given) if isinstance(given, str) else given
     if not 0 <= seconds <= LONGEST_S:
-        raise PartoptError(
-            f"latency must be 0 to {LONGEST_S:,.0f} s", 'write "5 us"', code="invalid-option"
-        )
+        why = f"latency must be 0 to {LONGEST_S:,.0f} s"
+        raise PartoptError(why, 'write "5 us"', code="invalid-option")
     return float(seconds)
 
 
@@ -182,12 +172,17 @@ def _links(given: object) -> int:
         or not re.fullmatch("[0-9]{1,4}", text)
         or not 1 <= int(text) <= 1024
     ):
-        raise PartoptError(
-            f"invalid link count '{given}'",
-            "write a whole number from 1 to 1024",
-            code="invalid-option",
-        )
+        hint = "write a whole number from 1 to 1024"
+        raise PartoptError(f"invalid link count '{given}'", hint, code="invalid-option")
     return int(text)
+
+
+# options by level: the field of a level, and what reads it
+_OF_LEVELS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bandwidth": ("bandwidth_bytes_per_s", _bandwidth),
+    "latency": ("latency_s", _latency),
+    "links": ("links", _links),
+}
 
 
 def check_layout(plan: Plan, name: str) -> None:
@@ -245,31 +240,22 @@ def _warmups(
             code="conflicting-options",
             option="warmup",
         )
-    found = _parse_warmup(plan, given)
-    text = given if isinstance(given, str) else ",".join(map(str, given))
+    if not isinstance(given, str):
+        found, text = list(given), ",".join(map(str, given))
+        if not all(type(count) is int for count in found):
+            raise invalid("warmup", found, "must be whole numbers", "give one for each stage")
+    elif re.fullmatch(r"\+[0-9]{1,9}", given):  # more than planned
+        found, text = [stage.warmup + int(given) for stage in plan.stages], given
+    else:
+        hint = 'give a number for each stage, or "+1"'
+        raise invalid("warmup", given, "not a number for each stage", hint)
     if len(found) != len(plan.stages):
-        raise invalid(
-            "warmup",
-            text,
-            f"{len(found)} numbers for {len(plan.stages)} stages",
-            "give one for each stage",
-        )
+        why = f"{len(found)} numbers for {len(plan.stages)} stages"
+        raise invalid("warmup", text, why, "give one for each stage")
     for s, (count, stage) in enumerate(zip(found, plan.stages, strict=True)):
         most = _MOST_WARMUP if M is None else -(-M // stage.replicas) - 1
         if not 0 <= count <= most:
             allowed = "" if M is None else f": each replica gets {most + 1} microbatches"
-            limits = f"0 to {most}{allowed}"
-            raise invalid("warmup", text, f"{count} forwards first on stage {s}", f"use {limits}")
+            why, hint = f"{count} forwards first on stage {s}", f"use 0 to {most}{allowed}"
+            raise invalid("warmup", text, why, hint)
     return found
-
-
-def _parse_warmup(plan: Plan, given: str | Sequence[int]) -> list[int]:
-    """A number for each stage; from "+N", N more than planned."""
-    if isinstance(given, str):
-        if not re.fullmatch(r"\+[0-9]{1,9}", given):
-            hint = 'give a number for each stage, or "+1"'
-            raise invalid("warmup", given, "not a number for each stage", hint)
-        return [stage.warmup + int(given) for stage in plan.stages]
-    if not all(type(count) is int for count in given):
-        raise invalid("warmup", list(given), "must be whole numbers", "give one for each stage")
-    return list(given)

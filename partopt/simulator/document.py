@@ -1,27 +1,48 @@
-"""An execution as a document, with the changes made to the plan before it ran."""
+"""An execution as a document, with the changes made to the plan before it ran.
+
+The document holds the part of the timeline that a page draws. A timeline is drawn whole where a
+microbatch's turn is wide enough to be read, and otherwise as its beginning, a part of its middle
+and its end. This is decided here for every drawing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from partopt.cost.figures import figures_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import (
+    DrawnTimeline,
+    DrawnWindow,
     Finding,
-    LevelTime,
     Planned,
     RankTime,
+    RankTimeline,
     SimulationDocument,
     Varied,
 )
 from partopt.schedules import SCHEDULES
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.execution import Execution
+from partopt.simulator.metrics import longest_span_s
+from partopt.simulator.timeline import Slots, Timeline, drawn_ranks, exchanges, slots
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
+Seconds = NDArray[np.float64]
+What = Literal["all", "beginning", "steady", "middle", "end"]
+
 _LISTED = 11  # characters of a long list at its beginning, and at its end
+ROWS = 32  # ranks on a page
+COLUMNS = 68  # characters of a row on a page of 80
+DRAWN_LIMIT = 100_000  # actions of all drawn ranks: 5 MB of a document
+_NARROWEST, _READABLE = 3, 6  # characters of a turn that may be drawn, and that name its actions
+# of a window: so much after it is kept too, since the last column of a page ends later
+_AFTER = 1 / 8
 
 
 def document_of(
@@ -51,7 +72,7 @@ def document_of(
         iteration_s=None if steady else execution.makespan_s,
         period_s=execution.period_s,
         bubble=execution.bubble,
-        longest_span_s=execution.longest_span_s,
+        longest_span_s=longest_span_s(execution.timeline),
         samples_per_s=plan.microbatch_size / execution.period_s,
         figures=figures_of(plan.microbatch_size / execution.period_s, plan.profile, plan.topology),
         settled=steady.settled if steady else None,
@@ -61,8 +82,14 @@ def document_of(
         peak_memory_bytes=peak,
         fits=limit is None or peak <= limit,
         changed=changes(before, plan),
-        planned=_promises(before),
-        levels=_level_times(execution),
+        planned=Planned(
+            period_s=before.predicted.period_s,
+            iteration_s=before.predicted.iteration_s,
+            samples_per_s=before.predicted.samples_per_s,
+            bubble=before.predicted.bubble,
+            peak_memory_bytes=before.peak_memory_bytes,
+        ),
+        levels=execution.level_use,
         advice=list(findings),
         ranks=[
             _rank_time(execution, rank, stages)
@@ -72,28 +99,6 @@ def document_of(
         timeline=drawn_timeline(execution.timeline, drawn_windows(execution)),
         variation=varied or msgspec.UNSET,
     )
-
-
-def _promises(plan: Plan) -> Planned:
-    return Planned(
-        period_s=plan.predicted.period_s,
-        iteration_s=plan.predicted.iteration_s,
-        samples_per_s=plan.predicted.samples_per_s,
-        bubble=plan.predicted.bubble,
-        peak_memory_bytes=plan.peak_memory_bytes,
-    )
-
-
-def _level_times(execution: Execution) -> list[LevelTime]:
-    return [
-        LevelTime(
-            level=use.level,
-            transfer_share=use.transfer_share,
-            allreduce_share=use.allreduce_share,
-            sent_bytes=use.bytes,
-        )
-        for use in execution.level_use
-    ]
 
 
 def _rank_time(execution: Execution, rank: int, stages: list[int]) -> RankTime:
@@ -118,51 +123,148 @@ def changes(before: Plan, after: Plan) -> list[str]:
 
     Example: `bandwidth of cluster 1.25 GB/s -> 3.13 GB/s`.
     """
-    return [f"{what} {old} -> {new}" for what, old, new in _pairs(before, after) if old != new]
-
-
-def _pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
-    yield "schedule", before.schedule, after.schedule
+    entry = SCHEDULES.get(after.schedule)
+    pairs: list[tuple[str, ...]] = [("schedule", before.schedule, after.schedule)]
     if after.microbatches is not None:
-        yield (
-            "microbatches",
-            "none" if before.microbatches is None else str(before.microbatches),
-            str(after.microbatches),
-        )
+        then = "none" if before.microbatches is None else str(before.microbatches)
+        pairs.append(("microbatches", then, str(after.microbatches)))
     if (before.schedule, before.microbatches) == (after.schedule, after.microbatches):
-        old, new = ([stage.warmup for stage in plan.stages] for plan in (before, after))
-        if old != new:
-            yield "warm-up", _list_numbers(old), _list_numbers(new)
-    yield from _level_pairs(before, after)
-    yield "memory of a device", _limit(before), _limit(after)
-    yield "transfers", before.comm, after.comm
-    if after.schedule in SCHEDULES and SCHEDULES[after.schedule].asynchronous:
-        yield "all-reduces", before.allreduce, after.allreduce
-
-
-def _level_pairs(before: Plan, after: Plan) -> Iterator[tuple[str, str, str]]:
-    for old_level, new_level in zip(
-        before.topology.own_levels, after.topology.own_levels, strict=True
-    ):
-        old_rate, new_rate = old_level.bandwidth_bytes_per_s, new_level.bandwidth_bytes_per_s
-        yield (
-            f"bandwidth of {new_level.name}",
-            format_bandwidth(old_rate),
-            format_bandwidth(new_rate),
-        )
-        yield (
-            f"latency of {new_level.name}",
-            format_seconds(old_level.latency_s),
-            format_seconds(new_level.latency_s),
-        )
-        yield f"links of {new_level.name}", str(old_level.links), str(new_level.links)
-
-
-def _limit(plan: Plan) -> str:
-    limit = plan.memory_limit_bytes
-    return "unknown" if limit is None else format_bytes(limit)
+        warmups = [[stage.warmup for stage in plan.stages] for plan in (before, after)]
+        if warmups[0] != warmups[1]:
+            pairs.append(("warm-up", _list_numbers(warmups[0]), _list_numbers(warmups[1])))
+    for levels in zip(before.topology.own_levels, after.topology.own_levels, strict=True):
+        own = levels[0].name
+        rates = [format_bandwidth(level.bandwidth_bytes_per_s) for level in levels]
+        latencies = [format_seconds(level.latency_s) for level in levels]
+        pairs.append((f"bandwidth of {own}", *rates))
+        pairs.append((f"latency of {own}", *latencies))
+        pairs.append((f"links of {own}", *(str(level.links) for level in levels)))
+    limits = [plan.memory_limit_bytes for plan in (before, after)]
+    texts = ["unknown" if limit is None else format_bytes(limit) for limit in limits]
+    pairs += [("memory of a device", *texts), ("transfers", before.comm, after.comm)]
+    if entry is not None and entry.asynchronous:
+        pairs.append(("all-reduces", before.allreduce, after.allreduce))
+    return [f"{what} {old} -> {new}" for what, old, new in pairs if old != new]
 
 
 def _list_numbers(numbers: Sequence[int]) -> str:
     text = ",".join(map(str, numbers))
     return text if len(text) <= 2 * _LISTED + 2 else f"{text[:_LISTED]}..{text[-_LISTED:]}"
+
+
+def drawn_windows(execution: Execution, columns: int = COLUMNS) -> list[DrawnWindow]:
+    """What to draw in so many columns.
+
+    It is the whole iteration or, asynchronous, the time until the pipeline is full, and then as
+    long again or two cycles, whichever is longer. Where a turn would be narrower than three
+    characters of these, it is the beginning, the middle and, synchronous, the end, all equally
+    long.
+    """
+    timeline, steady = execution.timeline, execution.steady
+    starts, end_s = _starts(timeline, (F,)), execution.makespan_s
+    full_s = float(_starts(timeline, (B, I))[0])  # when the pipeline is full
+    if steady is not None:
+        end_s = min(end_s, full_s + max(full_s, 2 * (execution.end_s - execution.start_s)))
+    turn_s = _turn_s(timeline, starts)
+    if end_s <= columns / _NARROWEST * turn_s:
+        what: What = "all" if end_s == execution.makespan_s else "beginning"
+        return [DrawnWindow(what=what, begin_s=0.0, end_s=end_s)]
+    each = columns / 3 * turn_s
+    span = min(max(full_s, each / _READABLE), each / _NARROWEST)
+    windows = [DrawnWindow(what="beginning", begin_s=0.0, end_s=span)]
+    # the middle, or a cycle, from a forward of the first stage on where one begins near by
+    middle = (end_s - span) / 2
+    if steady is not None:
+        middle = max(span, min(execution.start_s, execution.end_s - span))
+    near = starts[(starts <= middle) & (starts >= max(span, middle - turn_s))]
+    begin = float(near.max(initial=0.0)) or middle
+    what = "steady" if _passes_both(timeline, begin, begin + span) else "middle"
+    windows.append(DrawnWindow(what=what, begin_s=begin, end_s=begin + span))
+    if steady is None:
+        windows.append(DrawnWindow(what="end", begin_s=end_s - span, end_s=end_s))
+    return windows
+
+
+def _starts(timeline: Timeline, kinds: Sequence[int]) -> Seconds:
+    """When the first stage begins the actions of these kinds, in order."""
+    order = timeline.order
+    return np.sort(timeline.start[(order.stage == 0) & np.isin(order.kind, kinds)])
+
+
+def _turn_s(timeline: Timeline, starts: Seconds) -> float:
+    """Seconds from one microbatch to the next in the middle of a timeline.
+
+    The busiest rank needs so much for each, or the first stage begins one so often, at `starts`.
+    """
+    order, n = timeline.order, len(starts)
+    took = np.where(order.kind == A, 0.0, timeline.end - timeline.start)
+    sums = np.concatenate([[0.0], np.cumsum(took, dtype=np.float64)])
+    pace = float(starts[3 * n // 4] - starts[n // 4]) / max(1, 3 * n // 4 - n // 4)
+    passed = int(order.microbatch[order.kind == F].max()) + 1
+    return max(pace, float(np.diff(sums[order.rows]).max()) / passed)
+
+
+def _passes_both(timeline: Timeline, begin_s: float, end_s: float) -> bool:
+    """Whether all stages have about as many forwards as backwards in an interval."""
+    order = timeline.order
+    inside, stages = (timeline.end > begin_s) & (timeline.start < end_s), 1 + int(order.stage.max())
+    forwards, backwards = (
+        np.bincount(order.stage[inside & np.isin(order.kind, kinds)], minlength=stages)
+        for kinds in ((F,), (B, I))
+    )
+    return bool((np.maximum(forwards, backwards) <= 2 * np.minimum(forwards, backwards)).all())
+
+
+def drawn_timeline(
+    timeline: Timeline,
+    windows: list[DrawnWindow],
+    rows: int = ROWS,
+    limit: int = DRAWN_LIMIT,
+) -> DrawnTimeline | None:
+    """At most `rows` ranks of the timeline in the seconds of the `windows`.
+
+    None where they have more actions than `limit`.
+    """
+    ranks, note = drawn_ranks(timeline.order, rows)
+    shown = np.array([(w.begin_s, w.end_s + _AFTER * (w.end_s - w.begin_s)) for w in windows])
+    inside = {}
+    for rank in ranks:
+        own = slots(timeline, rank)
+        # all-reduces are shown while they are exchanged, not while a rank waits for them
+        seen = _overlaps(own.start, own.end, shown) & (own.kind != A)
+        inside[rank] = Slots._make(column[seen] for column in own)
+    if sum(len(own.kind) for own in inside.values()) > limit:
+        return None
+    return DrawnTimeline(
+        windows=windows,
+        note=note,
+        ranks=[_rank(timeline, rank, own, shown) for rank, own in inside.items()],
+    )
+
+
+def _overlaps(start: Seconds, end: Seconds, windows: Seconds) -> NDArray[np.bool_]:
+    """Which intervals share time with a window, `windows` of shape (w, 2)."""
+    both = (end[:, None] > windows[:, 0]) & (start[:, None] < windows[:, 1])
+    return np.asarray(both.any(axis=1))
+
+
+def _rank(timeline: Timeline, rank: int, own: Slots, windows: Seconds) -> RankTimeline:
+    """A rank's actions as `2F0 2B0`, joined ones as `2F3&5B1`."""
+    order, first = timeline.order, own.pair != 2
+    starts, ends = exchanges(timeline, rank)
+    seen = _overlaps(starts, ends, windows)
+    names = [
+        f"{'&' if pair == 2 else ' '}{stage}{KINDS[kind]}{'' if kind == U else microbatch}"
+        for kind, stage, microbatch, pair in zip(
+            *(column.tolist() for column in (own[:3] + own[4:5])), strict=True
+        )
+    ]
+    return RankTimeline(
+        rank=rank,
+        stages=np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist(),
+        actions="".join(names)[1:],
+        start_s=own.start[first].tolist(),
+        end_s=own.end[first].tolist(),
+        allreduce_start_s=np.sort(starts[seen]).tolist(),
+        allreduce_end_s=np.sort(ends[seen]).tolist(),
+    )

@@ -1,22 +1,39 @@
-"""A plan executed by its schedule: every action, and the metrics derived from them."""
+"""A plan executed by its schedule, or by an order of one's own, and the prediction from it."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from partopt.cost.figures import figures_of
+from partopt.cost.flight import Counts
 from partopt.cost.period import utilisation
+from partopt.cost.sharding import kept_by
 from partopt.documents.plan import Plan
+from partopt.documents.simulation import LevelTime
+from partopt.documents.stage import device_bytes
+from partopt.errors import PartoptError
 from partopt.schedules import order, schedule
-from partopt.schedules.in_flight import in_flight
-from partopt.schedules.order import F, Order
+from partopt.schedules.in_flight import begun_by_stage, in_flight, in_flight_by_stage
+from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.order import F, I, Order
+from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
-from partopt.simulator.metrics import LevelUse, Shares, level_use, longest_span_s, shares
-from partopt.simulator.restate import layout_of
+from partopt.simulator.metrics import Shares, level_use, shares
+from partopt.simulator.restate import (
+    forwards_first,
+    layout_of,
+    with_conditions,
+    with_counts,
+    with_steps_of,
+)
 from partopt.simulator.steady import (
     Steady,
     microbatches_to_settle,
@@ -31,6 +48,8 @@ ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 SETTLE_LIMIT = 300_000
 # of the first run: where two whole cycles of all replicas are more, they are not waited for
 FIRST_LIMIT = 3_000_000
+_ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +88,7 @@ class Execution:
         return shares(self.timeline, self.work, self.start_s, self.end_s)
 
     @cached_property
-    def level_use(self) -> list[LevelUse]:
+    def level_use(self) -> list[LevelTime]:
         """How busy the links were between `start_s` and `end_s`."""
         return level_use(self.timeline, self.work, self.start_s, self.end_s)
 
@@ -78,11 +97,6 @@ class Execution:
         """Idle share of the time of the ranks with work, between `start_s` and `end_s`."""
         computes = [stage.compute_s for stage in self.plan.stages]
         return max(0.0, 1.0 - utilisation(computes, len(self.plan.stages_by_rank()), self.period_s))
-
-    @property
-    def longest_span_s(self) -> float:
-        """The longest time from the first to the last computation of one rank."""
-        return longest_span_s(self.timeline)
 
     @cached_property
     def peak_in_flight(self) -> NDArray[np.int64]:
@@ -104,16 +118,19 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     It runs for one iteration or, asynchronous, for `microbatches`, by default as many as it takes
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
-    entry = schedule(plan.schedule)
+    entry, stages = schedule(plan.schedule), plan.stages
     work = work_of(plan, entry.recomputes)
-    if not entry.asynchronous or microbatches is not None:
-        return _run(plan, work, microbatches if entry.asynchronous else None)
-    count = first_microbatches(plan)
+    if not entry.asynchronous:
+        actions = order(plan.schedule, layout_of(plan))
+        timeline = simulate(actions, work)
+        return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
+    count = microbatches or first_microbatches(plan)
     while True:
-        execution = _run(plan, work, count)
-        assert execution.steady is not None
-        if execution.steady.settled or 4 * count * len(plan.stages) > SETTLE_LIMIT:
-            return execution
+        actions = order(plan.schedule, layout_of(plan, count))
+        timeline = simulate(actions, work)
+        steady = steady_state(timeline, [stage.replicas for stage in stages])
+        if microbatches or steady.settled or 4 * count * len(stages) > SETTLE_LIMIT:
+            return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)
         count *= 2
 
 
@@ -131,10 +148,147 @@ def first_microbatches(plan: Plan) -> int:
     return min(to_settle, max(microbatches_to_tell(depth, replicas), SETTLE_LIMIT // each))
 
 
-def _run(plan: Plan, work: Work, microbatches: int | None) -> Execution:
-    actions = order(plan.schedule, layout_of(plan, microbatches))
+def microbatches_in(text: str, plan: Plan) -> int:
+    """The microbatches that a CSV passes through all pipelines of the plan.
+
+    The largest number in it gives them. Raises PartoptError where it has no actions.
+    """
+    numbers = [int(found) for found in re.findall(r"[0-9]{1,7}[FBIW]([0-9]{1,7})", text)]
+    if not numbers:
+        raise PartoptError(
+            "it has no actions",
+            "a cell is a stage, one of F B I W and a microbatch, like 2F0",
+            code="no-actions",
+        )
+    return (max(numbers) + 1) * plan.stages[0].replicas
+
+
+def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Execution:
+    """Execute an order of one's own, `text` called `name`, on the stages of `plan`.
+
+    The text is a compute-only CSV as torch executes it, and one iteration of a synchronous
+    schedule. Raises PartoptError that names the cell, or the rank and the action, where it is
+    malformed, does not match this plan or deadlocks.
+    """
+    synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
+    synchronous = with_steps_of(synchronous, plan)
+    actions = from_csv(text, layout_of(synchronous))
+    split = bool((actions.kind == I).any())
+    # a stage has the warm-up and microbatches in flight of the order, and one version of weights
+    held, begun = in_flight_by_stage(actions), begun_by_stage(actions)
+    stages = [
+        with_counts(
+            stage,
+            Counts(
+                forwards_first(actions, stage.ranks[0], s),
+                *(int(each.most[each.stage == s].max()) for each in (held, begun)),
+            ),
+            versions=1,
+            split=split,
+            kept=kept_by(synchronous),
+        )
+        for s, stage in enumerate(synchronous.stages)
+    ]
+    counted = replace(synchronous, stages=stages)
+    work = work_of(replace(counted, schedule="zb-h1" if split else "1f1b"), False)
     timeline = simulate(actions, work)
-    if not schedule(plan.schedule).asynchronous:
-        return Execution(plan, actions, work, timeline, None, 0.0, float(timeline.makespan))
-    steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
-    return Execution(plan, actions, work, timeline, steady, steady.start_s, steady.end_s)
+    return Execution(counted, actions, work, timeline, None, 0.0, float(timeline.makespan))
+
+
+def check_actions(plan: Plan) -> None:
+    """Raise PartoptError where an iteration, or settling, is too long to simulate."""
+    S, M = len(plan.stages), plan.microbatches
+    if 2 * S * (M or first_microbatches(plan)) <= ACTION_LIMIT:
+        return
+    if M is not None:
+        raise PartoptError(
+            f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
+            "give fewer `microbatches`",
+            code="too-many-actions",
+            microbatches=M,
+            limit=ACTION_LIMIT,
+        )
+    raise PartoptError(
+        f"{S:,} stages on {len(plan.stages_by_rank()):,} devices: until {plan.schedule} settles, "
+        f"there are more than {ACTION_LIMIT:,} actions to simulate",
+        "use fewer devices, or a schedule with a flush: `schedule=1f1b`",
+        code="too-many-actions",
+        limit=ACTION_LIMIT,
+    )
+
+
+def simulate_plan(plan: Plan) -> Plan:
+    """The plan with its prediction taken from its simulation.
+
+    That is the period, iteration, speed and bubble, and what binds the period. Where devices hold
+    several stages, what they keep in flight is counted too.
+    """
+    check_actions(plan)
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
+    execution = execute(counted)
+    return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
+
+
+def with_prediction(execution: Execution) -> Plan:
+    """The simulated plan, predicting what the simulation found."""
+    plan, period = execution.plan, execution.period_s
+    estimate = plan.predicted.estimate
+    if abs(period - estimate.period_s) < _ROUNDING * period:
+        # the simulation confirms it; adding in another order changed the last digits
+        period = estimate.period_s
+    predicted = replace(
+        plan.predicted,
+        period_s=period,
+        iteration_s=None if plan.microbatches is None else period * plan.microbatches,
+        samples_per_s=plan.microbatch_size / period,
+        figures=figures_of(plan.microbatch_size / period, plan.profile, plan.topology),
+        bubble=execution.bubble,
+        speedup_over_one_device=estimate.one_device_s / period,
+        bound_by=_bound_by(execution, period),
+    )
+    return replace(plan, predicted=predicted)
+
+
+def _bound_by(execution: Execution, period_s: float) -> str:
+    """What binds the period.
+
+    Where an asynchronous plan is slower than every load on it allows, either a port carries several
+    of them, or nothing is always busy and it is bound by the microbatches in flight. Where the
+    slowest device works for less than half of an iteration, filling and draining the pipeline binds
+    it. Otherwise it is what the formulas say.
+    """
+    plan, estimate = execution.plan, execution.plan.predicted.estimate
+    if execution.steady is not None and period_s > estimate.period_s * (1 + 1e-3):
+        for use in execution.level_use:
+            if use.transfer_share + use.allreduce_share > _ALWAYS:
+                return f"ports of {use.level}"
+        return "microbatches in flight"
+    filling = (
+        plan.microbatches is not None
+        and not schedule(plan.schedule).one_at_a_time
+        and plan.slowest_device_s < execution.period_s / 2
+        and "compute" in estimate.bound_by
+    )
+    return "fill and drain of the pipeline" if filling else estimate.bound_by
+
+
+def with_memory(execution: Execution) -> Plan:
+    """The simulated plan with the memory that its order takes.
+
+    The formulas only approximate it where a device holds several stages. What a device needs
+    above or below what its stages hold is added to the activations of the first of them.
+    """
+    plan, peaks = execution.plan, execution.peak_memory_bytes
+    # by the first stage of a device: the most that any of its replicas needs
+    missing: dict[int, int] = {}
+    for rank, own in plan.stages_by_rank().items():
+        more = int(peaks[rank]) - device_bytes([plan.stages[s] for s in own])
+        missing[own[0]] = max(missing.get(own[0], more), more)
+    stages = list(plan.stages)
+    for s, more in missing.items():
+        memory = stages[s].memory
+        activations = max(0, memory.activations_bytes + more)
+        total = memory.total_bytes + activations - memory.activations_bytes
+        changed = replace(memory, activations_bytes=activations, total_bytes=total)
+        stages[s] = replace(stages[s], memory=changed)
+    return replace(plan, stages=stages)

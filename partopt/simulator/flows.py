@@ -7,7 +7,6 @@ are, and may leave the others alone, or let them yield.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,12 +25,6 @@ SLOWER = 0.01  # by which a flow is made slower
 MOST_TRIED = 50_000_000  # actions of all executions
 _CHANGED = 1e-9  # of the time: less is rounding
 _WITHOUT = -1.0  # as much faster as it takes: without its bytes
-
-
-class _Cost(NamedTuple):
-    critical: bool
-    per_second: float
-    saved: float
 
 
 def flows_of(execution: Execution) -> Flows:
@@ -56,26 +49,42 @@ def flows_of(execution: Execution) -> Flows:
 
 
 def _flow_time(flow: Flow, execution: Execution, tried: bool) -> FlowTime:
+    """What a flow takes and, if `tried`, costs.
+
+    The costs are null where the plan does not settle with it slower, or without it.
+    """
     plan, whole_s = execution.plan, _time_s(execution)
-    seconds, times = seconds_of(flow, plan), _times(flow, plan)
-    busy_s = seconds * times / _senders(flow, plan)
-    cost = _cost(flow, execution, whole_s, busy_s) if tried else None
+    seconds, own = seconds_of(flow, plan), [plan.stages[s] for s in _stages(flow)]
+    if flow.per == "microbatch":  # each replica has its part of them
+        times = float(plan.microbatches or 1)
+        busy_s = seconds * times / own[0].replicas
+    else:  # all do their part at the same time
+        times = 1.0 if plan.microbatches else 1 / own[0].replicas
+        busy_s = seconds * times
+    slower_s = _executed_s(execution, changed(flow, execution, SLOWER)) if tried else None
+    without_s = _executed_s(execution, changed(flow, execution, _WITHOUT)) if tried else None
+    critical = per_second = saved = None
+    if slower_s is not None and without_s is not None:
+        more_s, least_s = slower_s - whole_s, _CHANGED * whole_s
+        critical = more_s > least_s
+        per_second = more_s / (SLOWER * busy_s) if abs(more_s) > least_s else 0.0
+        saved = max(0.0, 1 - without_s / whole_s) if flow.bytes else 0.0
     return FlowTime(
         kind=flow.kind,
         source=flow.source,
         destination=flow.destination,
         stage=flow.stage,
         parameters=flow.parameters,
-        ranks=sorted({rank for s in _stages(flow) for rank in plan.stages[s].ranks}),
+        ranks=sorted({rank for stage in own for rank in stage.ranks}),
         bytes=flow.bytes,
         per=flow.per,
         times=times,
         level=flow.level,
         takes_s=seconds,
         share=busy_s / whole_s,
-        critical=cost.critical if cost else None,
-        per_second=cost.per_second if cost else None,
-        saved=cost.saved if cost else None,
+        critical=critical,
+        per_second=per_second,
+        saved=saved,
     )
 
 
@@ -98,39 +107,9 @@ def seconds_of(flow: Flow, plan: Plan) -> float:
     ranks = plan.stages[_stages(flow)[0]].ranks
     if flow.kind == "allreduce":
         return allreduce_s(flow.bytes, ranks, plan.topology)
-    passes = 2 if _is_gathered(flow) else 1  # before the forward, and before the backward
+    # parameters are gathered for a microbatch before the forward and before the backward
+    passes = 2 if flow.kind == "allgather" and flow.per == "microbatch" else 1
     return passes * half_s(flow.bytes / passes, ranks, plan.topology)
-
-
-def _is_gathered(flow: Flow) -> bool:
-    """Whether parameters are gathered for every microbatch."""
-    return flow.kind == "allgather" and flow.per == "microbatch"
-
-
-def _times(flow: Flow, plan: Plan) -> float:
-    """How often it is in an iteration or, asynchronous, for each microbatch."""
-    if flow.per == "microbatch":
-        return float(plan.microbatches or 1)
-    return 1.0 if plan.microbatches else 1 / plan.stages[_stages(flow)[0]].replicas
-
-
-def _senders(flow: Flow, plan: Plan) -> int:
-    """How many do their part of it at the same time: the replicas, or all of them together."""
-    return plan.stages[_stages(flow)[0]].replicas if flow.per == "microbatch" else 1
-
-
-def _cost(flow: Flow, execution: Execution, whole_s: float, busy_s: float) -> _Cost | None:
-    """What a flow costs; None where the plan does not settle with it slower, or without it."""
-    slower_s = _executed_s(execution, changed(flow, execution, SLOWER))
-    without_s = _executed_s(execution, changed(flow, execution, _WITHOUT))
-    if slower_s is None or without_s is None:
-        return None
-    more_s = slower_s - whole_s
-    return _Cost(
-        critical=more_s > _CHANGED * whole_s,
-        per_second=more_s / (SLOWER * busy_s) if abs(more_s) > _CHANGED * whole_s else 0.0,
-        saved=max(0.0, 1 - without_s / whole_s) if flow.bytes else 0.0,
-    )
 
 
 def _executed_s(execution: Execution, work: Work) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.compiled import compiled
+from partopt.documents.simulation import LevelTime
 from partopt.schedules.order import A, B, F, I, U
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
@@ -37,19 +37,6 @@ class Shares:
     def idle_s(self) -> Floats:
         """Seconds in which a rank waits for others to compute."""
         return self.forward_s + self.gradient_s + self.end_s
-
-
-@dataclass(frozen=True)
-class LevelUse:
-    """How busy a level's ports are, and the bytes of all messages that crossed the level.
-
-    The shares are of the time, each of the port busiest with transfers or with all-reduces.
-    """
-
-    level: str
-    transfer_share: float
-    allreduce_share: float
-    bytes: float
 
 
 def shares(timeline: Timeline, work: Work, start_s: float, end_s: float) -> Shares:
@@ -137,7 +124,7 @@ def longest_span_s(timeline: Timeline) -> float:
     return float((ends - timeline.start[computes][firsts]).max())
 
 
-def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelUse]:
+def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> list[LevelTime]:
     """How busy each level of the topology is between `start_s` and `end_s`, innermost first."""
     ports, rings, window_s = work.ports, work.rings, end_s - start_s
     carried, moved = _transfers(timeline, work, start_s, end_s)
@@ -150,7 +137,12 @@ def level_use(timeline: Timeline, work: Work, start_s: float, end_s: float) -> l
         return float(own.max(initial=0.0) / window_s)
 
     return [
-        LevelUse(level.name, busiest(carried, k), busiest(exchanged, k), float(moved[k + 1]))
+        LevelTime(
+            level=level.name,
+            transfer_share=busiest(carried, k),
+            allreduce_share=busiest(exchanged, k),
+            sent_bytes=float(moved[k + 1]),
+        )
         for k, level in enumerate(work.topology.levels)
     ]
 
@@ -164,33 +156,20 @@ def _transfers(
     for messages that cross none, shape (L + 1,).
     """
     sent, ports = timeline.transfers, work.ports
+    inside = (sent.end > start_s) & (sent.start < end_s)
+    source, destination = sent.source[inside], sent.destination[inside]
+    k = ports.levels_between(source, destination)
+    gradients = sent.kind[inside] != F
+    size = work.crossing[gradients.astype(np.int64), sent.stage[inside] + ~gradients]
+    start, arrived = sent.start[inside], sent.end[inside] <= end_s
+    ended = np.minimum(start + size / ports.bandwidth[k - 1], end_s)
+    seconds = np.maximum(0.0, ended - np.maximum(start, start_s)) / ports.lanes[k - 1]
     carried, moved = np.zeros(ports.count), np.zeros(len(work.topology.levels) + 1)
-    messages = sent.kind, sent.stage, sent.source, sent.destination, sent.start, sent.end
-    network = ports.sizes, ports.first, ports.bus, ports.lanes, ports.bandwidth
-    _carry(messages, network, work.crossing, start_s, end_s, carried, moved)
+    np.add.at(carried, ports.of_each(source, k, 0), seconds)
+    into = ~ports.bus[k - 1]  # a bus is one port for both
+    np.add.at(carried, ports.of_each(destination[into], k[into], 1), seconds[into])
+    np.add.at(moved, k, size * arrived)
     return carried, moved
-
-
-@compiled()
-def _carry(messages, network, crossing, start_s, end_s, carried, moved):  # type: ignore[no-untyped-def]
-    """Add what the messages of an interval carry and move to `carried` and `moved`."""
-    kind, stage, source, destination, start, end = messages
-    sizes, first, bus, lanes, bandwidth = network
-    for n in range(len(kind)):
-        if end[n] <= start_s or start[n] >= end_s:
-            continue
-        k = 0
-        while source[n] // sizes[k] != destination[n] // sizes[k]:
-            k += 1
-        size = crossing[0, stage[n] + 1] if kind[n] == F else crossing[1, stage[n]]
-        ended = min(start[n] + size / bandwidth[k - 1], end_s)
-        inside = max(0.0, ended - max(start[n], start_s)) / lanes[k - 1]
-        if bus[k - 1]:
-            carried[first[k - 1] + source[n] // sizes[k]] += inside
-        else:
-            carried[first[k - 1] + 2 * (source[n] // sizes[k - 1])] += inside
-            carried[first[k - 1] + 2 * (destination[n] // sizes[k - 1]) + 1] += inside
-        moved[k] += size if end[n] <= end_s else 0.0
 
 
 def _exchanges(timeline: Timeline, stages: int, start_s: float, end_s: float) -> Floats:

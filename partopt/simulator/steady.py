@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.compiled import compiled
 from partopt.schedules.order import B, F, I, Order
 from partopt.simulator.timeline import Timeline
 
@@ -89,21 +88,13 @@ def microbatches_to_tell(order_depth: int, replicas: list[int]) -> int:
 
 def in_flight_in_all(order: Order, replicas: list[int]) -> int:
     """D of an order: what the replicas of the first stage hold together."""
-    peak: int = _most_of_first_stage(order.kind, order.stage, order.rows)
-    return peak * replicas[0]
-
-
-@compiled()
-def _most_of_first_stage(kind, stage, rows):  # type: ignore[no-untyped-def]
-    """The most microbatches that a replica of the first stage holds at once."""
-    most = 0
-    for rank in range(len(rows) - 1):
-        held = 0
-        for place in range(rows[rank], rows[rank + 1]):
-            if stage[place] == 0:
-                held += (kind[place] == F) - (kind[place] in (B, I))
-                most = max(most, held)
-    return most
+    first = order.stage == 0
+    taken = (order.kind == F).astype(np.int64) - np.isin(order.kind, (B, I))
+    held = np.concatenate([[0], np.cumsum(np.where(first, taken, 0))])
+    working = np.flatnonzero(np.diff(order.rows))
+    begin = order.rows[working]
+    peaks = np.maximum.reduceat(held[1:], begin) - held[begin]
+    return int(peaks.max(initial=0)) * replicas[0]
 
 
 def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
@@ -111,86 +102,37 @@ def _starts(timeline: Timeline, replicas: list[int]) -> NDArray[np.float64]:
     order, sent, done = timeline.order, timeline.transfers, timeline.collectives
     S, G = len(replicas), int(order.microbatch[order.kind == F].max()) + 1
     x = np.full((G, 5 * S), np.nan)
-    _place_starts(order.kind, order.stage, order.microbatch, timeline.start, x, 0, S)
-    _place_starts(sent.kind, sent.stage, sent.microbatch, sent.start, x, 2 * S, S)
-    _place_rounds(done.stage, done.round, done.start, np.array(replicas), x)
+    for column, part in ((0, order), (2 * S, sent)):
+        start = timeline.start if part is order else sent.start
+        for first, kinds in ((column, (F,)), (column + S, (B, I))):
+            own = np.isin(part.kind, kinds)
+            x[part.microbatch[own], first + part.stage[own]] = start[own]
+    counts = np.array(replicas)[done.stage]  # a round's start is that of all its microbatches
+    turns = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    own = np.repeat(np.arange(len(counts)), counts)
+    microbatch = done.round[own] * counts[own] + turns
+    x[microbatch, 4 * S + done.stage[own]] = done.start[own]
     return x
 
 
-@compiled()
-def _place_starts(kind, stage, microbatch, start, x, column, S):  # type: ignore[no-untyped-def]
-    """Put starts into `x`: of kind F from `column` on, of B and I S columns further."""
-    for n in range(len(kind)):
-        if kind[n] == F:
-            x[microbatch[n], column + stage[n]] = start[n]
-        elif kind[n] in (B, I):
-            x[microbatch[n], column + S + stage[n]] = start[n]
-
-
-@compiled()
-def _place_rounds(stage, number, start, replicas, x):  # type: ignore[no-untyped-def]
-    """Put the start of each all-reduce into `x`, for all microbatches of its round."""
-    column = x.shape[1] - len(replicas)
-    for n in range(len(stage)):
-        r = replicas[stage[n]]
-        x[number[n] * r : (number[n] + 1) * r, column + stage[n]] = start[n]
-
-
-@compiled(allocates=True)
-def _shortest_cycle(x, last, D, cycles, tolerance):  # type: ignore[no-untyped-def]
+def _shortest_cycle(
+    x: NDArray[np.float64], last: int, D: int, cycles: NDArray[np.int64], tolerance: float
+) -> tuple[int, float]:
     """The least c of `cycles` after which all repeats, and the seconds that it takes; 0 for none.
 
-    Cycles that may do are read off the matches of the sequence of microbatches, which take one pass
-    over it; each of them is then compared as a whole, as small differences add up.
+    Cycles are told apart by their last microbatch alone, then by more and more of them.
     """
-    matches = _matches(x, last, 2 * tolerance, cycles[-1] + 1 if len(cycles) else 1)
-    for c in cycles:
+    shifts = x[last - 1, 0] - x[last - 1 - cycles, 0]
+    differences = np.abs(x[last - 1] - x[last - 1 - cycles] - shifts[:, None])
+    for c in cycles[~(differences > tolerance).any(axis=1)].tolist():  # nan is like anything
         compared = max(c, D)
-        if matches[c] >= compared - 1:
-            shift = x[last - 1, 0] - x[last - 1 - c, 0]
-            if _is_shifted(x, last, c, compared, shift, tolerance):
-                return c, shift
+        shift, end = float(x[last - 1, 0] - x[last - 1 - c, 0]), last
+        while end > last - compared:
+            begin = max(last - compared, 2 * end - last - 16)
+            later = x[begin:end] - x[begin - c : end - c]
+            if (np.abs(later - shift) > tolerance).any():
+                break
+            end = begin
+        else:
+            return c, shift
     return 0, 0.0
-
-
-@compiled()
-def _is_shifted(x, last, c, compared, shift, tolerance):  # type: ignore[no-untyped-def]
-    """Whether the `compared` microbatches before `last` come `shift` later than those c before."""
-    for g in range(last - compared, last):
-        for each in range(x.shape[1]):
-            if abs(x[g, each] - x[g - c, each] - shift) > tolerance:
-                return False
-    return True
-
-
-@compiled(allocates=True)
-def _matches(x, last, tolerance, places):  # type: ignore[no-untyped-def]
-    """How many microbatches before `last` are like those c before them, for each c < `places`.
-
-    The Z algorithm (Gusfield, 1997, section 1.4) on the microbatches in reverse, each seen from the
-    first stage's forward.
-    """
-    matches = np.zeros(places, np.int64)
-    begin = end = 0  # of the match that reaches furthest
-    for c in range(1, places):
-        n = min(end - c, matches[c - begin]) if c < end else 0
-        while c + n < last - 1 and _is_like(x, last - 1 - n, last - 1 - n - c, tolerance):
-            n += 1
-        matches[c] = n
-        if c + n > end:
-            begin, end = c, c + n
-    return matches
-
-
-@compiled()
-def _is_like(x, g, h, tolerance):  # type: ignore[no-untyped-def]
-    """Whether all starts of microbatches g and h lie alike, from the first forward before on."""
-    shift = x[g, 0] - x[h, 0]
-    if abs(x[g - 1, 0] - x[h - 1, 0] - shift) > tolerance:
-        return False
-    for each in range(x.shape[1]):
-        if abs(x[g, each] - x[h, each] - shift) > tolerance:  # nan is like anything
-            break
-    else:
-        return True
-    return False

@@ -1,9 +1,12 @@
-"""What a simulation found: every action, transfer and all-reduce with its start and its end."""
+"""What a simulation found: every action, transfer and all-reduce with its start and its end.
+
+And what drawings show of it: what a rank does, slot by slot, and which ranks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,3 +56,65 @@ class Timeline:
     def makespan(self) -> Any:
         """Seconds from the first start to the last end."""
         return max(self.end.max(), self.collectives.end.max(initial=0)) if len(self.end) else 0.0
+
+
+class Slots(NamedTuple):
+    """The actions of one rank, in order, n of them.
+
+    `chunk` numbers the rank's stages; `pair` is 1 and 2 for two joined ones, else 0.
+    """
+
+    kind: NDArray[np.int8]  # shape (n,)
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    chunk: NDArray[np.int64]
+    pair: NDArray[np.int8]
+    start: NDArray[np.float64]  # seconds
+    end: NDArray[np.float64]
+
+
+def slots(timeline: Timeline, rank: int) -> Slots:
+    """The actions of `rank` as they are drawn."""
+    order = timeline.order
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    joined = order.joined[own]
+    pair = joined.astype(np.int8)
+    pair[1:][joined[:-1]] = 2
+    chunk = np.unique(order.stage[own], return_inverse=True)[1]
+    times = (each[own].astype(np.float64) for each in (timeline.start, timeline.end))
+    return Slots(order.kind[own], order.stage[own], order.microbatch[own], chunk, pair, *times)
+
+
+def exchanges(timeline: Timeline, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Starts and ends, in seconds, of the all-reduces that `rank` takes part in."""
+    order, done = timeline.order, timeline.collectives
+    own = np.isin(done.stage, np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]))
+    return done.start[own].astype(np.float64), done.end[own].astype(np.float64)
+
+
+def working_ranks(order: Order) -> NDArray[np.int64]:
+    """The ranks that have actions."""
+    return np.flatnonzero(np.diff(order.rows))
+
+
+def drawn_ranks(order: Order, most: int) -> tuple[list[int], str]:
+    """At most `most` of the ranks with work, and a sentence that says which.
+
+    The sentence is empty where those are all of them. Where there are too many, one rank stands for
+    all that have the same stages; where that is not enough, ranks are picked at even distances,
+    including the first and the last.
+    """
+    working = working_ranks(order)
+    if len(working) <= most:
+        return working.tolist(), ""
+    alike: dict[tuple[int, ...], int] = {}
+    for rank in working.tolist():
+        alike.setdefault(
+            tuple(np.unique(order.stage[order.rows[rank] : order.rows[rank + 1]]).tolist()), rank
+        )
+    firsts = sorted(alike.values())
+    replicated = "" if len(firsts) == len(working) else ", a replica of each stage"
+    if len(firsts) <= most:
+        return firsts, f"{len(firsts)} of {len(working)} ranks are shown{replicated}"
+    picked = [firsts[n * (len(firsts) - 1) // (most - 1)] for n in range(most)]
+    return picked, f"{most} of {len(working)} ranks are shown, at even distances"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,33 +71,23 @@ def variation_of(
     if jitter is None and not slow:
         return None
     for rank, factor in (slow or {}).items():
-        _check_factor(rank, factor)
-    share = 0.0 if jitter is None else _parse_jitter(jitter)
-    return Variation(
-        jitter=share, slow=dict(slow or {}), seed=seed or 0, draws=draws or DRAWS if share else 1
-    )
-
-
-def _parse_jitter(given: str | float) -> float:
-    """The standard deviation as a share of the mean."""
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not number or not 0 < factor <= MOST_FACTOR:
+            raise invalid(
+                "slow",
+                f"{rank}={factor}",
+                f"a factor is more than 0 and at most {MOST_FACTOR:g}",
+                f"`slow={rank}=1.2` makes rank {rank} take 1.2 times as long",
+            )
     try:
-        share = parse_share(given) if isinstance(given, str) else float(given)
+        share = parse_share(jitter) if isinstance(jitter, str) else float(jitter or 0.0)
     except PartoptError as error:
         raise error.at("`jitter`") from None
     if not 0 <= share <= 1:
-        raise invalid("jitter", given, "must be from 0% to 100%", "for example `jitter=5%`")
-    return share
-
-
-def _check_factor(rank: int, factor: float) -> None:
-    number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not 0 < factor <= MOST_FACTOR:
-        raise invalid(
-            "slow",
-            f"{rank}={factor}",
-            f"a factor is more than 0 and at most {MOST_FACTOR:g}",
-            f"`slow={rank}=1.2` makes rank {rank} take 1.2 times as long",
-        )
+        raise invalid("jitter", jitter, "must be from 0% to 100%", "for example `jitter=5%`")
+    return Variation(
+        jitter=share, slow=dict(slow or {}), seed=seed or 0, draws=draws or DRAWS if share else 1
+    )
 
 
 def vary(execution: Execution, variation: Variation) -> Varied:
@@ -105,9 +95,22 @@ def vary(execution: Execution, variation: Variation) -> Varied:
 
     Raises PartoptError for a slow rank without work, and for more draws than are simulated.
     """
-    _check_ranks(execution, variation)
+    working = sorted(execution.plan.stages_by_rank())
+    for rank, factor in variation.slow.items():
+        if rank not in working:
+            raise invalid(
+                "slow",
+                f"{rank}={factor}",
+                f"rank {rank} has no work in this plan",
+                f"choose one of the {len(working)} ranks with work, from {working[0]} to "
+                f"{working[-1]}",
+            )
     runs = _Runs(execution, variation)
-    _check_draws(len(runs.order.kind), variation)
+    actions = len(runs.order.kind)
+    most = max(1, MOST_ACTIONS // actions)
+    if variation.draws > most:
+        why = f"of {actions:,} actions each: more than are simulated"
+        raise invalid("draws", variation.draws, why, f"choose `draws={most}`")
     drawn = [runs.seconds(runs.factors(draw)) for draw in range(variation.draws)]
     p50, p95 = (float(np.percentile(drawn, share)) for share in (50, 95))
     plain_s = execution.makespan_s if execution.steady is None else execution.steady.period_s
@@ -125,30 +128,6 @@ def vary(execution: Execution, variation: Variation) -> Varied:
         slower=SLOWER,
         sensitivity=_sensitivities(execution, variation.slow),
     )
-
-
-def _check_ranks(execution: Execution, variation: Variation) -> None:
-    working = sorted(execution.plan.stages_by_rank())
-    for rank, factor in variation.slow.items():
-        if rank not in working:
-            raise invalid(
-                "slow",
-                f"{rank}={factor}",
-                f"rank {rank} has no work in this plan",
-                f"choose one of the {len(working)} ranks with work, from {working[0]} to "
-                f"{working[-1]}",
-            )
-
-
-def _check_draws(actions: int, variation: Variation) -> None:
-    most = max(1, MOST_ACTIONS // actions)
-    if variation.draws > most:
-        raise invalid(
-            "draws",
-            variation.draws,
-            f"of {actions:,} actions each: more than are simulated",
-            f"choose `draws={most}`",
-        )
 
 
 class _Runs:
@@ -196,13 +175,26 @@ def by_rank(actions: Order, factors: Mapping[int, float]) -> Floats:
 
 
 def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[RankSensitivity]:
-    """What the slowness of each rank costs, the most first; nothing else varies."""
-    runs = _Runs(execution, Variation(slow=slow))
+    """What the slowness of each rank costs, the most first; nothing else varies.
+
+    Where there are many ranks, one is made slower for each that holds the same stages; where these
+    are too many too, those that compute longest.
+    """
+    runs, stages = _Runs(execution, Variation(slow=slow)), execution.plan.stages_by_rank()
+    actions, work, tried = runs.order, execution.work, sorted(stages)
+    most = max(1, min(MOST_RANKS, MOST_TRIED // len(actions.kind)))
+    if len(tried) > most:
+        alike = {tuple(stages[rank]): rank for rank in reversed(tried)}
+        compute_s = execution.shares.compute_s
+        tried = sorted(alike.values(), key=lambda rank: (-compute_s[rank], rank))[:most]
     plain_s = runs.seconds(runs.slow)
     found = []
-    for rank in _tried(execution):
-        more_s = runs.seconds(runs.slow * by_rank(runs.order, {rank: 1 + SLOWER})) - plain_s
-        busy_s = _busy_s(runs, rank)
+    for rank in tried:
+        own = slice(actions.rows[rank], actions.rows[rank + 1])
+        seconds = work.seconds[actions.kind[own], actions.stage[own]] * runs.slow[own]
+        # of an iteration, or asynchronous of a microbatch
+        busy_s = float(seconds.sum()) / (1 if execution.steady is None else runs.microbatches)
+        more_s = runs.seconds(runs.slow * by_rank(actions, {rank: 1 + SLOWER})) - plain_s
         found.append(
             RankSensitivity(
                 rank=rank,
@@ -211,25 +203,3 @@ def _sensitivities(execution: Execution, slow: Mapping[int, float]) -> list[Rank
             )
         )
     return sorted(found, key=lambda each: (-round(each.loss, 9), each.rank))
-
-
-def _tried(execution: Execution) -> Sequence[int]:
-    """The ranks that are made slower: all, or of many one for each that holds the same stages.
-
-    Where these are too many too, those that compute longest.
-    """
-    stages = execution.plan.stages_by_rank()
-    most = max(1, min(MOST_RANKS, MOST_TRIED // len(execution.order.kind)))
-    if len(stages) <= most:
-        return sorted(stages)
-    alike = {tuple(own): rank for rank, own in sorted(stages.items(), reverse=True)}
-    compute_s = execution.shares.compute_s
-    return sorted(alike.values(), key=lambda rank: (-compute_s[rank], rank))[:most]
-
-
-def _busy_s(runs: _Runs, rank: int) -> float:
-    """Seconds of a rank's actions in an iteration, or asynchronous for each microbatch."""
-    actions, work = runs.order, runs.execution.work
-    own = slice(actions.rows[rank], actions.rows[rank + 1])
-    seconds = work.seconds[actions.kind[own], actions.stage[own]] * runs.slow[own]
-    return float(seconds.sum()) / (1 if runs.execution.steady is None else runs.microbatches)

@@ -1,10 +1,11 @@
-"""The costs of a plan's actions and messages.
+"""The costs of a plan's actions and messages, and the ports that messages and all-reduces occupy.
 
 Together with the order, they are all that a simulation needs to know of the plan.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,38 +14,105 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.collectives import (
-    HIERARCHICAL,
-    AllReduce,
-    allreduce_over,
-    tail_share,
-)
-from partopt.cost.sharding import (
-    Exchange,
-    early_bytes,
-    exchange_by,
-    exchange_topology,
-    half_s,
-)
+from partopt.cost.collectives import HIERARCHICAL, AllReduce, allreduce_over, tail_share
+from partopt.cost.sharding import Exchange, early_bytes, exchange_by, exchange_topology, half_s
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.documents.topology import Topology
 from partopt.schedules import schedule
 from partopt.schedules.order import KINDS, B, F, I, Order
-from partopt.simulator.ports import Ports, ports_of
 
 # S   stages
+# k   level, 1..L; its members are level-(k-1) components
+#     a member has one port out and one port in, of `links` lanes each; a bus is one port for all
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ports:
+    """Ports by level: level k has [first[k-1], first[k]), each member's out, then its in."""
+
+    sizes: Integers  # devices in a level-k component, k = 0..L, shape (L + 1,)
+    first: Integers  # shape (L + 1,)
+    bus: NDArray[np.bool_]  # shape (L,)
+    lanes: Integers  # links of a port, shape (L,)
+    bandwidth: Floats  # bytes/s of one lane, shape (L,)
+    latency: Floats  # seconds, shape (L,)
+
+    @property
+    def count(self) -> int:
+        """Ports in all."""
+        return int(self.first[-1])
+
+    def levels_between(self, first: NDArray[np.int32], second: NDArray[np.int32]) -> Integers:
+        """`Topology.common_level` of each rank of `first` and its counterpart in `second`.
+
+        It has their shape, and is 0 for a rank and itself.
+        """
+        levels = np.zeros(first.shape, dtype=np.int64)
+        for size in self.sizes:
+            levels += first // size != second // size
+        return levels
+
+    def of_each(self, ranks: NDArray[np.int32], k: Integers, side: int) -> Integers:
+        """The port out (side 0) or in (side 1) of each rank at its own level in `k`.
+
+        It has the shape of `ranks`.
+        """
+        members = np.where(
+            self.bus[k - 1], ranks // self.sizes[k], 2 * (ranks // self.sizes[k - 1]) + side
+        )
+        return self.first[k - 1] + members
+
+    def of_ring(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
+        """The ports that a ring over `ranks` keeps busy, each with its level, ascending."""
+        found: list[tuple[int, int]] = []
+        members = set(ranks)
+        for k, bus in enumerate(self.bus.tolist(), start=1):
+            if len(members) == 1:
+                break
+            size, first = int(self.sizes[k] // self.sizes[k - 1]), int(self.first[k - 1])
+            inside = Counter(member // size for member in members)
+            if bus:
+                ports = [first + each for each, n in inside.items() if n > 1]
+            else:
+                passing = [member for member in members if inside[member // size] > 1]
+                ports = [first + 2 * member + side for member in passing for side in (0, 1)]
+            found += [(port, k) for port in sorted(ports)]
+            members = set(inside)
+        return found
+
+
+def ports_of(topology: Topology) -> Ports:
+    """The ports of `topology`."""
+    levels = topology.levels
+    sizes = np.array([topology.group_size(k) for k in range(len(levels) + 1)], dtype=np.int64)
+    counts = [
+        topology.devices // sizes[k + 1] if level.bus else 2 * (topology.devices // sizes[k])
+        for k, level in enumerate(levels)
+    ]
+    return Ports(
+        sizes=sizes,
+        first=np.cumsum([0, *counts]),
+        bus=np.array([level.bus for level in levels]),
+        lanes=np.array([level.links for level in levels], dtype=np.int64),
+        bandwidth=np.array([level.bandwidth_bytes_per_s for level in levels], dtype=np.float64),
+        latency=np.array([level.latency_s for level in levels], dtype=np.float64),
+    )
 
 
 class Rings(NamedTuple):
     """All-reduces; that of stage s keeps port[first[s] : first[s + 1]] busy."""
 
-    first: NDArray[np.int64]  # shape (S + 1,)
-    port: NDArray[np.int64]
-    load: NDArray[np.float64]  # seconds of each port
-    turn: NDArray[np.int64]  # of each port: ports of one turn are busy at once, turns in order
-    latency_s: NDArray[np.float64]  # shape (S,)
-    tail_s: NDArray[np.float64]  # that are left when the last backward has ended, shape (S,)
+    first: Integers  # shape (S + 1,)
+    port: Integers
+    load: Floats  # seconds of each port
+    turn: Integers  # of each port: ports of one turn are busy at once, turns in order
+    latency_s: Floats  # shape (S,)
+    head_start_s: Floats  # by which they may begin before the last backward ends, shape (S,)
+    tail_s: Floats  # that are left when the last backward has ended, shape (S,)
 
 
 class Early(NamedTuple):
@@ -65,22 +133,21 @@ class Work:
     """
 
     ranks: Sequence[Sequence[int]]
-    # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
-    seconds: NDArray[np.float64]
-    cut_bytes: NDArray[np.float64]  # shape (S + 1,): cut s lies before stage s
-    gradient_bytes: NDArray[np.float64]  # shape (S,)
+    seconds: Floats  # shape (kinds, S); kinds as in partopt.schedules.order.KINDS; of A unused
+    cut_bytes: Floats  # shape (S + 1,): cut s lies before stage s
+    gradient_bytes: Floats  # shape (S,)
     # by which an exchange of gradients with other stages lengthens the all-reduce, shape (S,)
-    tied_s: NDArray[np.float64]
+    tied_s: Floats
     topology: Topology
     serial: bool = False
     blocking: bool = False
     early: Sequence[Early] = ()  # of each stage; empty where all exchanges wait for the backward
     # bytes of gradients that go back over each cut, shape (S + 1,); None: as many as come
-    back_bytes: NDArray[np.float64] | None = None
+    back_bytes: Floats | None = None
     # messages over each cut, forward and back, shape (2, S + 1); None: one each
-    messages: NDArray[np.float64] | None = None
+    messages: Floats | None = None
     # times the seconds of each action of an order, shape (actions,); empty where all are 1
-    scale: NDArray[np.float64] = field(default_factory=lambda: np.ones(0))
+    scale: Floats = field(default_factory=lambda: np.ones(0))
 
     @cached_property
     def ports(self) -> Ports:
@@ -88,39 +155,55 @@ class Work:
         return ports_of(self.topology)
 
     @cached_property
+    def allreduces(self) -> list[AllReduce]:
+        """How each stage exchanges its gradients."""
+        return [allreduce_over(ranks, self.topology) for ranks in self.ranks]
+
+    @cached_property
     def rings(self) -> Rings:
         """The all-reduces of all stages."""
-        first, port, load, turn = [0], [], [], []
-        for reduced, ranks, size in zip(
-            self.allreduces, self.ranks, self.gradient_bytes.tolist(), strict=True
+        first, port, load, turn, tail_s = [0], [], [], [], []
+        early = self.early or [Early(0.0, 0.0)] * len(self.ranks)
+        for s, (reduced, size) in enumerate(
+            zip(self.allreduces, self.gradient_bytes.tolist(), strict=True)
         ):
-            if size:
-                held = self.ports.of_ring(ranks)
-                port += [each for each, _ in held]
-                load += [reduced.slopes[k] * size for _, k in held]
-                turn += [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in held]
+            held = self.ports.of_ring(self.ranks[s]) if size else []
+            port += [each for each, _ in held]
+            load += [reduced.slopes[k] * size for _, k in held]
+            turn += [k if reduced.algorithm == HIERARCHICAL else 0 for _, k in held]
             first.append(len(port))
-        seconds = [
-            reduced.seconds(size)
-            for reduced, size in zip(self.allreduces, self.gradient_bytes, strict=True)
-        ]
+            tail_s.append(reduced.seconds(size) * early[s].tail)
         return Rings(
             np.array(first),
             np.array(port, dtype=np.int64),
-            np.array(load),
+            np.array(load, dtype=np.float64),
             np.array(turn, dtype=np.int64),
             np.array([reduced.latency_s for reduced in self.allreduces]),
-            np.array(seconds) * [early.tail for early in self.exchanges_early],
+            np.array([each.head_start_s for each in early]),
+            np.array(tail_s, dtype=np.float64),
         )
 
     @cached_property
-    def crossing(self) -> NDArray[np.float64]:
+    def crossing(self) -> Floats:
         """Bytes of a microbatch over each cut, forward and back, shape (2, S + 1)."""
         return np.array(
             [self.cut_bytes, self.cut_bytes if self.back_bytes is None else self.back_bytes]
         )
 
-    def handling_s(self, order: Order) -> NDArray[np.float64]:
+    def action_s(self, order: Order) -> Floats:
+        """Seconds of each action with its factor and its messages, shape (actions,).
+
+        Empty where all of one kind on one stage take the same, `seconds`.
+        """
+        handling_s = self.handling_s(order)
+        if not len(self.scale) and not len(handling_s):
+            return np.zeros(0)
+        seconds = self.seconds[order.kind, order.stage]
+        if len(self.scale):
+            seconds = seconds * self.scale
+        return seconds + handling_s if len(handling_s) else seconds
+
+    def handling_s(self, order: Order) -> Floats:
         """Seconds that messages take of the device of each action, shape (actions,).
 
         The receiver's before it computes, the sender's after it. Empty where no level has any.
@@ -132,8 +215,7 @@ class Work:
             return np.zeros(0)
         counts = np.ones_like(self.crossing) if self.messages is None else self.messages
         own = np.repeat(np.arange(order.ranks, dtype=np.int32), np.diff(order.rows))
-        seconds, last = np.zeros(len(order.kind)), len(self.ranks) - 1
-        replicas = np.array([len(ranks) for ranks in self.ranks])
+        seconds, replicas = np.zeros(len(order.kind)), np.array([len(r) for r in self.ranks])
         first, rank_of = (
             np.cumsum(replicas) - replicas,
             np.concatenate([list(r) for r in self.ranks]),
@@ -141,23 +223,13 @@ class Work:
         for way, kinds in ((0, (F,)), (1, (B, I))):
             for side in (-1, 1):  # with the stage before, with the one behind
                 other = order.stage + side
-                at = np.flatnonzero(np.isin(order.kind, kinds) & (other >= 0) & (other <= last))
+                at = np.isin(order.kind, kinds) & (other >= 0) & (other < len(self.ranks))
                 to, cut = other[at], np.maximum(order.stage, other)[at]
-                peer = rank_of[first[to] + order.microbatch[at] % replicas[to]].astype(np.int32)
+                peer = rank_of[first[to] + order.microbatch[at] % replicas[to]]
                 k = self.ports.levels_between(own[at], peer)
                 taken = counts[way, cut] * overhead[k] + self.crossing[way, cut] * copy[k]
                 seconds[at] += np.where(k > 0, taken, 0.0)
         return seconds
-
-    @cached_property
-    def exchanges_early(self) -> Sequence[Early]:
-        """`early` of every stage."""
-        return self.early or [Early(0.0, 0.0)] * len(self.ranks)
-
-    @cached_property
-    def allreduces(self) -> list[AllReduce]:
-        """How each stage exchanges its gradients."""
-        return [allreduce_over(ranks, self.topology) for ranks in self.ranks]
 
 
 def work_of(plan: Plan, recompute_apart: bool) -> Work:

@@ -12,7 +12,7 @@ from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 from partopt.simulation import Simulation, simulate
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import Execution
 from partopt.simulator.memory import base_memory_bytes
 from partopt.trials.expected import closed_form

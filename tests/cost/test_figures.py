@@ -21,7 +21,7 @@ from partopt.report.scaling import render as render_scaling
 from partopt.search.groups import compare_groups
 from partopt.search.solve import solve
 from partopt.search.tables import comparison_of, scaling_of
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat
 
 GPU = Device(name="GPU", type="cuda")

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from partopt.cost.collectives import allreduce_over, allreduce_s, members_crossed, tied_s
 from partopt.cost.links import network_of, paired_sides_s, run_sides_s, transfer_s, wait_s
-from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.topology import Device, Level, Topology
-from partopt.simulator.ports import ports_of
+from partopt.planners.pipedream import cut_s, stage_s
+from partopt.simulator.work import ports_of
 from tests.examples import examples
+from tests.simulator.reference_network import port_pair
 
 
 def cluster(*levels: Level) -> Topology:
@@ -226,7 +227,7 @@ def busiest_s(topology, own, of_own, around, ring) -> float:
     for size, others in around:
         for rank, other in zip(of_own, others, strict=True):
             k = topology.common_level(rank, other)
-            for port in ports.of(rank, k):
+            for port in port_pair(ports, rank, k):
                 seconds = size / (ports.bandwidth[k - 1] * ports.lanes[k - 1])
                 busy[port] += seconds / len(of_own)
     if len(own) > 1:

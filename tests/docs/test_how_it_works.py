@@ -18,9 +18,9 @@ from partopt.cost.passes import most_in_flight, passes_of
 from partopt.cost.period import binding, stage_loads, tied_exchange_s, update_s
 from partopt.cost.price import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
-from partopt.cost.recurrence import cut_s, stage_s
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
+from partopt.planners.pipedream import cut_s, stage_s
 from tests.docs.documents import NAMES, blocks, read
 from tests.helpers import ROOT
 

@@ -19,7 +19,7 @@ from partopt.exporters import EXPORTERS, export_plan, layers_of
 from partopt.exporters.blocks import find_parts
 from partopt.exporters.faithful import find_faults, may_begin
 from partopt.exporters.planning import solve_for
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat, two_level
 
 NAMES = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(3) for part in ("attn", "mlp")), "ln", "lm"]

@@ -14,7 +14,7 @@ from partopt.job import Job
 from partopt.layouts import read_layout
 from partopt.layouts.judge import judge_layout, plan_layout
 from partopt.search.verify import verify
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 from tests.helpers import chain_profile, flat
 from tests.layouts.models import transformer
 

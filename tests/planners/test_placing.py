@@ -13,7 +13,7 @@ from partopt.errors import PartoptError
 from partopt.planners.placing import place, stage_count, stage_multiple, stages_a_device
 from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.layout import Layout
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, uniform_profile
 
 CHUNKED = ["interleaved", "interleaved-zb", "zbv", "dualpipe", "dualpipev"]

@@ -10,7 +10,7 @@ from partopt.errors import PartoptError
 from partopt.report import figure
 from partopt.report.actions import COLOURS, DARKENED
 from partopt.report.pictures import look
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
 from partopt.units import format_bytes

@@ -9,9 +9,8 @@ from partopt.documents.simulation import DrawnWindow
 from partopt.report.actions import tick_label, ticks
 from partopt.report.gantt import render
 from partopt.schedules.order import B, F, Order
-from partopt.simulator.drawing import drawn_timeline
-from partopt.simulator.slots import drawn_ranks
-from partopt.simulator.timeline import Collectives, Timeline, Transfers
+from partopt.simulator.document import drawn_timeline
+from partopt.simulator.timeline import Collectives, Timeline, Transfers, drawn_ranks
 from tests.helpers import flat
 from tests.report.timelines import example, plan_of, simulated
 

@@ -16,8 +16,7 @@ from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
-from partopt.simulator.document import document_of
-from partopt.simulator.drawing import drawn_windows
+from partopt.simulator.document import document_of, drawn_windows
 from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
@@ -167,7 +166,7 @@ def test_a_level_that_is_used():
     assert re.search(
         rf"^cluster +1 GB/s +{use['cluster'].transfer_share:.1%} +0.0% +16 MB$", text, re.MULTILINE
     )
-    assert np.isclose(use["cluster"].bytes, 2 * 8 * 10**6)
+    assert np.isclose(use["cluster"].sent_bytes, 2 * 8 * 10**6)
 
 
 def test_what_was_changed_is_told_with_before_and_after():

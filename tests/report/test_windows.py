@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from partopt.report.gantt import render
 from partopt.schedules.order import KINDS
-from partopt.simulator.drawing import drawn_timeline, drawn_windows
+from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
-from partopt.simulator.slots import exchanges, slots
+from partopt.simulator.timeline import exchanges, slots
 from partopt.units import parse_seconds
 from tests.helpers import flat
 from tests.report.timelines import example, plan_of

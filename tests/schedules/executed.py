@@ -14,10 +14,10 @@ import numpy as np
 from partopt.schedules import SCHEDULES, order
 from partopt.schedules.layout import LOOPED, STRAIGHT, Layout, ranks_of
 from partopt.schedules.order import KINDS, Order
-from partopt.simulator.reference import simulate
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work
 from tests.helpers import flat
+from tests.simulator.reference import simulate
 
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 

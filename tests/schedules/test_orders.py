@@ -15,11 +15,11 @@ from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.check import check
 from partopt.schedules.layout import STRAIGHT
 from partopt.schedules.order import KINDS
-from partopt.simulator.reference import simulate
 from partopt.simulator.work import Work
 from tests.examples import examples
 from tests.helpers import flat
 from tests.schedules.executed import SECONDS, built, chunks, layout_of, straight
+from tests.simulator.reference import simulate
 
 REPLICATED = [name for name, entry in SCHEDULES.items() if entry.uneven]
 

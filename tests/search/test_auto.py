@@ -12,8 +12,7 @@ from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.search.auto import best_by_schedule, state_problems
 from partopt.search.solve import solve
-from partopt.simulator.execution import execute
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import execute, simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level, uniform_profile
 from tests.search.problems import at_each_size, slow
 

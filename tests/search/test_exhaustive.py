@@ -17,7 +17,7 @@ from partopt.schedules import SCHEDULES, refusal
 from partopt.schedules.entry import Schedule
 from partopt.schedules.layout import CHUNKS, STRAIGHT, ranks_of
 from partopt.search.auto import search_schedules, state_problems
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import simulate_plan
 from tests.helpers import flat, measurement, profile_of, two_level
 
 

@@ -23,8 +23,7 @@ from partopt.search.warmup import (
     stages_of,
     try_warmup,
 )
-from partopt.simulator.execution import execute
-from partopt.simulator.prediction import simulate_plan
+from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat, limited, two_level

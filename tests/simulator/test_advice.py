@@ -6,12 +6,11 @@ import pytest
 import partopt
 from partopt.documents.topology import Level
 from partopt.simulator import execute
-from partopt.simulator.advice import FULL
-from partopt.simulator.case import BUSY, NOTICED
-from partopt.simulator.change import WORTH
+from partopt.simulator.advice import BUSY, FULL, NOTICED, WORTH
 from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.report.timelines import plan_of
+from tests.simulator import plans
 from tests.simulator.plans import limited
 
 STRAIGHT = [[0], [1], [2], [3]]
@@ -314,3 +313,9 @@ def test_every_number_has_its_level_and_unit():
     finding = found(case("pipedream", [[0], [1]], None, [8, 0], topology=topology))["transfers"]
     assert "level wire" in finding.text
     assert finding.options["bandwidth"].keys() == {"wire"}
+
+
+def test_a_plan_that_computes_nothing_waits_for_messages():
+    for limits in ({}, {"schedule": "1f1b", "microbatches": 8}):
+        plan = plans.plan_of([1, 1], [0.0, 0.0], [0.0, 0.0], cuts=[5], **limits)
+        assert [*found(plan)] == ["transfers"]

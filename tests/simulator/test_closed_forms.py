@@ -6,7 +6,7 @@ import pytest
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
-from partopt.simulator.closed_forms import Pipeline, idle_share, pipeline_of
+from partopt.simulator.advice import Pipeline, idle_share, pipeline_of
 from partopt.simulator.restate import with_conditions
 from tests.report.timelines import plan_of
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
-from partopt.simulator import reference
 from partopt.simulator.engine import simulate
 from tests.examples import examples
+from tests.simulator import reference
 from tests.simulator.cases import case, cases, consecutive
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from partopt.errors import PartoptError
 from partopt.schedules.order import KINDS, Order
-from partopt.simulator import reference
 from partopt.simulator.engine import simulate
+from tests.simulator import reference
 from tests.simulator.cases import case, consecutive
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 import partopt as po
 from partopt.report.plan import render
-from partopt.simulator.held_back import held_back
+from partopt.simulator.advice import held_back
 from tests.helpers import chain_profile, flat
 
 

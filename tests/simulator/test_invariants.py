@@ -13,9 +13,10 @@ from partopt.errors import PartoptError
 from partopt.schedules.order import A, B, F, I, W
 from partopt.simulator.engine import simulate
 from partopt.simulator.metrics import shares
-from partopt.simulator.ports import ports_of
+from partopt.simulator.work import ports_of
 from tests.examples import examples
 from tests.simulator.cases import cases, row_of, scaled
+from tests.simulator.reference_network import port_pair
 
 CLOSE = 1e-9
 
@@ -164,7 +165,10 @@ def test_a_port_carries_no_more_transfers_at_once_than_it_has_links(case):
     wire, _, levels = wire_s(case, sent)
     busy = {}
     for n, k in enumerate(levels.tolist()):
-        out, into = ports.of(int(sent.source[n]), k)[0], ports.of(int(sent.destination[n]), k)[1]
+        out, into = (
+            port_pair(ports, int(sent.source[n]), k)[0],
+            port_pair(ports, int(sent.destination[n]), k)[1],
+        )
         for port in {out, into} if wire[n] > 0 else ():
             busy.setdefault((port, k), []).append((sent.start[n], sent.start[n] + wire[n]))
     for (_, k), spans in busy.items():
@@ -179,7 +183,7 @@ def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_tran
     came = {}
     for place in np.flatnonzero(order.kind == A):
         stage, first = int(order.stage[place]), place in order.rows
-        early = case.work.exchanges_early[stage].head_start_s > 0
+        early = case.work.rings.head_start_s[stage] > 0
         # with its last backward, though the device waits for a message yet
         at = timeline.end[place - 1] if early and not first else timeline.start[place]
         came.setdefault((stage, int(order.microbatch[place])), []).append(at)
@@ -189,10 +193,10 @@ def test_an_all_reduce_begins_with_its_last_replica_and_yields_its_ports_to_tran
     ):
         ranks = case.work.ranks[stage]
         seconds = allreduce_s(float(case.work.gradient_bytes[stage]), ranks, case.work.topology)
-        tied, early = case.work.tied_s[stage], case.work.exchanges_early[stage]
+        tied, rings = case.work.tied_s[stage], case.work.rings
         last = max(came[stage, number])
-        alone = max(seconds, last + early.tail * seconds - start) + tied
-        assert start >= last - early.head_start_s - CLOSE
+        alone = max(seconds, last + rings.tail_s[stage] - start) + tied
+        assert start >= last - rings.head_start_s[stage] - CLOSE
         assert end - start >= alone - CLOSE
         if not len(timeline.transfers.start):
             assert end - start == pytest.approx(alone, abs=CLOSE)
@@ -266,7 +270,7 @@ def test_a_port_is_not_busy_for_longer_than_there_was_time(case):
     for source, destination, k, seconds in zip(
         sent.source.tolist(), sent.destination.tolist(), levels.tolist(), wire, strict=True
     ):
-        for port in {ports.of(source, k)[0], ports.of(destination, k)[1]}:
+        for port in {port_pair(ports, source, k)[0], port_pair(ports, destination, k)[1]}:
             busy[port] += seconds / ports.lanes[k - 1]
     for stage in done.stage.tolist():
         size = float(case.work.gradient_bytes[stage])

@@ -12,14 +12,13 @@ from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT, Layout
 from partopt.schedules.order import KINDS, B, F, Order, R
-from partopt.simulator.execution import execute
+from partopt.simulator.execution import execute, simulate_plan
 from partopt.simulator.memory import (
     base_memory_bytes,
     in_flight_over_time,
     memory_over_time,
     peak_memory_bytes,
 )
-from partopt.simulator.prediction import simulate_plan
 from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat, uniform_profile, with_memory_of

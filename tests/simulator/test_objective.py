@@ -22,11 +22,12 @@ from msgspec.structs import replace
 
 from partopt.cost.collectives import allreduce_over
 from partopt.simulator import execute
-from partopt.simulator.ports import ports_of
 from partopt.simulator.restate import with_conditions
+from partopt.simulator.work import ports_of
 from tests.examples import examples
 from tests.helpers import flat, two_level
 from tests.simulator.plans import plan_of, plans
+from tests.simulator.reference_network import port_pair
 
 
 def round_trips_s(plan, message_s=0.0):
@@ -152,7 +153,7 @@ def port_loads_s(plan):
             pair = before.ranks[m % before.replicas], after.ranks[m % after.replicas]
             k = on.common_level(*pair)
             for source, destination in (pair, pair[::-1]):
-                for port in {ports.of(source, k)[0], ports.of(destination, k)[1]}:
+                for port in {port_pair(ports, source, k)[0], port_pair(ports, destination, k)[1]}:
                     load[port] += (
                         after.input_bytes / ports.bandwidth[k - 1] / ports.lanes[k - 1] / G
                     )

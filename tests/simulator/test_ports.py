@@ -7,15 +7,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from partopt.documents.simulation import LevelTime
 from partopt.documents.topology import Topology
 from partopt.schedules.order import B, F
-from partopt.simulator.metrics import LevelUse, level_use
-from partopt.simulator.ports import ports_of
+from partopt.simulator.metrics import level_use
 from partopt.simulator.timeline import Collectives, Transfers
-from partopt.simulator.work import Work
+from partopt.simulator.work import Work, ports_of
 from tests.helpers import flat, two_level
+from tests.simulator.reference_network import port_pair
 
 BUS, SWITCH = flat(2, 1.0, bus=True), flat(2, 1.0)
+
+
+def times(level: str, transfer_share: float, allreduce_share: float, sent: float) -> LevelTime:
+    return LevelTime(
+        level=level,
+        transfer_share=transfer_share,
+        allreduce_share=allreduce_share,
+        sent_bytes=sent,
+    )
 
 
 def use(
@@ -26,7 +36,7 @@ def use(
     start_s: float = 0.0,
     ranks: tuple[tuple[int, ...], ...] = ((0,), (1,)),
     gradient_bytes: float = 0.0,
-) -> list[LevelUse]:
+) -> list[LevelTime]:
     """Messages of 5 bytes as (kind, stage, source, destination, start), and all-reduces as (stage,
     start, end).
     """
@@ -68,22 +78,22 @@ def use(
 def test_an_activation_and_a_gradient_share_a_bus_alone(topology, share):
     """5 s each way, in 20 s; each of them holds a bus once, though both ends sit on it."""
     there_and_back = [(F, 0, 0, 1, 0.0), (B, 1, 1, 0, 5.0)]
-    assert use(topology, 20.0, there_and_back) == [LevelUse("all", share, 0.0, 10.0)]
+    assert use(topology, 20.0, there_and_back) == [times("all", share, 0.0, 10.0)]
 
 
 def test_of_several_buses_the_busiest_counts():
     """Two servers with a bus each: 5 s on one, 10 s on the other, of 10 s."""
     sent = [(F, 0, 0, 1, 0.0), (F, 0, 2, 3, 0.0), (B, 1, 3, 2, 5.0)]
     inner, outer = use(two_level(2, 2, 1.0, 1.0, inner_bus=True), 10.0, sent)
-    assert inner == LevelUse("server", 1.0, 0.0, 15.0)
-    assert outer == LevelUse("cluster", 0.0, 0.0, 0.0)
+    assert inner == times("server", 1.0, 0.0, 15.0)
+    assert outer == times("cluster", 0.0, 0.0, 0.0)
 
 
 def test_a_message_counts_for_as_long_as_it_lies_inside_and_its_bytes_where_it_ends():
     """From 0 to 5 s, seen from 2 to 4 s and from 4 to 8 s."""
     sent = [(F, 0, 0, 1, 0.0)]
-    assert use(SWITCH, 4.0, sent, start_s=2.0) == [LevelUse("all", 1.0, 0.0, 0.0)]
-    assert use(SWITCH, 8.0, sent, start_s=4.0) == [LevelUse("all", 1 / 4, 0.0, 5.0)]
+    assert use(SWITCH, 4.0, sent, start_s=2.0) == [times("all", 1.0, 0.0, 0.0)]
+    assert use(SWITCH, 8.0, sent, start_s=4.0) == [times("all", 1 / 4, 0.0, 5.0)]
 
 
 @pytest.mark.parametrize(("bus", "seconds"), [(True, 24.0), (False, 8.0)])
@@ -91,14 +101,14 @@ def test_the_members_of_a_ring_share_a_bus(bus, seconds):
     """Three of them, 2 * 2/3 * 6 bytes each at 1 byte/s: 8 s, and 24 s one after the other."""
     topology = flat(3, 1.0, bus=bus)
     [level] = use(topology, 48.0, (), [(0, 0.0, seconds)], ranks=((0, 1, 2),), gradient_bytes=6.0)
-    assert level == LevelUse("all", 0.0, seconds / 48, 0.0)
+    assert level == times("all", 0.0, seconds / 48, 0.0)
 
 
 def test_a_rank_has_a_port_out_and_a_port_in_and_a_bus_one_for_all():
     ranks, level = np.array([0, 1], np.int32), np.array([1, 1])
-    assert [ports_of(BUS).of(rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
+    assert [port_pair(ports_of(BUS), rank, 1) for rank in (0, 1)] == [(0, 0), (0, 0)]
     assert [ports_of(BUS).of_each(ranks, level, side).tolist() for side in (0, 1)] == [[0, 0]] * 2
-    assert [ports_of(SWITCH).of(rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
+    assert [port_pair(ports_of(SWITCH), rank, 1) for rank in (0, 1)] == [(0, 1), (2, 3)]
     assert ports_of(SWITCH).of_each(ranks, level, 0).tolist() == [0, 2]
     assert ports_of(SWITCH).of_each(ranks, level, 1).tolist() == [1, 3]
     assert (ports_of(BUS).count, ports_of(SWITCH).count) == (1, 4)

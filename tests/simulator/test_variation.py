@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.simulation import simulate as simulate_plan
+from partopt.simulator.advice import slow_rank
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import execute
-from partopt.simulator.slow_rank import slow_rank
 from partopt.simulator.variation import MOST_RANKS, Variation, _Runs, by_rank, vary
 from tests.examples import examples
 from tests.simulator.cases import case, consecutive

@@ -39,7 +39,7 @@ from partopt.report.pictures.memory_bars import (
 )
 from partopt.report.pictures.port_use import port_use
 from partopt.report.ranks import format_ranks
-from partopt.simulator.held_back import held_back
+from partopt.simulator.advice import held_back
 
 _LEFT, _RIGHT = 0.65, 0.1  # inches beside the panels
 _WIDTH = FULL - _LEFT - _RIGHT

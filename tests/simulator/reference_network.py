@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from partopt.cost.collectives import HIERARCHICAL
-from partopt.simulator.ports import ports_of
-from partopt.simulator.work import Work
+from partopt.simulator.work import Ports, Work, ports_of
 
 Number = Callable[[Any], Any]  # float, or Fraction
+
+
+def port_pair(ports: Ports, rank: int, k: int) -> tuple[int, int]:
+    """The ports through which a rank sends and receives at level k; the same one on a bus."""
+    if ports.bus[k - 1]:
+        port = int(ports.first[k - 1] + rank // ports.sizes[k])
+        return port, port
+    out = int(ports.first[k - 1] + 2 * (rank // ports.sizes[k - 1]))
+    return out, out + 1
 
 
 class Wires:
@@ -36,7 +44,7 @@ class Wires:
         It takes a lane of the sender's port and one of the receiver's as soon as both are free.
         """
         k = self.work.topology.common_level(source, destination)
-        taken = {self.ports.of(source, k)[0], self.ports.of(destination, k)[1]}
+        taken = {port_pair(self.ports, source, k)[0], port_pair(self.ports, destination, k)[1]}
         lanes = {port: self._free_lane(port) for port in taken}
         begin = max(earliest, *(self.lanes[port][lane] for port, lane in lanes.items()))
         seconds = self.number(size_bytes) / self.number(self.ports.bandwidth[k - 1])

@@ -1,6 +1,6 @@
 """The reference simulator: discrete events, written for clarity, on any kind of number.
 
-`partopt.simulator.events` does the same in compiled code; tests compare it with this one.
+`partopt.simulator.engine` does the same in compiled code, and is compared with this one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from partopt.schedules.order import A, B, F, I, Order, U
-from partopt.simulator.deadlock import deadlock_error
-from partopt.simulator.reference_network import Exchanges, Wires
+from partopt.simulator.engine import deadlock_error
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import Work
+from tests.simulator.reference_network import Exchanges, Wires
 
 # R   ranks
 #
@@ -102,7 +102,7 @@ class _Run:
         stage = self._exchange_after(rank)
         if stage is None:
             return
-        came = max(begin, end - self.number(self.work.exchanges_early[stage].head_start_s))
+        came = max(begin, end - self.number(self.work.rings.head_start_s[stage]))
         if came < end:
             self.exchanges.expect(stage, end)
             number = 2 * self.order.ranks + len(self.work.ranks) + rank
