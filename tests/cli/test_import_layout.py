@@ -7,7 +7,7 @@ import pytest
 
 from partopt.documents.plan import Plan
 from tests.helpers import flat
-from tests.layouts.models import transformer
+from tests.trainers.models import transformer
 
 LAYOUT = "Et*4|t*3|t*3|t*2L"
 

@@ -23,10 +23,10 @@ from partopt.report.width import page_width
 from partopt.schedules import SCHEDULES
 from tests.cli.test_columns import LONG, NAMELESS, widest
 from tests.helpers import chain_profile, measurement, profile_of
-from tests.layouts.models import transformer
 from tests.links.synthetic import SWITCHED, level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
+from tests.trainers.models import transformer
 
 WIDTHS = [60, 80, 120, 200]
 NAME = "-".join(LONG[:2])
