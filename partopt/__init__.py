@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import schedule_for, solve_for
+    from partopt.trainers.trainer import Trainer
     from partopt.trials.trying import Trial, try_schedule, try_schedules
     from partopt.trials.uniform import Uniform
 
@@ -71,6 +72,7 @@ _PLACES = {
     "Simulation": "partopt.simulation",
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
+    "Trainer": "partopt.trainers.trainer",
     "TrainerLayout": "partopt.trainers.layout",
     "TrainingRun": "partopt.runtime.run_document",
     "Trial": "partopt.trials.trying",
@@ -125,6 +127,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "Topology",
+    "Trainer",
     "TrainerLayout",
     "TrainingRun",
     "Trial",

@@ -171,12 +171,11 @@ def _named(layouts: Sequence[str]) -> dict[str, tuple[str, str]]:
 def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     """The plan of a trainer's layout for the job."""
     import partopt
-    from partopt.trainers.layout import CONDITIONS
 
     read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
     own = read.options(job.topology, job.schedule, job.chunks)
     # what is compared has one batch; an order has its own
-    shared = () if read.reading.stages else CONDITIONS
+    shared = () if read.reading.stages else read.conditions
     return partopt.plan_layout(
         read, job.with_(**{name: own[name] for name in own if name not in shared})
     )

@@ -82,14 +82,13 @@ def command(
 
 def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     """Every flow of the plan, as a table or as a document (`.json`)."""
+    import partopt
     from partopt import documents
     from partopt.report.flows import to_csv
-    from partopt.simulator.execution import execute
-    from partopt.simulator.flows import flows_of
 
     path = output or "-"
     documents.check_writable(path, force, [".csv", ".json"])
-    flows = flows_of(execute(plan))
+    flows = partopt.simulate(plan).flows
     text = documents.encode(flows) if path.endswith(".json") else to_csv(flows).encode()
     documents.write_bytes(path, text, force)
     if path != "-":

@@ -172,10 +172,11 @@ def _next(
 ) -> str:
     """The command that plans the better one: the best, or the same stages at other cuts."""
     from partopt.report.layout import loses_to
-    from partopt.trainers.layout import CONDITIONS
 
     profile = click.get_current_context().params["profile"]
-    changed = {name: stated[name] for name in ("schedule", "chunks", *CONDITIONS) if name in stated}
+    changed = {
+        name: stated[name] for name in ("schedule", "chunks", *own.conditions) if name in stated
+    }
     words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
     best, recut = judged.best, judged.recut
     if best is not None and best != recut and loses_to(judged.plan, best):

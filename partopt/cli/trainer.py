@@ -11,9 +11,19 @@ import msgspec
 
 from partopt.cli import options
 from partopt.cli.terminal import say, say_page
+from partopt.units import format_bytes
 
 if TYPE_CHECKING:
-    from partopt.trainers.trainer import Trainer
+    from partopt import Trainer
+
+_WORDS = {
+    ("cuts", "anywhere"): "stages begin with any layer",
+    ("cuts", "parts"): "stages begin with a block, the final norm or the head",
+    ("cuts", "heads"): "stages begin with a block or the head",
+    ("cuts", "blocks"): "stages begin with a block",
+    ("recomputed", "all"): "all stages or none",
+    ("recomputed", "each"): "each stage by itself",
+}
 
 
 @click.group(short_help="trainers: what each can say and does", no_args_is_help=False)
@@ -45,10 +55,10 @@ def list_(as_json: bool) -> None:
         options.write_json({name: _document(each) for name, each in partopt.TRAINERS.items()})
         return
     rows = [
-        (name, each.tried, "yes" if each.write else "-", "yes" if each.read else "-", each.summary)
+        (name, each.tried, *("yes" if way else "-" for way in (each.write, each.read)))
         for name, each in partopt.TRAINERS.items()
     ]
-    say(table(["NAME", "TRIED", "EXPORT", "IMPORT", "WHAT"], rows, left=(0, 1, 4), spare=(4,)))
+    say(table(["NAME", "TRIED", "EXPORT", "IMPORT"], rows, left=(0, 1)))
     say("next:    partopt trainer show NAME", err=True)
 
 
@@ -69,11 +79,13 @@ def show(trainer: str, as_json: bool) -> None:
     if as_json:
         options.write_json(_document(own))
         return
-    facts = [("trainer", f"{trainer}, tried: {own.tried}"), ("", own.summary)]
+    facts = [
+        ("trainer", f"{trainer}; {own.summary}"),
+        ("tried", f"{own.tried}; in brackets are the files of it that say so"),
+    ]
     for name, value in _facts(own):
-        facts.append((name, value))
-        if name in own.sources:
-            facts.append(("", f"({own.sources[name]})"))
+        source = own.sources.get(name)
+        facts.append((name, f"{value} ({source})" if source else value))
     say_page(label_lines(facts))
     say(f"next:    partopt plan PROFILE --topology T --for {trainer}", err=True)
 
@@ -90,7 +102,10 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
             value = ", ".join(value)
         elif isinstance(value, bool):
             value = "yes" if value else "no"
-        yield name, "by rule" if value is None else str(value) or "none"
+        elif name.endswith("_bytes") and value is not None:
+            value = format_bytes(value)
+        own_words = _WORDS.get((name, value), str(value or "none"))
+        yield name, "as partopt counts it" if value is None else own_words
 
 
 def _document(trainer: Trainer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from partopt.documents.stage import Buffers, Gradients, Shard
 Recomputation = Literal["none", "selective", "blocks", "stage"]
 
 
-class Engine(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+class Engine(documents.Part, frozen=True, kw_only=True):
     """What the engine of a trainer does.
 
     `waits` are the schedules under which devices wait for their messages; under others these

@@ -95,13 +95,11 @@ COLOSSALAI = Trainer(
         "gradients": "autograd's own; zero/low_level reduces in the parameters' format",
         "allreduce": "booster/plugin/hybrid_parallel_plugin.py, execute_pipeline: sync_dp_grads "
         "behind the last backward",
-        "bucket_bytes": "exchanged behind the last backward, whole",
         "buffers": "pipeline/p2p.py: a tensor is made when it is received",
         "recompute": "shardformer/shard/grad_ckpt_config.py: num_ckpt_layers_per_stage",
         "shard": "booster/plugin/hybrid_parallel_plugin.py: zero_stage 0 or 1 with pipelines",
         "optimizer_bytes": "amp/naive_amp/mixed_precision_optimizer.py: a float32 copy beside the "
         "moments, as partopt counts it",
-        "reserve_bytes": "not known; the rule of partopt",
     },
     write=_write,
     suffix=".py",

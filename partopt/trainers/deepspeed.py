@@ -126,13 +126,11 @@ DEEPSPEED = Trainer(
         "messages": "runtime/pipe/engine.py, _exec_send_activations: tensor by tensor",
         "gradients": "runtime/engine.py, get_data_types: the model's, unless grad_accum_dtype",
         "allreduce": "runtime/pipe/schedule.py: ReduceGrads behind the last step",
-        "bucket_bytes": "exchanged behind the last backward, whole",
         "buffers": "runtime/pipe/engine.py: one that each message is copied from",
         "recompute": "runtime/pipe/module.py: activation_checkpoint_interval layers together",
         "shard": "runtime/pipe/engine.py: ZeRO 2 and 3 are incompatible with pipelines",
         "optimizer_bytes": "runtime/bf16_optimizer.py: a float32 copy beside the moments, as "
         "partopt counts it",
-        "reserve_bytes": "not known; the rule of partopt",
     },
     write=_write,
     suffix=".py",

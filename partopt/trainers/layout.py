@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar
 
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
@@ -16,9 +16,6 @@ from partopt.schedules.layout import LOOPED, VEE
 from partopt.trainers import TRAINERS, parts_of, readers
 from partopt.trainers.parts import Part, describe
 from partopt.trainers.trainer import Reading, Trainer
-
-# options that a layout may state, and that plans which are compared have in common
-CONDITIONS: Final = ("microbatch_size", "microbatches", "global_batch", "recompute", "shard")
 
 # S   stages
 # P   devices of a pipeline
@@ -43,6 +40,8 @@ class TrainerLayout:
     parts: Sequence[Part]
     described: Sequence[str]
     group_ranks: int
+    # options that a text may state, and that plans which are compared have in common
+    conditions: ClassVar = ("microbatch_size", "microbatches", "global_batch", "recompute", "shard")
 
     @property
     def stages(self) -> int:
@@ -55,7 +54,7 @@ class TrainerLayout:
         """The options of `Job` with which its plan is this layout, on all devices of `topology`.
 
         Without a `schedule_name` it is that of the text, or the one that the trainer runs on so
-        many stages; `chunks` is v. With them are those of `CONDITIONS` that the text says. Raises
+        many stages; `chunks` is v. With them are those of `conditions` that the text says. Raises
         PartoptError where stages and devices do not match.
         """
         said, own = self.reading, self.reading.layout
@@ -71,13 +70,14 @@ class TrainerLayout:
         found["cuts"] = list(self.cuts) or None
         if entry.shape == LOOPED:
             found["chunks"] = v
-        stated = {
+        stated: dict[str, Any] = {
             "microbatch_size": own.microbatch,
-            "microbatches": said.microbatches and said.microbatches * d,
-            "global_batch": said.batch,
             "recompute": own.recompute,
             "shard": own.shard,
         }
+        if not entry.asynchronous:  # which has no iterations
+            stated["microbatches"] = said.microbatches and said.microbatches * d
+            stated["global_batch"] = said.batch
         return found | {option: value for option, value in stated.items() if value is not None}
 
     def _usual_schedule(self) -> str:
@@ -94,12 +94,9 @@ class TrainerLayout:
         S, P = self.stages, self.pipeline_size
         own = {LOOPED: chunks, VEE: 2}.get(entry.shape, 1)
         if P is None and own is None:
-            raise PartoptError(
-                f"`schedule={entry.name}`: {S} stages on an unknown number of devices",
-                "say how many a pipeline has: `pipeline_size=4`",
-                code="missing-option",
-                option="pipeline_size",
-            )
+            what = f"{S} stages on an unknown number of devices"
+            hint = "say how many a pipeline has: `pipeline_size=4`"
+            raise invalid("schedule", entry.name, what, hint)
         P = P or S // (own or 1)
         if P == 0 or S % P or own not in (None, S // P):
             each = "a multiple of them" if own is None else f"{own} on each"
@@ -166,12 +163,8 @@ def read_layout(
     reading = own.read(text, layers, parts)
     said, tp = reading.layout.pp, reading.layout.tp
     if None not in (said, pipeline_size) and said != pipeline_size:
-        raise PartoptError(
-            f"`pipeline_size={pipeline_size}`: the layout itself says {said}",
-            "leave it out",
-            code="conflicting-options",
-            option="pipeline_size",
-        )
+        what = f"the layout itself says {said}"
+        raise invalid("pipeline_size", pipeline_size, what, "leave it out")
     if tp not in (None, profile.group_ranks):
         raise PartoptError(
             f"the layout has groups of {tp} tensor parallel ranks, the profile of "
@@ -197,12 +190,8 @@ def _cuts_of(trainer: str, reading: Reading, cuts: Sequence[int] | None) -> Sequ
     if reading.cuts is not None:
         if cuts is None:
             return reading.cuts
-        raise PartoptError(
-            f"`cuts={list(cuts)}`: a layout of {trainer} itself says where stages begin",
-            "leave them out",
-            code="conflicting-options",
-            option="cuts",
-        )
+        what = f"a layout of {trainer} itself says where stages begin"
+        raise invalid("cuts", list(cuts), what, "leave them out")
     stages = reading.stages or 1
     if cuts is None or len(cuts) + 1 != stages:
         raise PartoptError(

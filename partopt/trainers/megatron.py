@@ -261,7 +261,6 @@ MEGATRON = Trainer(
         "shard": "core/optimizer/distrib_optimizer.py: --use-distributed-optimizer",
         "optimizer_bytes": "core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params: a "
         "float32 copy beside the moments, as partopt counts it",
-        "reserve_bytes": "not known; the rule of partopt",
     },
     write=_write_arguments,
     suffix=".sh",

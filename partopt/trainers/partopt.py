@@ -27,6 +27,5 @@ PARTOPT = Trainer(
         "recompute": "partopt.runtime.replay: a stage keeps its input",
         "shard": "partopt.runtime.shares: rows of every parameter",
         "optimizer_bytes": "torch.optim, beside 16-bit parameters a float32 copy",
-        "reserve_bytes": "partopt.cost.reserve",
     },
 )

@@ -129,7 +129,10 @@ def solve_within(
             target=trainer.name,
         )
     if job.planner_name is None:
-        starts = _starts(plans)
+        firsts: dict[tuple[str, int], Plan] = {}  # of each number of stages the best
+        for plan in sorted(plans, key=order_of):
+            firsts.setdefault((plan.schedule, len(plan.stages)), plan)
+        starts = list(firsts.values())[:_STARTS]
         others = [plan for plan in plans if plan not in starts]
         plans = others + [_improve(plan, trainer, parts, job) for plan in starts]
     best, *slower = _distinct(sorted(plans, key=order_of), job)
@@ -157,14 +160,6 @@ def _longer(job: Job, trainer: Trainer, changes: dict[str, Any]) -> Iterator[dic
         yield own | {"stages": S}
 
 
-def _starts(plans: Sequence[Plan]) -> list[Plan]:
-    """The best of the plans with each number of stages, which a search begins from."""
-    found: dict[tuple[str, int], Plan] = {}
-    for plan in sorted(plans, key=order_of):
-        found.setdefault((plan.schedule, len(plan.stages)), plan)
-    return list(found.values())[:_STARTS]
-
-
 def _improve(plan: Plan, trainer: Trainer, parts: Sequence[Part], job: Job) -> Plan:
     """The plan with its cuts moved in the simulator, where it helps and the trainer can say it."""
     problem = problem_from_plan(plan, job.profile)
@@ -190,14 +185,13 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
         changes["cut_at"] = _places(job, trainer, parts)
     if not trainer.says.ties:
         changes["tied"] = "together"
-    if trainer.says.recomputed == "never":
+    if trainer.engine.recompute == ("none",):
         changes["recompute"] = "never"
     if job.schedule == AUTO:
         yield dict(changes)
     if trainer.says.replicas != "any":
-        changes["replication"] = "uniform" if trainer.says.replicas == "equal" else "none"
-        if job.replication == "none":
-            changes["replication"] = "none"
+        equal = trainer.says.replicas == "equal" and job.replication != "none"
+        changes["replication"] = "uniform" if equal else "none"
     alike = job.recompute == "auto" and trainer.says.recomputed == "all"
     modes = ["never", "always"] if alike else [None]
     for name in _named(job, trainer):
@@ -208,28 +202,20 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
 
 def _check_asked(job: Job, trainer: Trainer) -> None:
     """Refuse options that the trainer has nothing for."""
-    names = trainer.schedules
-    if names is not None and job.schedule not in (AUTO, *names):
-        raise PartoptError(
-            f"`schedule={job.schedule}`: {trainer.name} runs {', '.join(names)}",
-            f"choose `schedule={next(iter(names))}`",
-            code="target-cannot-say",
-            option="schedule",
-        )
-    if job.shard not in trainer.engine.shard:
-        raise PartoptError(
-            f"`shard={job.shard}`: {trainer.name} has {', '.join(trainer.engine.shard)}",
-            f"choose `shard={trainer.engine.shard[0]}`",
-            code="target-cannot-say",
-            option="shard",
-        )
-    if job.recompute == "always" and trainer.says.recomputed == "never":
-        raise PartoptError(
-            f"`recompute=always`: {trainer.name} recomputes nothing",
-            "choose `recompute=never`",
-            code="target-cannot-say",
-            option="recompute",
-        )
+    modes = ["never", None] if trainer.engine.recompute == ("none",) else [job.recompute]
+    for option, able in (
+        ("schedule", list(trainer.schedules or [job.schedule])),
+        ("shard", list(trainer.engine.shard)),
+        ("recompute", modes),
+    ):
+        asked = getattr(job, option)
+        if asked not in able and asked != AUTO:
+            raise PartoptError(
+                f"`{option}={asked}`: {trainer.name} has {', '.join(filter(None, able))}",
+                f"choose `{option}={able[0]}`",
+                code="target-cannot-say",
+                option=option,
+            )
 
 
 def _named(job: Job, trainer: Trainer) -> list[str]:
@@ -250,31 +236,29 @@ def _places(job: Job, trainer: Trainer, parts: Sequence[Part]) -> list[str]:
 
 
 def _as_said(plan: Plan, trainer: Trainer, parts: Sequence[Part], job: Job) -> Plan | None:
-    """The plan, or as the trainer would run it; None where it cannot say it either way."""
-    if not list(find_faults(plan, trainer, parts)):
+    """The plan, or as the trainer would run it; None where it cannot say it either way.
+
+    It would have the ranks of a stage next to each other, at the schedule's own warm-up.
+    """
+    if not any(find_faults(plan, trainer, parts)):
         return plan
     if len({stage.replicas for stage in plan.stages}) > 1 or plan.copies > 1:
         return None
-    with suppress(PartoptError):
-        said = _as_mesh(plan, job)
-        return None if list(find_faults(said, trainer, parts)) else said
-    return None
-
-
-def _as_mesh(plan: Plan, job: Job) -> Plan:
-    """The plan with the ranks of a stage next to each other, at the schedule's own warm-up."""
-    problem = problem_from_plan(plan, job.profile)
+    problem, d = problem_from_plan(plan, job.profile), plan.stages[0].replicas
     held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
-    d = plan.stages[0].replicas
-    partition = partition_of(plan, problem.recompute_per_stage)
-    family = CONTIGUOUS if plan.family == NESTED else plan.family
-    places = [held.index(tuple(stage.ranks)) for stage in plan.stages]
+    firsts = [d * held.index(tuple(stage.ranks)) for stage in plan.stages]
     stages = [
-        replace(stage, ranks=range(p * d, p * d + d))
-        for stage, p in zip(partition.stages, places, strict=True)
+        replace(stage, ranks=range(first, first + d))
+        for stage, first in zip(
+            partition_of(plan, problem.recompute_per_stage).stages, firsts, strict=True
+        )
     ]
-    laid = simulate_plan(price(Partition(family, stages), problem, plan.planner))
-    return _with_bound_of(plan, laid, problem)
+    family = CONTIGUOUS if plan.family == NESTED else plan.family
+    with suppress(PartoptError):
+        said = simulate_plan(price(Partition(family, stages), problem, plan.planner))
+        if not any(find_faults(said, trainer, parts)):
+            return _with_bound_of(plan, said, problem)
+    return None
 
 
 def _with_bound_of(plan: Plan, changed: Plan, problem: Problem) -> Plan:

@@ -19,7 +19,7 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
     says, recomputed = trainer.says, {stage.recompute for stage in plan.stages}
     yield from _schedule(plan, trainer)
     yield from _replicas(plan, trainer)
-    if True in recomputed and says.recomputed == "never":
+    if True in recomputed and trainer.engine.recompute == ("none",):
         yield "stages recompute activations (`recompute=never`)"
     elif len(recomputed) > 1 and says.recomputed == "all":
         yield "some stages recompute activations and some do not (`recompute=always` or `never`)"

@@ -172,12 +172,9 @@ _SOURCES = {
     "messages": "distributed/pipelining/stage.py: an operation for each tensor",
     "gradients": "autograd's own, in the number format of the parameters",
     "allreduce": "partopt.runtime.torch_engine: behind the last backward",
-    "bucket_bytes": "exchanged behind the last backward, whole",
     "buffers": "distributed/pipelining/stage.py: args_recv_info of every microbatch",
     "recompute": "partopt.runtime: a stage keeps its input",
     "shard": "partopt.runtime.own_loop: whole parameters are stepped",
-    "optimizer_bytes": "the loop's own optimizer",
-    "reserve_bytes": "not known; the rule of partopt",
 }
 _ENGINE = Engine(messages="split", allreduce="blocking", buffers="all", recompute=("none", "stage"))
 

@@ -40,7 +40,7 @@ class Says:
 
     cuts: Cuts = ANYWHERE
     replicas: Literal["one", "equal", "any"] = "equal"
-    recomputed: Literal["never", "all", "each"] = "all"
+    recomputed: Literal["all", "each"] = "all"
     orders: Sequence[Order] = ("stages", "pipelines")
     degrees: Mapping[str, str] = field(default_factory=dict)
     ties: bool = True

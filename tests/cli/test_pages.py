@@ -75,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         document.save(str(found[kind]))
     found["flows"] = folder / "flows.json"
     plan = po.Plan.load(str(found["plan"]))
-    found["flows"].write_text(po.export_plan(plan, "flows", stem="flows", suffix=".json").main)
+    po.simulate(plan).flows.save(str(found["flows"]))
     found["topology"] = folder / "cluster.yaml"
     found["topology"].write_text(NAMELESS.dump())
     return found

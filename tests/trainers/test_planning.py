@@ -131,7 +131,7 @@ def test_a_split_of_ones_own_is_taken_or_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "zb-h1"}, "`schedule=zb-h1`: megatron runs 1f1b, interleaved"),
+        ({"schedule": "zb-h1"}, "`schedule=zb-h1`: megatron has 1f1b, interleaved"),
         ({"schedule": "pipedream", "microbatches": None}, "`schedule=pipedream`"),
         ({"shard": "gradients"}, "`shard=gradients`: megatron has none, optimizer"),
     ],

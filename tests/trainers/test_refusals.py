@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, PartoptError, Plan, Profile, export_plan, writers
+from partopt.documents.engine import Engine
 from partopt.documents.profile import Group
 from partopt.simulator.execution import execute
 from partopt.simulator.restate import with_conditions
@@ -231,8 +232,7 @@ def test_idle_ranks_behind_the_others_are_left_out():
 
 def test_a_trainer_of_a_package_that_never_recomputes(monkeypatch):
     gpipe = TRAINERS["torchgpipe"]
-    says = dataclasses.replace(gpipe.says, recomputed="never")
-    own = dataclasses.replace(gpipe, name="own", says=says, schedules=None)
+    own = dataclasses.replace(gpipe, name="own", engine=Engine(), schedules=None)
     monkeypatch.setitem(TRAINERS.builtin, "own", own)
     assert reasons(planned(), "own") == []
     assert reasons(recomputing(planned(), 1), "own") == [
