@@ -197,7 +197,12 @@ TORCH_CSV = Trainer(
     schedules=SYNCHRONOUS,
     says=Says(recomputed="each", orders=(), degrees={"tp": "as the stages are made"}),
     engine=_ENGINE,
-    sources=_SOURCES | {"recompute": "as the stages are made", "allreduce": "the loop's own"},
+    sources=_SOURCES
+    | {
+        "degrees": "a stage is any module",
+        "recompute": "as the stages are made",
+        "allreduce": "the loop's own",
+    },
     write=_write_order,
     suffix=".csv",
     faults=csv_faults,

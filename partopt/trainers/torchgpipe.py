@@ -45,6 +45,7 @@ TORCHGPIPE = Trainer(
     says=Says(replicas="one", orders=("stages",), ties=False),
     engine=Engine(messages="split", allreduce="blocking", recompute=("none", "stage")),
     sources={
+        "schedules": "pipeline.py, clock_cycles",
         "waits": "pipeline.py, stream.py: copies run on streams of their own",
         "messages": "copy.py: Copy copies each tensor of a microbatch",
         "gradients": "autograd's own, in the number format of the parameters",
