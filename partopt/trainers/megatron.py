@@ -92,6 +92,8 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         words += ["--recompute-num-layers 1"]
     if plan.memory_rules.shard == "optimizer":
         words.append("--use-distributed-optimizer")
+    if plan.allreduce == "overlap" and plan.stages[0].replicas > 1:
+        words.append("--overlap-grad-reduce")
     if "stages" not in rank_order(plan):
         words.append("--use-tp-pp-dp-mapping")
     lines = "\n".join(f"    {word}" for word in words)
@@ -115,6 +117,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         "model.recompute_num_layers": 1 if recompute else None,
         "train.micro_batch_size": plan.microbatch_size,
         "train.global_batch_size": batch_of(plan),
+        "ddp.overlap_grad_reduce": plan.allreduce == "overlap",
         "ddp.use_distributed_optimizer": shared,
         "optimizer.use_distributed_optimizer": shared,
         "dist.use_tp_pp_dp_mapping": "stages" not in rank_order(plan),
@@ -233,7 +236,7 @@ MEGATRON = Trainer(
             "ep": "divides the experts",
         },
     ),
-    # what the arguments above ask for, with --bf16 and --overlap-grad-reduce
+    # with --bf16, and --overlap-grad-reduce as it is written
     engine=Engine(
         waits=("1f1b",),
         gradients="float32",

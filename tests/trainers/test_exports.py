@@ -122,9 +122,9 @@ def test_embedding_and_head_may_have_stages_of_their_own():
 def test_recomputation_and_shards():
     plan = planned(**PAIRS, recompute="always", shard="optimizer")
     words = flags(written(plan, "megatron"))
-    assert words[-7:] == [
+    assert words[-8:] == [
         *("--recompute-granularity", "full", "--recompute-method", "uniform"),
-        *("--recompute-num-layers", "1", "--use-distributed-optimizer"),
+        *("--recompute-num-layers", "1", "--use-distributed-optimizer", "--overlap-grad-reduce"),
     ]
     fields = written(plan, "megatron-bridge")
     assert assigned(fields, "config.model.recompute_granularity") == "full"
@@ -147,6 +147,16 @@ def test_a_recipe_of_megatron_bridge_is_left_nothing_that_the_plan_decides():
     assert assigned(fields, "config.model.virtual_pipeline_model_parallel_size") is None
     assert assigned(fields, "config.ddp.use_distributed_optimizer") is False
     assert assigned(fields, "config.dist.use_tp_pp_dp_mapping") is False
+
+
+def test_megatron_exchanges_gradients_as_the_plan_counts_it():
+    """It does so behind the backward unless it is told, and Bridge's recipes tell it."""
+    for allreduce, told in (("overlap", True), ("blocking", False)):
+        pair = planned(**PAIRS, allreduce=allreduce)
+        assert ("--overlap-grad-reduce" in flags(written(pair, "megatron"))) is told
+        fields = written(pair, "megatron-bridge")
+        assert assigned(fields, "config.ddp.overlap_grad_reduce") is told
+    assert "--overlap-grad-reduce" not in flags(written(UNEVEN, "megatron"))
 
 
 def test_recomputation_in_some_stages_is_for_colossalai():
