@@ -58,7 +58,8 @@ def command(
         return
     own = partopt.TRAINERS.lookup(target)
     path = Path(output) if output and output != "-" else Path(_STEM)
-    documents.check_writable(output or "-", force, [own.suffix])
+    if own.write is not None:
+        documents.check_writable(output or "-", force, [own.suffix])
     try:
         text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem)
     except PartoptError as error:

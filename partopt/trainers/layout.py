@@ -62,7 +62,9 @@ class TrainerLayout:
         if said.stages and name != own.schedule:
             raise invalid("schedule", name, f"the order is that of {own.schedule}", "leave it out")
         if name == AUTO:
-            raise invalid("schedule", name, "a layout is judged under one", "name it: 1f1b")
+            in_file = "its order is in a file, which names none"
+            what = "a layout is judged under one" if schedule_name else in_file
+            raise invalid("schedule", name, what, "name it: `schedule=1f1b`")
         entry = schedule(name)
         v = self._stages_a_device(entry, chunks)
         d = self._pipelines(self.stages // v, topology.in_groups(self.group_ranks).devices)

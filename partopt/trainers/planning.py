@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -67,13 +67,15 @@ def schedule_for(
     """The schedule of a job with these `options` that each of `trainers` runs.
 
     That is "auto" where the trainer's schedules may be tried, which needs `several` and no option
-    that "auto" chooses itself; else the first of them. None where schedules do not matter to the
-    trainers, as to those for inference. Raises PartoptError where they have none
-    in common.
+    that "auto" chooses itself; else the first of them. To trainers for inference schedules do not
+    matter: a batch asks for a synchronous one, else it is None. Raises PartoptError where they have
+    none in common.
     """
-    known = [names for each in trainers if (names := TRAINERS.lookup(each).schedules) is not None]
-    if not known:
+    named = [TRAINERS.lookup(name).schedules for name in trainers]
+    known: list[Collection[str]] = [names for names in named if names is not None]
+    if not known and not (options.get("microbatches") or options.get("global_batch")):
         return None
+    known = known or [sorted(SCHEDULES, key=lambda name: name != "1f1b")]
     common = [
         name
         for name in known[0]

@@ -98,6 +98,9 @@ def test_trainers_are_listed_and_an_unknown_one_has_a_nearest(partopt, plan):
     outcome = partopt("export", plan, "--to", "torch_titan")
     assert (outcome.code, outcome.hints) == (2, ['did you mean "torchtitan"?'])
     assert partopt("export", plan).code == 2
+    for words in ([], ["-o", "own.py"]):
+        outcome = partopt("export", plan, "--to", "partopt", *words)
+        assert (outcome.code, outcome.errors) == (2, ["nothing is written for partopt"])
 
 
 def test_a_file_that_is_no_plan_is_refused(partopt, tmp_path):

@@ -172,6 +172,8 @@ def test_the_commands(partopt, profile_file, topology_file, tmp_path):
         (["torchtitan", "deepspeed"], {}, False, "1f1b"),
         (["torchgpipe"], {"cuts": [3]}, True, "gpipe"),
         (["vllm"], {}, True, None),
+        (["vllm"], {"global_batch": 8}, True, "auto"),
+        (["partopt"], {"microbatches": 8}, False, "1f1b"),
     ],
 )
 def test_the_schedule_of_a_trainer(trainers, options, several, chosen):

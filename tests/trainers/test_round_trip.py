@@ -79,7 +79,7 @@ def test_variables_of_a_script_are_left_to_the_options():
 def test_an_order_in_a_file_needs_a_persons_word_for_its_schedule():
     plan, job = planned("zb-h1")
     layout = read_layout("torchtitan", export_plan(plan, "torchtitan").main, job.profile)
-    with pytest.raises(PartoptError, match="a layout is judged under one"):
+    with pytest.raises(PartoptError, match="its order is in a file, which names none"):
         layout.options(job.topology)
     again = Job(job.profile, job.topology, **layout.options(job.topology, "zb-h1"))
     assert planners.plan("manual", again.problem) == plan
