@@ -110,12 +110,5 @@ def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
 
 def _document(trainer: Trainer) -> dict[str, Any]:
     """All that is known of a trainer, but for the functions."""
-    return {
-        "name": trainer.name,
-        "summary": trainer.summary,
-        "tried": trainer.tried,
-        "schedules": None if trainer.schedules is None else dict(trainer.schedules),
-        "says": dataclasses.asdict(trainer.says),
-        "engine": trainer.engine,
-        "sources": dict(trainer.sources),
-    }
+    known = ("name", "summary", "tried", "schedules", "says", "engine", "sources")
+    return {name: getattr(trainer, name) for name in known}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.problem import Problem, Progress, ignore_progress
+from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
@@ -49,27 +48,18 @@ def judge_layout(
 
     PartoptError where the layout is no plan of the job's, as where its schedule cannot run it.
     """
-    plan = plan_layout(layout, job)
-    faults = tuple(find_faults(plan, layout.trainer, layout.parts))
-    recut, best = _better(layout, job, plan, progress)
-    return Judgement(plan, recut, best, faults)
-
-
-def _better(
-    layout: TrainerLayout, job: Job, plan: Plan, progress: Progress
-) -> tuple[Plan | None, Plan | None]:
-    """`recut` and `best` of a judgement; None where the trainer does not run the job's schedule."""
-    trainer, parts = layout.trainer, layout.parts
+    plan, trainer, parts = plan_layout(layout, job), layout.trainer, layout.parts
+    faults = tuple(find_faults(plan, trainer, parts))
     free = job.with_(cuts=None, replicas=None)
     try:
         changes = next(restrictions(free, trainer, parts))
-    except PartoptError:
-        return None, None
+    except PartoptError:  # the trainer does not run the job's schedule
+        return Judgement(plan, None, None, faults)
     recut = _recut(job, free.with_(**changes), plan, progress)
     able = [] if recut is None or any(find_faults(recut, trainer, parts)) else [recut]
     with suppress(PartoptError):  # no planner has one
         able.append(solve_within(free, trainer, parts, progress).plan)
-    return recut, min(able, key=order_of, default=None)
+    return Judgement(plan, recut, min(able, key=order_of, default=None), faults)
 
 
 def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
@@ -81,16 +71,12 @@ def plan_layout(layout: TrainerLayout, job: Job) -> Plan:
     warmups = layout.reading.warmups
 
     def find(each: Job, progress: Progress, beat_s: float) -> Plan:
-        return _simulate(each.problem, warmups)
+        plan = planners.plan(MANUAL, each.problem)
+        if warmups is None:
+            return simulate_with_best_warmup(plan)
+        return simulate_at_warmup(plan, warmups)
 
     return next(iter(search_sizes(job, ignore_progress, find, lambda plan: plan).values()))
-
-
-def _simulate(problem: Problem, warmups: Sequence[int] | None) -> Plan:
-    plan = planners.plan(MANUAL, problem)
-    if warmups is None:
-        return simulate_with_best_warmup(plan)
-    return simulate_at_warmup(plan, warmups)
 
 
 def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
@@ -103,8 +89,11 @@ def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
     problem = free.with_(**stated).problem
     cells = set(problem.boundaries())
     found: dict[tuple[int, ...], Plan] = {}
-    others = _plans(free.with_(**stated, stages=len(plan.stages)), progress)
-    for other in [plan, *others]:
+    others = [plan]
+    with suppress(PartoptError):  # no planner has one
+        result = solve(free.with_(**stated, stages=len(plan.stages)), progress)
+        others += [result.plan, *result.alternatives]
+    for other in others:
         cuts = tuple(stage.start for stage in other.stages[1:])
         if len(other.stages) == len(plan.stages) and cells.issuperset(cuts):
             own = job.with_(**stated, cuts=list(cuts) or None).problem
@@ -113,11 +102,3 @@ def _recut(job: Job, free: Job, plan: Plan, progress: Progress) -> Plan | None:
     moved = [move_cuts(start, problem) for start in starts]
     best = min(moved, key=order_of, default=None)
     return replace(best, planner=MANUAL) if best else None
-
-
-def _plans(job: Job, progress: Progress) -> list[Plan]:
-    """The best plan of all planners for `job`, and those beside it; none where none has one."""
-    with suppress(PartoptError):
-        result = solve(job, progress)
-        return [result.plan, *result.alternatives]
-    return []

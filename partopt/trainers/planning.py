@@ -99,6 +99,15 @@ def solve_within(
     job: Job, trainer: Trainer, parts: Sequence[Part], progress: Progress = ignore_progress
 ) -> Result:
     """`solve_for` of a trainer, to which the layers of the profile are `parts`."""
+
+    def improve(plan: Plan) -> Plan:
+        """With its cuts moved in the simulator, where it helps and the trainer can say it."""
+        problem = problem_from_plan(plan, job.profile)
+        moved = move_cuts(plan, problem)
+        if any(find_faults(moved, trainer, parts)) or order_of(moved) >= order_of(plan):
+            return plan
+        return _with_bound_of(plan, moved, problem)
+
     results, refusals = [], []
     waiting = deque(restrictions(job, trainer, parts))
     while waiting:
@@ -136,7 +145,7 @@ def solve_within(
             firsts.setdefault((plan.schedule, len(plan.stages)), plan)
         starts = list(firsts.values())[:_STARTS]
         others = [plan for plan in plans if plan not in starts]
-        plans = others + [_improve(plan, trainer, parts, job) for plan in starts]
+        plans = others + [improve(plan) for plan in starts]
     best, *slower = _distinct(sorted(plans, key=order_of), job)
     return Result(best, tuple(slower), results[0].notes, (best,))
 
@@ -160,15 +169,6 @@ def _longer(job: Job, trainer: Trainer, changes: dict[str, Any]) -> Iterator[dic
     counts = [S for S in range(trainer.says.least_stages, devices + 1) if devices % S == 0]
     for S in counts[:_LENGTHS]:
         yield own | {"stages": S}
-
-
-def _improve(plan: Plan, trainer: Trainer, parts: Sequence[Part], job: Job) -> Plan:
-    """The plan with its cuts moved in the simulator, where it helps and the trainer can say it."""
-    problem = problem_from_plan(plan, job.profile)
-    moved = move_cuts(plan, problem)
-    if any(find_faults(moved, trainer, parts)) or order_of(moved) >= order_of(plan):
-        return plan
-    return _with_bound_of(plan, moved, problem)
 
 
 def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
@@ -196,7 +196,11 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
         changes["replication"] = "uniform" if equal else "none"
     alike = job.recompute == "auto" and trainer.says.recomputed == "all"
     modes = ["never", "always"] if alike else [None]
-    for name in _named(job, trainer):
+    names: Collection[str] = [job.schedule]
+    if job.schedule == AUTO:  # those that planners can plan for
+        own = [schedule(name) for name in trainer.schedules or SCHEDULES]
+        names = [entry.name for entry in own if entry.tried_by_auto and entry.kernel is not None]
+    for name in names:
         for mode in modes:
             recompute = {} if mode is None else {"recompute": mode}
             yield changes | {"schedule": name} | recompute
@@ -218,14 +222,6 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
                 code="target-cannot-say",
                 option=option,
             )
-
-
-def _named(job: Job, trainer: Trainer) -> list[str]:
-    """The schedules to plan for by name: that of the job, or where it is open those of planners."""
-    if job.schedule != AUTO:
-        return [job.schedule]
-    names = [name for name in trainer.schedules or SCHEDULES if schedule(name).tried_by_auto]
-    return [name for name in names if schedule(name).kernel is not None]
 
 
 def _places(job: Job, trainer: Trainer, parts: Sequence[Part]) -> list[str]:
