@@ -32,16 +32,16 @@ def plans(draw: st.DrawFn, trainer: Trainer) -> tuple[Plan, Job]:
     profile = transformer(draw(st.integers(2, 9)), halves=draw(st.booleans()))
     if "tp" in says.degrees and draw(st.booleans()):
         profile = replace(profile, group=Group(ranks=2))
-    size = draw(st.sampled_from([1, 2]))
-    profile = replace(
-        profile, measurements=[replace(profile.measurements[0], microbatch_size=size)]
-    )
+    if runs and trainer.name != "torchgpipe":  # they say the size of a microbatch
+        measured = [replace(profile.measurements[0], microbatch_size=size) for size in (1, 2)]
+        profile = replace(profile, measurements=measured)
     layers = [layer.name for layer in profile.layers]
     parts = [] if says.cuts == ANYWHERE else find_parts(layers)
     starts = may_begin(parts or [None] * len(layers), says.cuts)
     cuts = draw(
         st.lists(st.sampled_from(starts[1:]), unique=True, min_size=1, max_size=6).map(sorted)
     )
+    # torchtitan has interleaved orders as CSV, without their names
     S, loops = len(cuts) + 1, "interleaved" in runs and trainer.name != "torchtitan"
     v = draw(st.sampled_from([v for v in (1, 2, 3) if S % v == 0 and v < S])) if loops else 1
     P, d = S // v, 1 if says.replicas == "one" else draw(st.integers(1, 2))
@@ -49,6 +49,7 @@ def plans(draw: st.DrawFn, trainer: Trainer) -> tuple[Plan, Job]:
     options = {"cuts": cuts or None, "replicas": [d] * S, "schedule": schedule}
     if schedule != "pipedream":
         options["microbatches"] = P * d * draw(st.integers(1, 2))
+        options["microbatch_size"] = draw(st.sampled_from(profile.measurements)).microbatch_size
         options["recompute"] = draw(st.sampled_from(["never", "always"]))
         able = [own for own in trainer.engine.shard if d > 1 or own == "none"]
         options["shard"] = draw(st.sampled_from(able))
