@@ -27,7 +27,7 @@ test: kernels
 
 # Each trainer's own code reads what partopt exports for it, in an environment of their own.
 test-exporters: $(TRAINERS)/.installed
-	$(TRAINERS)/bin/python -m pytest -n 2 --dist loadfile -rs tests/exporters
+	$(TRAINERS)/bin/python -m pytest -n 2 --dist loadfile -rs tests/trainers
 
 # The site is in site/, and loads nothing from a network.
 docs: $(VENV)/.installed-docs

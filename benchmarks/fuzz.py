@@ -279,8 +279,8 @@ def write_files() -> None:
     from partopt.documents.topology import Topology
     from tests.helpers import ROOT, chain_profile, two_level
     from tests.importers import traces
-    from tests.layouts.models import transformer
     from tests.report.pictures import cases
+    from tests.trainers.models import transformer
 
     names, sizes = ["wte", "h.0", "h.1", "h.2", "ln_f", "lm_head"], [8 * 10**6] * 6
     kept = {"tensors": [(0, [1, 2], 9)], "stash_groups": [([0, 2], 7)]}
@@ -310,7 +310,7 @@ def write_files() -> None:
 
 def find_subjects() -> dict[str, Document | Options]:
     """Every kind of document, and every command."""
-    from tests.layouts.test_reading import SAME
+    from tests.trainers.test_reading import SAME
 
     write_files()
     found: dict[str, Document | Options] = {}

@@ -23,16 +23,11 @@ if TYPE_CHECKING:
     from partopt.documents.profile import Profile
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
-    from partopt.exporters import EXPORTERS, export_plan
-    from partopt.exporters.planning import schedule_for, solve_for
     from partopt.html_report import write_report
     from partopt.importers import IMPORTERS, import_profile
     from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
-    from partopt.layouts import LAYOUTS, read_layout
-    from partopt.layouts.judge import Judgement, judge_layout, plan_layout
-    from partopt.layouts.trainer_layout import TrainerLayout
     from partopt.links.fitted import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
@@ -49,6 +44,11 @@ if TYPE_CHECKING:
     from partopt.search.solve import Result, solve
     from partopt.search.verify import verify
     from partopt.simulation import Simulation, simulate
+    from partopt.trainers import TRAINERS, export_plan, readers, writers
+    from partopt.trainers.judging import Judgement, judge_layout, plan_layout
+    from partopt.trainers.layout import TrainerLayout, read_layout
+    from partopt.trainers.planning import schedule_for, solve_for
+    from partopt.trainers.trainer import Trainer
     from partopt.trials.trying import Trial, try_schedule, try_schedules
     from partopt.trials.uniform import Uniform
 
@@ -56,13 +56,11 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
-    "EXPORTERS": "partopt.exporters",
     "FittedLinks": "partopt.links.fitted",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
-    "Judgement": "partopt.layouts.judge",
-    "LAYOUTS": "partopt.layouts",
+    "Judgement": "partopt.trainers.judging",
     "Note": "partopt.documents",
     "PLANNERS": "partopt.planners",
     "Plan": "partopt.documents.plan",
@@ -70,10 +68,12 @@ _PLACES = {
     "ProfilingStopped": "partopt.profiler",
     "Result": "partopt.search.solve",
     "SCHEDULES": "partopt.schedules",
+    "TRAINERS": "partopt.trainers",
     "Simulation": "partopt.simulation",
     "Stage": "partopt.documents.stage",
     "Topology": "partopt.documents.topology",
-    "TrainerLayout": "partopt.layouts.trainer_layout",
+    "Trainer": "partopt.trainers.trainer",
+    "TrainerLayout": "partopt.trainers.layout",
     "TrainingRun": "partopt.runtime.run_document",
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
@@ -82,36 +82,37 @@ _PLACES = {
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",
-    "export_plan": "partopt.exporters",
+    "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",
     "list_tried": "partopt.search.does_not_fit",
     "import_profile": "partopt.importers",
     "import_run": "partopt.importers.run",
     "import_times": "partopt.importers.torch_profile",
-    "judge_layout": "partopt.layouts.judge",
+    "judge_layout": "partopt.trainers.judging",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
-    "plan_layout": "partopt.layouts.judge",
+    "plan_layout": "partopt.trainers.judging",
     "prepare_links": "partopt.runtime.link_run",
-    "read_layout": "partopt.layouts",
+    "readers": "partopt.trainers",
+    "read_layout": "partopt.trainers.layout",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
-    "schedule_for": "partopt.exporters.planning",
+    "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
-    "solve_for": "partopt.exporters.planning",
+    "solve_for": "partopt.trainers.planning",
     "try_schedule": "partopt.trials.trying",
     "try_schedules": "partopt.trials.trying",
     "verify": "partopt.search.verify",
     "write_report": "partopt.html_report",
+    "writers": "partopt.trainers",
 }
 
 __all__ = [
-    "EXPORTERS",
     "IMPORTERS",
-    "LAYOUTS",
     "PLANNERS",
     "SCHEDULES",
+    "TRAINERS",
     "Certificate",
     "FittedLinks",
     "Fitting",
@@ -126,6 +127,7 @@ __all__ = [
     "Simulation",
     "Stage",
     "Topology",
+    "Trainer",
     "TrainerLayout",
     "TrainingRun",
     "Trial",
@@ -148,6 +150,7 @@ __all__ = [
     "plan_layout",
     "prepare_links",
     "read_layout",
+    "readers",
     "run_source",
     "scale",
     "schedule_for",
@@ -158,6 +161,7 @@ __all__ = [
     "try_schedules",
     "verify",
     "write_report",
+    "writers",
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import documents
+from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
@@ -28,6 +29,7 @@ from partopt.simulator.conditions import (
 )
 from partopt.simulator.document import document_of
 from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
+from partopt.simulator.flows import flows_of
 from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 
@@ -58,6 +60,11 @@ class Simulation:
         trials = Trials(self.conditions, partial(_run, self.planned, executions.ACTION_LIMIT))
         advice = findings(self.execution, trials, self.varied)
         return document_of(self.execution, self.planned, advice, self.varied)
+
+    @cached_property
+    def flows(self) -> Flows:
+        """Every message and collective: what each takes, and what it costs that it does."""
+        return flows_of(self.execution)
 
     @property
     def fits(self) -> bool:

@@ -36,9 +36,7 @@ MAY_IMPORT = {
     "search": PLANNING | {"options", "job", "planners", "simulator"},
     "links": DOCUMENTS | {"cost"},
     "report": PLANNING | {"simulator", "links"},
-    "exporters": PLANNING | {"registry", "simulator", "options", "job", "search"},
-    "layouts": PLANNING
-    | {"options", "registry", "job", "planners", "simulator", "search", "exporters"},
+    "trainers": PLANNING | {"registry", "simulator", "options", "job", "planners", "search"},
     "runtime": PLANNING | {"profiler", "simulator", "links"},
     "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
     "simulation": PLANNING | {"options", "simulator", "report"},

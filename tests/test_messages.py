@@ -58,7 +58,7 @@ def spoken(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 # the command line, and those of trainers
-OF_FLAGS = {"cli", "exporters"}
+OF_FLAGS = {"cli", "trainers"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from partopt import (
-    EXPORTERS,
+    TRAINERS,
     Job,
     Plan,
     Profile,
@@ -25,8 +25,8 @@ from partopt import (
 )
 from partopt.cost.flight import warmup
 from partopt.errors import PartoptError
-from partopt.exporters.blocks import find_parts
-from partopt.exporters.faithful import may_begin
+from partopt.trainers.parts import find_parts
+from partopt.trainers.says import may_begin
 
 # shipped profile, cluster, servers, samples of a batch, devices' memory
 CASES = [
@@ -56,7 +56,7 @@ def facts(plan: Plan) -> dict[str, object]:
 def split(job: Job, stages: int) -> list[int]:
     """First layers of `stages` stages of about as many layers, which Megatron may begin with."""
     parts = find_parts([layer.name for layer in job.profile.layers])
-    may = may_begin(parts, EXPORTERS["megatron"].cuts)
+    may = may_begin(parts, TRAINERS["megatron"].says.cuts)
     return [may[len(may) * s // stages] for s in range(1, stages)]
 
 

@@ -42,6 +42,10 @@ VERBS = {
     "show": ("partopt.cli.show", "a profile, a plan or a topology, for people to read"),
     "import": ("partopt.cli.import_", "read another program's profile, or a trainer's layout"),
     "topology": ("partopt.cli.topology", "list, show and measure topologies"),
+    "trainer": (
+        "partopt.cli.trainer",
+        "trainers: what each can say and does",
+    ),
     "schema": ("partopt.cli.schema", "the JSON Schema of a file format"),
 }
 _TRAINING = {"profile", "run", "export", "topology"}  # verbs in whose process models may train

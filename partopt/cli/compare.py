@@ -173,8 +173,11 @@ def _plan_of(trainer: str, layout: str, rules: Sequence[str], job: Job) -> Plan:
     import partopt
 
     read = partopt.read_layout(trainer, import_layout.text_of(layout), job.profile, rules=rules)
+    own = read.options(job.topology, job.schedule, job.chunks)
+    # what is compared has one batch; an order has its own
+    shared = () if read.reading.stages else read.conditions
     return partopt.plan_layout(
-        read, job.with_(**read.options(job.topology, job.schedule, job.chunks))
+        read, job.with_(**{name: own[name] for name in own if name not in shared})
     )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from partopt import Plan
 
 _STEM = "partopt_plan"
+_FLOWS = "flows"
+_FLOWS_SUMMARY = "no trainer: every message and collective, and which are critical (.csv, .json)"
 
 
 class _Export(click.Command):
@@ -24,8 +26,9 @@ class _Export(click.Command):
         """One line a trainer."""
         import partopt
 
+        rows = [(name, partopt.TRAINERS[name].summary) for name in partopt.writers()]
         with formatter.section("Trainers"):
-            formatter.write_dl([(each.name, each.summary) for each in partopt.EXPORTERS.values()])
+            formatter.write_dl([*rows, (_FLOWS, _FLOWS_SUMMARY)])
 
 
 @click.command(cls=_Export, short_help="write a plan as a trainer reads it")
@@ -50,11 +53,15 @@ def command(
     from partopt import documents
 
     loaded = partopt.Plan.load(plan)
-    own = partopt.EXPORTERS.lookup(target)
+    if target == _FLOWS:
+        _write_flows(loaded, output, force)
+        return
+    own = partopt.TRAINERS.lookup(target)
     path = Path(output) if output and output != "-" else Path(_STEM)
-    documents.check_writable(output or "-", force, [own.suffix, *own.others])
+    if own.write is not None:
+        documents.check_writable(output or "-", force, [own.suffix])
     try:
-        text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem, suffix=path.suffix)
+        text = partopt.export_plan(loaded, target, rules=rules, stem=path.stem)
     except PartoptError as error:
         raise _with_hint(error, loaded, target) from None
     if text.beside and output in (None, "-"):
@@ -72,6 +79,25 @@ def command(
             say(f"Wrote {name}", err=True)
     for note in text.notes:
         say(f"note:    {note}", err=True)
+
+
+def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
+    """Every flow of the plan, as a table or as a document (`.json`)."""
+    import partopt
+    from partopt import documents
+    from partopt.report.flows import to_csv
+
+    path = output or "-"
+    documents.check_writable(path, force, [".csv", ".json"])
+    flows = partopt.simulate(plan).flows
+    text = documents.encode(flows) if path.endswith(".json") else to_csv(flows).encode()
+    documents.write_bytes(path, text, force)
+    if path != "-":
+        say(f"Wrote {path}", err=True)
+    critical = sum(flow.critical is True for flow in flows.flows)
+    told = f"{critical} of {len(flows.flows)} flows are critical"
+    not_tried = "which flows are critical was not tried: too many actions, or it does not settle"
+    say(f"note:    {told if flows.tried else not_tried}", err=True)
 
 
 def _with_hint(error: PartoptError, plan: Plan, target: str) -> PartoptError:

@@ -28,13 +28,13 @@ class _Formats(click.Group):
         """The formats of profiles, then those of layouts."""
         import partopt
 
-        return [_TRACE, *partopt.IMPORTERS, *partopt.LAYOUTS]
+        return [_TRACE, *partopt.IMPORTERS, *partopt.readers()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a format. PartoptError for an unknown one."""
         import partopt
 
-        if cmd_name in partopt.LAYOUTS:
+        if cmd_name in partopt.readers():
             return import_layout.command
         if cmd_name == _TRACE or cmd_name in partopt.IMPORTERS:
             return _profile
@@ -68,8 +68,9 @@ class _Formats(click.Group):
         profiles = [(name, _PROFILES.get(name, "")) for name in (_TRACE, *partopt.IMPORTERS)]
         with formatter.section("Measurements, as a profile"):
             formatter.write_dl(profiles)
+        layouts = [(name, partopt.TRAINERS[name].reads) for name in partopt.readers()]
         with formatter.section("Layouts of trainers, as a plan"):
-            formatter.write_dl([(each.name, each.summary) for each in partopt.LAYOUTS.values()])
+            formatter.write_dl(layouts)
 
 
 def _of_other_kind(error: click.NoSuchOption) -> PartoptError | None:

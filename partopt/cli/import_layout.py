@@ -30,10 +30,9 @@ class _Import(click.Command):
         """What the trainer's layout is, and how one is written."""
         import partopt
 
-        form = partopt.LAYOUTS.get(str(ctx.info_name))
-        if form is not None:
-            with formatter.section("Layout"):
-                formatter.write_dl([(form.example, form.summary)])
+        trainer = partopt.TRAINERS[str(ctx.info_name)]
+        with formatter.section("Layout"):
+            formatter.write_dl([(trainer.example, trainer.reads)])
 
 
 @click.command(cls=_Import)
@@ -69,7 +68,7 @@ def command(
 
     LAYOUT is the layout itself, a file that has it, or -; programs are read, not executed. It is
     laid on all devices of the topology and simulated under the schedule that the trainer runs. What
-    it says of batches, recomputation and sharding is not read: the options here say that. A layout
+    a file says of batches, recomputation and sharding holds where no option here says it. A layout
     that does not fit the devices' memory is written, too; then it exits with 1.
 
     \b
@@ -98,7 +97,7 @@ def command(
     stated = own.options(
         topology, given["schedule"] if options.is_given("schedule") else None, given["chunks"]
     )
-    _check_batch(given, stated)
+    _keep_given(given, stated, own)
     job = options.state_job(loaded, topology, given | stated)
     print_notes(job.notes)
     with progress.shown() as tell:
@@ -128,17 +127,24 @@ def text_of(layout: str) -> str:
     return read_bytes(layout).decode(errors="replace")
 
 
-def _check_batch(given: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
-    """Refuse microbatches beside those of an order."""
-    M = stated.get("microbatches")
-    for name in ("microbatches", "global_batch"):
-        if M is not None and given[name] not in (None, M):
+def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLayout) -> None:
+    """Take what this command line says out of what is `stated`; refuse a batch beside an order."""
+    batch = [name for name in ("microbatches", "global_batch") if given[name] is not None]
+    M = own.reading.stages and stated["microbatches"]
+    for name in batch:
+        if M and given[name] != M:
             raise PartoptError(
                 f"`{name}={given[name]}`: the order is of {M} microbatches",
                 "leave it out",
                 code="conflicting-options",
                 option=name,
             )
+    for name in ("microbatch_size", "recompute", "shard"):
+        if options.is_given(name):
+            stated.pop(name, None)
+    if batch:
+        stated.pop("microbatches", None)
+        stated.pop("global_batch", None)
 
 
 def _print_page(judged: Judgement, own: TrainerLayout) -> None:
@@ -148,7 +154,7 @@ def _print_page(judged: Judgement, own: TrainerLayout) -> None:
     for line in own.described:
         say(f"note:    {line}", err=True)
     say(plan.render(judged.plan, ascii_only(), as_flags))
-    say(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer)}")
+    say(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer.name)}")
 
 
 def _again(
@@ -169,12 +175,12 @@ def _next(
 
     profile = click.get_current_context().params["profile"]
     changed = {
-        name: stated[name] for name in ("schedule", "chunks", "microbatches") if name in stated
+        name: stated[name] for name in ("schedule", "chunks", *own.conditions) if name in stated
     }
     words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
     best, recut = judged.best, judged.recut
     if best is not None and best != recut and loses_to(judged.plan, best):
-        words += ["--for", own.trainer]
+        words += ["--for", own.trainer.name]
     elif recut is not None and loses_to(judged.plan, recut):
         cuts = [stage.start for stage in recut.stages[1:]]
         words += flags_of({"cuts": cuts, "replicas": stated["replicas"]})

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
+from msgspec import structs
+
 from partopt.documents.flows import Flows, FlowTime
 from partopt.report.basis import basis_lines
 from partopt.report.ranks import ranks_text
@@ -54,3 +59,15 @@ def _cells(flow: FlowTime) -> list[str]:
         f"{flow.per_second:.2f}" if flow.critical and flow.per_second is not None else "-",
         "-" if flow.saved is None else f"{flow.saved:.1%}",
     ]
+
+
+def to_csv(flows: Flows) -> str:
+    """A row a flow, under the names of its fields; lists are words."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(FlowTime.__struct_fields__)
+    for flow in flows.flows:
+        values = structs.astuple(flow)
+        lists = [" ".join(map(str, each)) if isinstance(each, list) else each for each in values]
+        rows.writerow([{True: "yes", False: "no"}[v] if isinstance(v, bool) else v for v in lists])
+    return file.getvalue()

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from partopt import EXPORTERS
-from tests.exporters.plans import planned
+from partopt import writers
+from tests.trainers.plans import planned
 
 COUNTS = "export VLLM_PP_LAYER_PARTITION=4,3,3,2\n"
 
@@ -94,10 +94,13 @@ def test_rules(partopt, plan):
 
 def test_trainers_are_listed_and_an_unknown_one_has_a_nearest(partopt, plan):
     listed = partopt("export", "--help").out
-    assert all(f"  {name}  " in listed for name in EXPORTERS)
+    assert all(f"  {name}  " in listed for name in [*writers(), "flows"])
     outcome = partopt("export", plan, "--to", "torch_titan")
     assert (outcome.code, outcome.hints) == (2, ['did you mean "torchtitan"?'])
     assert partopt("export", plan).code == 2
+    for words in ([], ["-o", "own.py"]):
+        outcome = partopt("export", plan, "--to", "partopt", *words)
+        assert (outcome.code, outcome.errors) == (2, ["nothing is written for partopt"])
 
 
 def test_a_file_that_is_no_plan_is_refused(partopt, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from partopt.documents.plan import Plan
 from tests.helpers import flat
-from tests.layouts.models import transformer
+from tests.trainers.models import transformer
 
 LAYOUT = "Et*4|t*3|t*3|t*2L"
 
@@ -61,6 +61,42 @@ def test_a_file_and_standard_input(imported, partopt, given, tmp_path):
     assert imported("megatron", tmp_path / "other.sh").errors == [
         f"{tmp_path / 'other.sh'}: no such file"
     ]
+
+
+SCRIPT = """torchrun train.py --pipeline-model-parallel-layout 'Et*4|t*3|t*3|t*2L' \\
+  --micro-batch-size 1 --global-batch-size 12 --recompute-granularity full \\
+  --use-distributed-optimizer --tensor-model-parallel-size {tp}
+"""
+
+
+def test_what_a_script_says_beside_the_layout_holds_where_no_option_does(partopt, given, tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.format(tp=1))
+    said = partopt("import", "megatron", script, *given, "--json").document
+    assert said["microbatches"] == 12
+    assert said["memory_rules"]["shard"] == "optimizer"
+    assert {stage["recompute"] for stage in said["stages"]} == {True}
+    words = ["--microbatches", 8, "--recompute", "never", "--shard", "none"]
+    stated = partopt("import", "megatron", script, *given, *words, "--json").document
+    assert stated["microbatches"] == 8
+    assert stated["memory_rules"].get("shard", "none") == "none"
+    assert {stage.get("recompute", False) for stage in stated["stages"]} == {False}
+    asynchronous = partopt("import", "megatron", script, *given, "--schedule", "pipedream")
+    assert asynchronous.code == 0
+    script.write_text(SCRIPT.format(tp=8))
+    refused = partopt("import", "megatron", script, *given)
+    assert refused.code == 2
+    assert refused.errors == ["the layout has groups of 8 tensor parallel ranks, the profile of 1"]
+
+
+def test_the_command_that_follows_keeps_what_the_script_says(partopt, given, tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.format(tp=1))
+    following = partopt("import", "megatron", script, *given).err.splitlines()[-1]
+    command = shlex.split(following)[2:]
+    assert command[command.index("--global-batch") + 1] == "12"
+    assert command[command.index("--recompute") + 1] == "always"
+    assert partopt(*command[:-1], tmp_path / "better.json").code == 0
 
 
 def test_several_stages_on_a_device(imported):

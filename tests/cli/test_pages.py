@@ -23,10 +23,10 @@ from partopt.report.width import page_width
 from partopt.schedules import SCHEDULES
 from tests.cli.test_columns import LONG, NAMELESS, widest
 from tests.helpers import chain_profile, measurement, profile_of
-from tests.layouts.models import transformer
 from tests.links.synthetic import SWITCHED, level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
+from tests.trainers.models import transformer
 
 WIDTHS = [60, 80, 120, 200]
 NAME = "-".join(LONG[:2])
@@ -75,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         document.save(str(found[kind]))
     found["flows"] = folder / "flows.json"
     plan = po.Plan.load(str(found["plan"]))
-    found["flows"].write_text(po.export_plan(plan, "flows", stem="flows", suffix=".json").main)
+    po.simulate(plan).flows.save(str(found["flows"]))
     found["topology"] = folder / "cluster.yaml"
     found["topology"].write_text(NAMELESS.dump())
     return found

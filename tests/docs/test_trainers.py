@@ -3,9 +3,9 @@
 import re
 import shlex
 
-from partopt import EXPORTERS
-from partopt.exporters.target import Target
-from partopt.exporters.torch_csv import SYNCHRONOUS
+from partopt import TRAINERS, writers
+from partopt.trainers.torch import SYNCHRONOUS
+from partopt.trainers.trainer import Trainer
 from tests.docs.documents import read, rows, section
 
 PAGE = read("trainers.md")
@@ -27,7 +27,7 @@ BEGINS = {
 
 def test_every_trainer_is_shown():
     shown = {match[1] for command, _ in SHOWN if (match := re.search("--to ([a-z-]+)", command))}
-    assert shown == {*EXPORTERS} - {"torch", "flows"}  # shown elsewhere
+    assert shown == {*writers()} - {"torch"}  # shown elsewhere
 
 
 def test_what_it_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch):
@@ -44,25 +44,25 @@ def test_what_it_shows_is_what_the_commands_print(partopt, tmp_path, monkeypatch
             assert outcome.err.startswith(NOTES[1])
 
 
-def cells(target: Target) -> list[str]:
+def cells(trainer: Trainer) -> list[str]:
     """The row of a trainer in the table."""
-    serves = target.schedules is None
-    schedules = "any" if serves else ", ".join(target.schedules)
-    if target.schedules is SYNCHRONOUS:
+    serves = trainer.schedules is None
+    schedules = "any" if serves else ", ".join(trainer.schedules)
+    if trainer.schedules is not None and trainer.schedules.keys() == SYNCHRONOUS.keys():
         schedules = "all synchronous ones but `dualpipe`"
-    shards = "any" if serves else ", ".join(own for own in target.shards if own != "none")
+    shards = "any" if serves else ", ".join(own for own in trainer.engine.shard if own != "none")
     return [
-        target.name,
-        target.tried,
+        trainer.name,
+        trainer.tried,
         schedules.strip("`"),
-        target.replicas,
-        "any" if serves else target.recompute,
+        trainer.says.replicas,
+        "any" if serves else trainer.says.recomputed,
         shards or "-",
-        BEGINS[target.cuts],
+        BEGINS[trainer.says.cuts],
     ]
 
 
-def test_the_table_says_what_the_targets_do():
+def test_the_table_says_what_the_trainers_do():
     assert rows(section(PAGE, "What each can say"))[1:] == [
-        cells(target) for target in EXPORTERS.values() if target.name != "flows"
+        cells(TRAINERS[name]) for name in writers()
     ]

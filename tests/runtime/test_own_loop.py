@@ -14,11 +14,11 @@ from torch import nn
 
 from partopt import Job, Plan, solve
 from partopt.errors import PartoptError
-from partopt.exporters import export_plan
 from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.runtime.inputs import Microbatches
 from partopt.runtime.own_loop import train_with
+from partopt.trainers import export_plan
 from tests.helpers import ROOT, flat
 from tests.runtime.test_run import MODEL
 

@@ -1,0 +1,114 @@
+"""`partopt trainer`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from partopt.cli import options
+from partopt.cli.terminal import say, say_page
+from partopt.units import format_bytes
+
+if TYPE_CHECKING:
+    from partopt import Trainer
+
+_WORDS = {
+    ("cuts", "anywhere"): "stages begin with any layer",
+    ("cuts", "parts"): "stages begin with a block, the final norm or the head",
+    ("cuts", "heads"): "stages begin with a block or the head",
+    ("cuts", "blocks"): "stages begin with a block",
+    ("recomputed", "all"): "all stages or none",
+    ("recomputed", "each"): "each stage by itself",
+}
+
+
+@click.group(short_help="trainers: what each can say and does", no_args_is_help=False)
+def command() -> None:
+    """List trainers, and show what one can say of a plan and what its engine does.
+
+    \b
+    Example:
+      partopt trainer list
+      partopt trainer show megatron
+    """
+
+
+@command.command("list")
+@options.json_option
+def list_(as_json: bool) -> None:
+    """List the trainers.
+
+    With --json all that is known of each is printed in one document.
+
+    \b
+    Example:
+      partopt trainer list
+    """
+    import partopt
+    from partopt.report.table import table
+
+    if as_json:
+        options.write_json({name: _document(each) for name, each in partopt.TRAINERS.items()})
+        return
+    rows = [
+        (name, each.tried, *("yes" if way else "-" for way in (each.write, each.read)))
+        for name, each in partopt.TRAINERS.items()
+    ]
+    say(table(["NAME", "TRIED", "EXPORT", "IMPORT"], rows, left=(0, 1)))
+    say("next:    partopt trainer show NAME", err=True)
+
+
+@command.command()
+@click.argument("trainer")
+@options.json_option
+def show(trainer: str, as_json: bool) -> None:
+    """Show what TRAINER can say of a plan, and what its engine does, each with its source.
+
+    \b
+    Example:
+      partopt trainer show megatron
+    """
+    import partopt
+    from partopt.report.table import label_lines
+
+    own = partopt.TRAINERS.lookup(trainer)
+    if as_json:
+        options.write_json(_document(own))
+        return
+    facts = [
+        ("trainer", f"{trainer}; {own.summary}"),
+        ("tried", f"{own.tried}; in brackets are the files of it that say so"),
+    ]
+    for name, value in _facts(own):
+        source = own.sources.get(name)
+        facts.append((name, f"{value} ({source})" if source else value))
+    say_page(label_lines(facts))
+    say(f"next:    partopt plan PROFILE --topology T --for {trainer}", err=True)
+
+
+def _facts(trainer: Trainer) -> Iterator[tuple[str, str]]:
+    """What a trainer can say, then what its engine does, each by its name and in words."""
+    says = dataclasses.asdict(trainer.says)
+    own = {} if trainer.schedules is None else trainer.schedules
+    yield "schedules", ", ".join(f"{n} ({each})" if each else n for n, each in own.items()) or "any"
+    for name, value in [*says.items(), *msgspec.structs.asdict(trainer.engine).items()]:
+        if isinstance(value, dict):
+            value = "; ".join(f"{degree} {what}" for degree, what in value.items())
+        elif isinstance(value, list | tuple):
+            value = ", ".join(value)
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif name.endswith("_bytes") and value is not None:
+            value = format_bytes(value)
+        own_words = _WORDS.get((name, value), str(value or "none"))
+        yield name, "as partopt counts it" if value is None else own_words
+
+
+def _document(trainer: Trainer) -> dict[str, Any]:
+    """All that is known of a trainer, but for the functions."""
+    known = ("name", "summary", "tried", "schedules", "says", "engine", "sources")
+    return {name: getattr(trainer, name) for name in known}

@@ -1,0 +1,60 @@
+"""How a trainer runs a plan: what its engine does, and the layout that its configuration says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from partopt import documents
+from partopt.documents.profile import Bytes, Count
+from partopt.documents.stage import Buffers, Gradients, Shard
+
+# what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
+# one by one, each keeps its input; whole stages, each keeps its input
+Recomputation = Literal["none", "selective", "blocks", "stage"]
+
+
+class Engine(documents.Part, frozen=True, kw_only=True):
+    """What the engine of a trainer does.
+
+    `waits` are the schedules under which devices wait for their messages; under others these
+    overlap with compute. `messages` says whether the tensors of a cut are one message or one each,
+    `gradients` the number format in which gradients are kept and exchanged, `allreduce` whether
+    replicas exchange them beside the last backward, in buckets of `bucket_bytes`, or behind it.
+    `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
+    which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
+    of a device are for what is not the model's; where they are None the rules of
+    `partopt.cost.memory` and `partopt.cost.reserve` say how many.
+    """
+
+    waits: tuple[str, ...] = ()
+    messages: Literal["packed", "split"] = "packed"
+    gradients: Gradients = "parameters"
+    allreduce: Literal["overlap", "blocking"] = "overlap"
+    bucket_bytes: Count = 25 * 2**20
+    buffers: Buffers = "flight"
+    recompute: tuple[Recomputation, ...] = ("none",)
+    shard: tuple[Shard, ...] = ("none",)
+    optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    reserve_bytes: Bytes | None = None
+
+
+class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model lies on devices, as trainers say it; None where nothing says it.
+
+    Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with
+    `chunks` stages each, and `dp` pipelines side by side. `microbatch` is its samples. `recompute`
+    is of all stages; "auto" stands for some.
+    """
+
+    tp: Count | None = None
+    cp: Count | None = None
+    ep: Count | None = None
+    pp: Count | None = None
+    chunks: Count | None = None
+    dp: Count | None = None
+    microbatch: Count | None = None
+    recompute: Literal["never", "always", "auto"] | None = None
+    shard: Shard | None = None
+    schedule: str | None = None

@@ -1,0 +1,108 @@
+"""Trainers: what each can say of a plan, what its engine does, what it writes and reads.
+
+One file each, and one line in the registry here. A plan that a trainer cannot say is refused with
+every reason; nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partopt.documents.plan import Plan
+from partopt.errors import PartoptError, did_you_mean
+from partopt.registry import Registry
+from partopt.trainers.parts import Part, describe, find_parts
+from partopt.trainers.says import find_faults
+from partopt.trainers.trainer import ANYWHERE, Text, Trainer
+
+TRAINERS: Registry[Trainer] = Registry(
+    "trainer",
+    Trainer,
+    {
+        "megatron": "partopt.trainers.megatron:MEGATRON",
+        "megatron-bridge": "partopt.trainers.megatron:BRIDGE",
+        "torchtitan": "partopt.trainers.torchtitan:TORCHTITAN",
+        "deepspeed": "partopt.trainers.deepspeed:DEEPSPEED",
+        "torch": "partopt.trainers.torch:TORCH",
+        "torch-csv": "partopt.trainers.torch:TORCH_CSV",
+        "colossalai": "partopt.trainers.colossalai:COLOSSALAI",
+        "torchgpipe": "partopt.trainers.torchgpipe:TORCHGPIPE",
+        "partopt": "partopt.trainers.partopt:PARTOPT",
+        "vllm": "partopt.trainers.servers:VLLM",
+        "sglang": "partopt.trainers.servers:SGLANG",
+        "accelerate": "partopt.trainers.servers:ACCELERATE",
+    },
+)
+
+
+def writers() -> list[str]:
+    """The names of the trainers for which plans are written."""
+    return [name for name, trainer in TRAINERS.items() if trainer.write is not None]
+
+
+def readers() -> list[str]:
+    """The names of the trainers whose configurations are read."""
+    return [name for name, trainer in TRAINERS.items() if trainer.read is not None]
+
+
+def export_plan(
+    plan: Plan,
+    to: str,
+    *,
+    rules: Sequence[str] = (),
+    stem: str = "partopt_plan",
+) -> Text:
+    """The plan as the trainer `to`, a name from `writers()`, reads it.
+
+    `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or head, where names do
+    not; `stem` is the name of the file without its ending, for files that name each other.
+
+    Raises PartoptError for an unknown trainer, for rules that do not fit the model, and with all
+    reasons where the trainer cannot say the plan.
+    """
+    trainer = TRAINERS.lookup(to)
+    if trainer.write is None:
+        hint = did_you_mean(to, writers())
+        raise PartoptError(f"nothing is written for {to}", hint, code="unknown-trainer", name=to)
+    layers = [name for stage in plan.stages for name in stage.modules]
+    parts = parts_of(layers, trainer, rules)
+    faults = [
+        PartoptError(
+            f"{to} cannot say this plan of {plan.profile.name}: {fault}",
+            code="target-cannot-say",
+            target=to,
+        )
+        for fault in find_faults(plan, trainer, parts)
+    ]
+    if faults:
+        raise PartoptError.together(faults)
+    text = trainer.write(plan, parts, stem)
+    notes = [*describe(layers, parts), *text.notes, *_differences(plan, trainer)]
+    return Text(text.main, text.beside, notes)
+
+
+def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> list[Part]:
+    """What each of the `layers` is; none where the trainer cuts anywhere."""
+    if trainer.says.cuts != ANYWHERE:
+        return find_parts(layers, rules)
+    if rules:
+        raise PartoptError(
+            f"`map={rules[0]}`: {trainer.name} counts layers, whatever they are",
+            "leave it out",
+            code="unused-option",
+            option="map",
+        )
+    return []
+
+
+def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
+    """Where the trainer does not do quite what the plan counts."""
+    if plan.topology.group_ranks > 1:
+        ranks = plan.topology.group_ranks
+        yield f"each device is a group of {ranks} ranks, taken to be tensor parallel"
+    whole = "stage" in trainer.engine.recompute
+    if not whole and any(stage.recompute for stage in plan.stages):
+        yield (
+            "blocks are recomputed one by one, and their inputs kept; the plan counts a whole "
+            "stage that keeps its own"
+        )

@@ -1,0 +1,110 @@
+"""ColossalAI's `HybridParallelPlugin`, the one that takes recomputation per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.plan import Plan
+from partopt.trainers.parts import Part, count_blocks
+from partopt.trainers.reading import cuts_of_blocks, find_count, find_stated, read_numbers
+from partopt.trainers.trainer import (
+    BLOCKS,
+    Reading,
+    Says,
+    Text,
+    Trainer,
+    arguments_text,
+    rank_order,
+)
+
+_EXAMPLE = "[4, 3, 3, 2]"
+
+
+def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
+    """A file with the arguments of the plugin."""
+    counts = [count_blocks(parts[stage.start : stage.stop]) for stage in plan.stages]
+    arguments: dict[str, object] = {
+        "tp_size": plan.topology.group_ranks,
+        "pp_size": len(plan.stages),
+        "pp_style": "1f1b",
+        "num_microbatches": (plan.microbatches or 1) // plan.stages[0].replicas,
+        "microbatch_size": plan.microbatch_size,
+        "zero_stage": 1 if plan.memory_rules.shard == "optimizer" else 0,
+        "dp_outside": "stages" not in rank_order(plan),
+        "num_layers_per_stage": counts,
+    }
+    text = arguments_text(plan.profile.name, "HybridParallelPlugin", arguments)
+    notes = ["HybridParallelPlugin(**ARGUMENTS, precision=..)"]
+    if any(stage.recompute for stage in plan.stages):
+        kept = [n if s.recompute else 0 for n, s in zip(counts, plan.stages, strict=True)]
+        text += f"CHECKPOINTS = dict(num_ckpt_layers_per_stage={kept!r})\n"
+        notes.append("gradient_checkpoint_config=PipelineGradientCheckpointConfig(**CHECKPOINTS)")
+        notes.append("it counts once the model's own gradient_checkpointing_enable() is called")
+    return Text(text, notes=notes)
+
+
+def _faults(plan: Plan) -> list[str]:
+    """Batches that its schedule does not take."""
+    if plan.microbatches is None:
+        return []
+    own, S = plan.microbatches // plan.stages[0].replicas, len(plan.stages)
+    return [f"{own} microbatches of a pipeline are fewer than its {S} stages"] if own < S else []
+
+
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+    """`num_layers_per_stage` has the blocks of each stage."""
+    counts = read_numbers(text, "num_layers_per_stage", _EXAMPLE)
+    again = find_stated(text, "num_ckpt_layers_per_stage")
+    layout = Layout(
+        tp=find_count(text, "tp_size"),
+        pp=find_count(text, "pp_size"),
+        microbatch=find_count(text, "microbatch_size"),
+        recompute=None if not again else "always" if again == counts else "auto",
+        shard="optimizer" if find_count(text, "zero_stage") == 1 else None,
+    )
+    own = find_count(text, "num_microbatches")
+    return Reading(cuts_of_blocks(counts, parts), layout, microbatches=own)
+
+
+COLOSSALAI = Trainer(
+    name="colossalai",
+    summary="ColossalAI: arguments of HybridParallelPlugin, recomputation per stage",
+    tried="ColossalAI 0.5.0",
+    schedules={"1f1b": "1f1b"},
+    says=Says(
+        cuts=BLOCKS,
+        recomputed="each",
+        degrees={"tp": "divides the attention heads"},
+        least_stages=2,
+    ),
+    engine=Engine(
+        waits=("1f1b",),
+        messages="split",
+        allreduce="blocking",
+        recompute=("none", "blocks"),
+        shard=("none", "optimizer"),
+    ),
+    sources={
+        "schedules": "pipeline/schedule/one_f_one_b.py: P - 1 - p forwards first",
+        "cuts": "pipeline/stage_manager.py: num_layers_per_stage",
+        "degrees": "shardformer/policies: heads by tensor_parallel_size",
+        "orders": "booster/plugin/hybrid_parallel_plugin.py: dp_outside",
+        "waits": "pipeline/schedule/one_f_one_b.py: overlap_p2p=False",
+        "messages": "pipeline/p2p.py: an operation for each tensor of a batch_isend_irecv",
+        "gradients": "autograd's own; zero/low_level reduces in the parameters' format",
+        "allreduce": "booster/plugin/hybrid_parallel_plugin.py, execute_pipeline: sync_dp_grads "
+        "behind the last backward",
+        "buffers": "pipeline/p2p.py: a tensor is made when it is received",
+        "recompute": "shardformer/shard/grad_ckpt_config.py: num_ckpt_layers_per_stage",
+        "shard": "booster/plugin/hybrid_parallel_plugin.py: zero_stage 0 or 1 with pipelines",
+        "optimizer_bytes": "amp/naive_amp/mixed_precision_optimizer.py: a float32 copy beside the "
+        "moments, as partopt counts it",
+    },
+    write=_write,
+    suffix=".py",
+    faults=_faults,
+    read=_read,
+    reads="ColossalAI: num_layers_per_stage, the blocks of each stage",
+    example=_EXAMPLE,
+)

@@ -1,0 +1,140 @@
+"""DeepSpeed: a `PipelineModule` with the plan's bounds, and fields of its configuration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.plan import Plan
+from partopt.trainers.parts import Part
+from partopt.trainers.reading import check_stages, find_count, find_stated, malformed, read_numbers
+from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain, rank_order
+
+_EXAMPLE = "0,5,8,11,14"
+
+_MODULE = '''"""{name}: its pipeline, for DeepSpeed.
+
+PlannedPipeline(layers, loss_fn=...) takes the plan's {layers} layers in their order:
+{names}
+"""
+
+from deepspeed import checkpointing
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import ProcessTopology
+
+BOUNDS = {bounds}  # stage s has the layers from BOUNDS[s] up to BOUNDS[s + 1]
+CONFIG = {{
+    "train_micro_batch_size_per_gpu": {size},
+    "gradient_accumulation_steps": {accumulation},
+    "zero_optimization": {{"stage": {zero}}},
+}}
+
+
+class PlannedPipeline(PipelineModule):
+    """A pipeline of {stages} stages, cut at BOUNDS."""
+
+    def __init__(self, layers, **options):
+        layers = list(layers)
+        if len(layers) != BOUNDS[-1]:
+            raise ValueError(f"{{len(layers)}} layers, the plan is for {{BOUNDS[-1]}}")
+        super().__init__(
+            layers,
+            topology=ProcessTopology(axes={axes}, dims={dims}),
+            activation_checkpoint_interval={interval},
+            activation_checkpoint_func=checkpointing.non_reentrant_checkpoint,
+            **options,
+        )
+
+    def _partition_layers(self, method=None):
+        self.parts = list(BOUNDS)
+        stage = self._topo.get_coord(self.global_rank).pipe
+        self._set_bounds(self.parts[stage], self.parts[stage + 1])
+'''
+
+
+def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
+    """A Python module with the class and `CONFIG`, which goes into `ds_config`."""
+    d, stages = plan.stages[0].replicas, len(plan.stages)
+    axes = {"pipe": stages, "data": d}
+    if "stages" not in rank_order(plan):
+        axes = {"data": d, "pipe": stages}
+    if plan.topology.group_ranks > 1:
+        axes["model"] = plan.topology.group_ranks
+    names = [
+        f"  {s}: {plain(stage.modules[0])} .. {plain(stage.modules[-1])}"
+        for s, stage in enumerate(plan.stages)
+    ]
+    # layers that are recomputed together, the whole of a stage; 0 for none
+    interval = max(len(stage.layers) for stage in plan.stages) if plan.stages[0].recompute else 0
+    return Text(
+        _MODULE.format(
+            name=plain(plan.profile.name),
+            layers=plan.stages[-1].stop,
+            names="\n".join(names),
+            bounds=[stage.start for stage in plan.stages] + [plan.stages[-1].stop],
+            size=plan.microbatch_size,
+            accumulation=(plan.microbatches or 1) // d,
+            zero=int(plan.memory_rules.shard == "optimizer"),
+            stages=stages,
+            axes=list(axes),
+            dims=list(axes.values()),
+            interval=interval,
+        ),
+        notes=["what several layers share goes in as TiedLayerSpec"],
+    )
+
+
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+    """Stage s has the layers from bound s up to bound s + 1."""
+    bounds = read_numbers(text, "BOUNDS", _EXAMPLE)
+    if len(bounds) < 2 or bounds[0] != 0 or bounds != sorted(bounds):
+        said = ",".join(map(str, bounds))
+        what = f"{said}: not bounds, which rise from 0 to the number of layers"
+        raise malformed(what, _EXAMPLE)
+    counts = [stop - start for start, stop in itertools.pairwise(bounds)]
+    check_stages(counts, "layers", len(layers))
+    zero = find_stated(text, "zero_optimization")
+    layout = Layout(
+        microbatch=find_count(text, "train_micro_batch_size_per_gpu"),
+        recompute="always" if find_count(text, "activation_checkpoint_interval") else None,
+        shard="optimizer" if isinstance(zero, dict) and zero.get("stage") == 1 else None,
+    )
+    own = find_count(text, "gradient_accumulation_steps")
+    return Reading(bounds[1:-1], layout, microbatches=own)
+
+
+DEEPSPEED = Trainer(
+    name="deepspeed",
+    summary="DeepSpeed: a PipelineModule with the plan's bounds, and ds_config's fields",
+    tried="DeepSpeed 0.19.8",
+    schedules={"1f1b": "TrainSchedule"},
+    says=Says(degrees={"tp": "as the layers are made: it has none of its own"}),
+    engine=Engine(
+        waits=("1f1b",),
+        messages="split",
+        allreduce="blocking",
+        recompute=("none", "blocks", "stage"),
+        shard=("none", "optimizer"),
+    ),
+    sources={
+        "schedules": "runtime/pipe/schedule.py, TrainSchedule: P - 1 - p forwards first",
+        "cuts": "runtime/pipe/module.py, _partition_layers: bounds of layers",
+        "degrees": "runtime/pipe/topology.py: an axis `model`",
+        "orders": "runtime/pipe/topology.py, ProcessTopology: axes",
+        "waits": "runtime/pipe/p2p.py: send and recv, none asynchronous",
+        "messages": "runtime/pipe/engine.py, _exec_send_activations: tensor by tensor",
+        "gradients": "runtime/engine.py, get_data_types: the model's, unless grad_accum_dtype",
+        "allreduce": "runtime/pipe/schedule.py: ReduceGrads behind the last step",
+        "buffers": "runtime/pipe/engine.py: one that each message is copied from",
+        "recompute": "runtime/pipe/module.py: activation_checkpoint_interval layers together",
+        "shard": "runtime/pipe/engine.py: ZeRO 2 and 3 are incompatible with pipelines",
+        "optimizer_bytes": "runtime/bf16_optimizer.py: a float32 copy beside the moments, as "
+        "partopt counts it",
+    },
+    write=_write,
+    suffix=".py",
+    read=_read,
+    reads="DeepSpeed: bounds of the stages, from 0 to the number of layers",
+    example=_EXAMPLE,
+)

@@ -1,0 +1,31 @@
+"""partopt itself: what `partopt run` executes."""
+
+from __future__ import annotations
+
+from partopt.documents.engine import Engine
+from partopt.trainers.trainer import Says, Trainer
+
+PARTOPT = Trainer(
+    name="partopt",
+    summary="partopt: a plan as it is, run on torch.distributed",
+    tried="this version",
+    schedules=None,
+    says=Says(replicas="any", recomputed="each", orders=()),
+    engine=Engine(
+        waits=("1f1b",),
+        recompute=("none", "stage"),
+        shard=("none", "optimizer", "gradients"),
+    ),
+    sources={
+        "schedules": "partopt.runtime.engine: every action in the order of the plan",
+        "waits": "partopt.runtime.engine: as the plan says; under 1f1b as other trainers do",
+        "messages": "partopt.runtime.packing: the tensors of a cut are one message",
+        "gradients": "autograd's own, in the number format of the parameters",
+        "allreduce": "partopt.runtime.buckets: beside the last backward",
+        "bucket_bytes": "partopt.runtime.buckets: as the plan says; that of torch's DDP",
+        "buffers": "partopt.runtime.messages: those of the microbatches in flight",
+        "recompute": "partopt.runtime.replay: a stage keeps its input",
+        "shard": "partopt.runtime.shares: rows of every parameter",
+        "optimizer_bytes": "torch.optim, beside 16-bit parameters a float32 copy",
+    },
+)

@@ -1,0 +1,148 @@
+"""The layers of a model as trainers of transformers name them.
+
+A trainer knows a model as an embedding, numbered blocks, a final norm and a head. Which layer of a
+plan is which is told by names and places, and by a person's own rules.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from partopt.errors import PartoptError, did_you_mean
+
+EMBEDDING: Final = "embedding"
+BLOCK: Final = "block"
+NORM: Final = "norm"
+HEAD: Final = "head"
+KINDS = (EMBEDDING, BLOCK, NORM, HEAD)
+
+_NUMBERED = re.compile(r"(?P<series>(?:.*?[._])?)(?P<number>[0-9]{1,9})(?:\..*)?")
+_NORM_NAMES = re.compile(r"norm|(^|[._])ln", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a layer is: of which kind, and of a block its number, counted from 0."""
+
+    kind: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}" if self.kind == BLOCK else self.kind
+
+
+def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
+    """What each of the `layers` is, in their order.
+
+    The blocks are the layers of the longest series of names with a number, `h.0`, `h.1`, or with
+    more behind it, `h.0.attn`. What comes before them is the embedding; behind them, names with
+    `norm` or `ln` are the final norm, the rest is the head. Each of the `rules` is `GLOB=KIND` and
+    goes before that; of a block, its number is that of its own series.
+
+    Raises PartoptError for a rule that cannot be read or matches nothing, for a model without
+    blocks or with several series of them, and for parts that are not in the order of a model.
+    """
+    stated = _stated(layers, rules)
+    numbers = _number_blocks(layers, stated)
+    first, parts = min(numbers), []
+    for i, name in enumerate(layers):
+        kind = NORM if _NORM_NAMES.search(name) else HEAD
+        if stated.get(i, BLOCK) != BLOCK:
+            parts.append(Part(stated[i]))
+        elif i in numbers:
+            parts.append(Part(BLOCK, numbers[i]))
+        else:
+            parts.append(Part(EMBEDDING if i < first else kind))
+    _check_order(layers, parts)
+    return parts
+
+
+def _stated(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
+    """The kinds that the rules state, by layer; the last rule that matches a layer counts."""
+    found: dict[int, str] = {}
+    for rule in rules:
+        pattern, _, kind = rule.rpartition("=")
+        if not pattern or kind not in KINDS:
+            raise PartoptError(
+                f"`map={rule}`: not a rule",
+                f"write GLOB=KIND, such as `map=model.final*=norm`; {did_you_mean(kind, KINDS)}",
+                code="invalid-option",
+                option="map",
+            )
+        matching = [i for i, name in enumerate(layers) if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            raise PartoptError(
+                f"`map={rule}`: no layer has such a name",
+                did_you_mean(pattern, layers),
+                code="no-such-layer",
+                option="map",
+            )
+        found.update(dict.fromkeys(matching, kind))
+    return found
+
+
+def _number_blocks(layers: Sequence[str], stated: dict[int, str]) -> dict[int, int]:
+    """The number of the block that a layer belongs to, of the layers of the one series of blocks.
+
+    Raises PartoptError where there is none, or are several.
+    """
+    found: dict[str, dict[int, int]] = {}  # of each series, the number of each layer
+    for i, name in enumerate(layers):
+        match = _NUMBERED.fullmatch(name)
+        if match is not None and stated.get(i, BLOCK) == BLOCK:
+            found.setdefault(match["series"], {})[i] = int(match["number"])
+    chosen = {i for i, kind in stated.items() if kind == BLOCK}
+    several = {
+        series: numbers
+        for series, numbers in found.items()
+        if chosen & numbers.keys() or len(set(numbers.values())) > 1
+    }
+    if len(several) == 1:
+        [numbers] = several.values()
+        least = min(numbers.values())
+        return {i: number - least for i, number in numbers.items()}
+    if several:
+        names = [f"{series}*" for series in several]
+        what = f"the model has several series of blocks: {', '.join(names)}"
+        how = f"say what the others are, such as `map={names[-1]}=head`"
+    else:
+        what = "the model has no series of blocks, layers whose names differ in a number"
+        how = "say which layers are blocks: `map=transformer.h.*=block`"
+    raise PartoptError(
+        what, f"trainers of transformers run one series of equal blocks; {how}", code="no-blocks"
+    )
+
+
+def _check_order(layers: Sequence[str], parts: Sequence[Part]) -> None:
+    """Refuse parts that are not embedding, blocks from 0 in turn, norm, head."""
+    places = [(KINDS.index(part.kind), part.number) for part in parts]
+    for i, (one, other) in enumerate(itertools.pairwise(places)):
+        if other < one or (other[0] == 1 and other[1] > (one[1] + 1 if one[0] == 1 else 0)):
+            raise PartoptError(
+                f"{layers[i + 1]} ({parts[i + 1]}) comes behind {layers[i]} ({parts[i]})",
+                "a trainer runs embedding, blocks, norm, head; name what is otherwise: "
+                f"`map={layers[i + 1]}=...`",
+                code="parts-out-of-order",
+            )
+
+
+def count_blocks(parts: Iterable[Part]) -> int:
+    """How many blocks there are among the parts."""
+    return len({part.number for part in parts if part.kind == BLOCK})
+
+
+def describe(layers: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
+    """Lines that say which layers are what, runs of blocks as one; none without `parts`."""
+    named = list(zip(layers, parts, strict=bool(parts)))
+    for kind, run in itertools.groupby(named, key=lambda each: each[1].kind):
+        own = list(run)
+        numbers = sorted({part.number for _, part in own})
+        if kind == BLOCK and len(numbers) > 1:
+            yield f"{own[0][0]} .. {own[-1][0]} -> blocks {numbers[0]}-{numbers[-1]}"
+        else:
+            yield f"{', '.join(name for name, _ in own)} -> {own[0][1]}"

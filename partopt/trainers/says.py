@@ -1,0 +1,106 @@
+"""Whether a trainer can say a plan: every reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partopt.documents.plan import Plan
+from partopt.schedules import schedule
+from partopt.schedules.entry import StageCounts
+from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part
+from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, rank_order
+
+# M   microbatches of an iteration
+# d   pipelines side by side, the replicas of every stage
+
+
+def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator[str]:
+    """What `trainer` cannot say of `plan`, in words; nothing where it can say all of it."""
+    says, recomputed = trainer.says, {stage.recompute for stage in plan.stages}
+    yield from _schedule(plan, trainer)
+    yield from _replicas(plan, trainer)
+    if True in recomputed and trainer.engine.recompute == ("none",):
+        yield "stages recompute activations (`recompute=never`)"
+    elif len(recomputed) > 1 and says.recomputed == "all":
+        yield "some stages recompute activations and some do not (`recompute=always` or `never`)"
+    if len(plan.stages) < says.least_stages:
+        yield f"it has one stage, and a pipeline has {says.least_stages} or more"
+    if plan.topology.group_ranks > 1 and "tp" not in says.degrees:
+        yield f"each device is a group of {plan.topology.group_ranks} ranks"
+    if plan.memory_rules.shard not in trainer.engine.shard:
+        yield f"replicas hold shares of their {plan.memory_rules.shard} (`shard`)"
+    if not says.ties:
+        flows = [flow for flow in plan.communication if flow.kind == "tied"]
+        names = dict.fromkeys(name for flow in flows for name in flow.parameters)
+        if names:
+            yield f"stages part layers that share {', '.join(names)} (`tied=together`)"
+    if says.cuts != ANYWHERE:
+        yield from _cuts(plan, says.cuts, parts)
+    yield from trainer.faults(plan)
+
+
+def may_begin(parts: Sequence[Part], cuts: Cuts) -> list[int]:
+    """The layers, of those that are `parts`, with which a stage may begin; layer 0 always may."""
+    if cuts == ANYWHERE:
+        return list(range(len(parts)))
+    last = max((part.number for part in parts), default=0)
+
+    def whole(part: Part) -> Part:
+        """What a trainer keeps together with `part`: the part that stands for it."""
+        if cuts == BLOCKS and part.kind != BLOCK:
+            return Part(BLOCK, 0 if part.kind == EMBEDDING else last)
+        return Part(HEAD) if cuts == HEADS and part.kind == NORM else part
+
+    wholes = [whole(part) for part in parts]
+    return [i for i, own in enumerate(wholes) if i == 0 or own != wholes[i - 1]]
+
+
+def _schedule(plan: Plan, trainer: Trainer) -> Iterator[str]:
+    if trainer.schedules is None:
+        return
+    own = schedule(plan.schedule)
+    if plan.schedule not in trainer.schedules:
+        why = ", which never flushes" if own.asynchronous else ""
+        yield f"the schedule is {plan.schedule}{why}; it runs {', '.join(trainer.schedules)}"
+    elif not own.takes_warmup and isinstance(own.counts, StageCounts):
+        replicas = [stage.replicas for stage in plan.stages]
+        usual = [own.counts.warmup(s, replicas, plan.microbatches) for s in range(len(plan.stages))]
+        if [stage.warmup for stage in plan.stages] != usual:
+            yield f"its warm-up is not that of {plan.schedule}"
+
+
+def _replicas(plan: Plan, trainer: Trainer) -> Iterator[str]:
+    says, counts = trainer.says, {stage.replicas for stage in plan.stages}
+    if says.replicas == "any":
+        return
+    if len(counts) > 1:
+        yield f"stages have unequal replicas, {plan.shape}"
+        return
+    if says.replicas == "one" and counts != {1}:
+        yield f"stages have {plan.stages[0].replicas} replicas (`replication=none`)"
+        return
+    M, d = plan.microbatches, plan.stages[0].replicas
+    if trainer.schedules is not None and M is not None and M % d:
+        yield f"{M} microbatches are not a multiple of {d} replicas"
+    if plan.copies > 1:
+        yield "each device holds stages of two copies of the model"
+    elif says.orders and not set(rank_order(plan)) & set(says.orders):
+        used = {rank for stage in plan.stages for rank in stage.ranks}
+        idle = [rank for rank in range(max(used)) if rank not in used]
+        wanted = " or ".join(f"a {order.removesuffix('s')}" for order in says.orders)
+        if idle:
+            yield f"rank {idle[0]} is idle, and others behind it are not"
+        else:
+            yield f"its ranks are not numbered so that those of {wanted} follow each other"
+
+
+def _cuts(plan: Plan, cuts: Cuts, parts: Sequence[Part]) -> Iterator[str]:
+    for kind in (EMBEDDING, HEAD):
+        if kind not in {part.kind for part in parts}:
+            yield f"the model has no {kind} (`map`)"
+    may = set(may_begin(parts, cuts))
+    for s, stage in enumerate(plan.stages):
+        if stage.start not in may:
+            before, part = parts[stage.start - 1], parts[stage.start]
+            where = f"inside {part}" if before == part else f"between {before} and {part}"
+            yield f"stage {s} begins with {stage.modules[0]}, {where}"

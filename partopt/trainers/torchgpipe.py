@@ -1,0 +1,62 @@
+"""torchgpipe: `GPipe(model, balance, chunks, checkpoint)` of an `nn.Sequential` of the layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.plan import Plan
+from partopt.trainers.parts import Part
+from partopt.trainers.reading import check_stages, find_count, find_stated, read_numbers
+from partopt.trainers.trainer import Reading, Says, Text, Trainer, arguments_text
+
+_EXAMPLE = "[5, 3, 3, 3]"
+
+
+def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
+    """A file with the arguments of `torchgpipe.GPipe`."""
+    arguments = {
+        "balance": [len(stage.layers) for stage in plan.stages],
+        "chunks": plan.microbatches or 1,
+        "checkpoint": "always" if plan.stages[0].recompute else "never",
+    }
+    return Text(
+        arguments_text(plan.profile.name, "torchgpipe.GPipe", arguments),
+        notes=["the model has to be an nn.Sequential whose children are the plan's layers"],
+    )
+
+
+def _read(text: str, layers: Sequence[str], parts: Sequence[Part]) -> Reading:
+    """`balance` has the layers of each stage."""
+    counts = read_numbers(text, "balance", _EXAMPLE)
+    check_stages(counts, "layers", len(layers))
+    said = find_stated(text, "checkpoint")
+    layout = Layout(recompute="always" if said == "always" else None, schedule="gpipe")
+    cuts = list(itertools.accumulate(counts[:-1]))
+    return Reading(cuts, layout, microbatches=find_count(text, "chunks"))
+
+
+TORCHGPIPE = Trainer(
+    name="torchgpipe",
+    summary="torchgpipe: arguments of GPipe, balance, chunks and checkpoint",
+    tried="torchgpipe 0.0.7",
+    schedules={"gpipe": "GPipe"},
+    says=Says(replicas="one", orders=("stages",), ties=False),
+    engine=Engine(messages="split", allreduce="blocking", recompute=("none", "stage")),
+    sources={
+        "schedules": "pipeline.py, clock_cycles",
+        "waits": "pipeline.py, stream.py: copies run on streams of their own",
+        "messages": "copy.py: Copy copies each tensor of a microbatch",
+        "gradients": "autograd's own, in the number format of the parameters",
+        "allreduce": "gpipe.py: one replica, nothing is exchanged",
+        "buffers": "copy.py: a tensor is made when it is copied",
+        "recompute": "checkpoint.py: a partition keeps its input; gpipe.py: checkpoint=",
+        "shard": "gpipe.py: one replica",
+    },
+    write=_write,
+    suffix=".py",
+    read=_read,
+    reads="torchgpipe: balance, the layers of each stage",
+    example=_EXAMPLE,
+)

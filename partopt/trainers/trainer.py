@@ -1,0 +1,159 @@
+"""What a trainer is: what it can say of a plan, what its engine does, and what it writes and reads.
+
+Everything that is known of a trainer is in one `Trainer`, one file each, and each fact has its
+source. The rest of the program asks the object and compares no names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from partopt.documents.engine import Engine, Layout
+from partopt.documents.files import check_writable, write_bytes
+from partopt.documents.plan import Plan
+from partopt.trainers.parts import Part
+
+# Where a trainer may begin a stage.
+ANYWHERE: Final = "anywhere"  # with any layer
+PARTS: Final = "parts"  # with a block, the final norm or the head; embedding and blocks stay whole
+HEADS: Final = "heads"  # with a block or the head, of which the final norm is a part
+BLOCKS: Final = "blocks"  # with a block, so that no stage is without one
+
+Cuts = Literal["anywhere", "parts", "heads", "blocks"]
+Order = Literal["stages", "pipelines"]  # ranks next to each other are those of a stage, a pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Says:
+    """What the configuration of a trainer can say of a plan.
+
+    `cuts` is where a stage may begin, `replicas` which numbers of them stages may have,
+    `recomputed` whether all stages or none recompute, or each as the plan says. `orders` are those
+    of ranks; none where ranks do not matter. `degrees` are what it has beside the pipeline, and
+    what each must divide; devices may be groups of ranks where it has "tp". With `ties` stages may
+    part layers that share parameters; `least_stages` make a pipeline.
+    """
+
+    cuts: Cuts = ANYWHERE
+    replicas: Literal["one", "equal", "any"] = "equal"
+    recomputed: Literal["all", "each"] = "all"
+    orders: Sequence[Order] = ("stages", "pipelines")
+    degrees: Mapping[str, str] = field(default_factory=dict)
+    ties: bool = True
+    least_stages: int = 1
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is written for a trainer: `main`, and files that lie beside it, by what they end in."""
+
+    main: str
+    beside: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()  # what a person has to know beside the text
+
+    def save(self, path: str, force: bool = False) -> list[str]:
+        """Write `main` to `path` and the others beside it; the names of the files.
+
+        Raises PartoptError, and writes nothing, where a file exists and is not to be replaced, or
+        cannot be written.
+        """
+        files = {path: self.main}
+        for suffix, content in self.beside.items():
+            files[str(Path(path).with_suffix(suffix))] = content
+        for name in files:
+            check_writable(name, force)
+        for name, content in files.items():
+            write_bytes(name, content.encode(), force)
+        return list(files)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a configuration says.
+
+    `cuts` are the first layers of all stages but the first, None where only their order is in the
+    text; `batch` samples are an iteration. A text that is the order of a schedule has `stages` and
+    `microbatches` of a pipeline, and `warmups` where they are not the schedule's usual ones.
+    """
+
+    cuts: Sequence[int] | None
+    layout: Layout = field(default_factory=Layout)
+    batch: int | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    warmups: Sequence[int] | None = None
+
+
+Write = Callable[[Plan, Sequence[Part], str], Text]
+Read = Callable[[str, Sequence[str], Sequence[Part]], Reading]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer, as far as plans ask for it.
+
+    `tried` is the version that texts were checked with. `schedules` has the trainer's name for each
+    schedule that it runs, the first by default, and None where it is told the order; it is None for
+    a trainer that runs whatever a plan has. Warm-ups are those of the schedules. `sources` has one
+    for every fact of `engine`, and for what `says` needs.
+
+    `write(plan, parts, stem)` makes the text in a file that ends in `suffix`; `parts` say what each
+    layer is, where `says.cuts` asks for it; `stem` names the file without its ending, for files
+    that name each other. `faults` finds what else it cannot say of a plan. `read(text, layers,
+    parts)` reads a text, of which `reads` and `example` tell what it is.
+    """
+
+    name: str
+    summary: str
+    tried: str
+    schedules: Mapping[str, str | None] | None
+    says: Says
+    engine: Engine
+    sources: dict[str, str]
+    write: Write | None = None
+    suffix: str = ""
+    faults: Callable[[Plan], Sequence[str]] = lambda plan: ()
+    read: Read | None = None
+    reads: str = ""
+    example: str = ""
+
+
+def plain(name: str) -> str:
+    """A name from a file as a comment or a docstring may have it."""
+    return re.sub(r"[^\w .,:/+-]", "_", name, flags=re.ASCII)
+
+
+def arguments_text(model: str, callee: str, arguments: Mapping[str, object]) -> str:
+    """A Python file whose `ARGUMENTS` are those of the pipeline of `model` for `callee`."""
+    body = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
+    head = f'"""The pipeline of {plain(model)}: arguments of {callee}."""\n'
+    return f"{head}\nARGUMENTS = dict(\n{body})\n"
+
+
+def pipeline_size(plan: Plan) -> int:
+    """P, the devices of each pipeline of the plan."""
+    return len({tuple(stage.ranks) for stage in plan.stages})
+
+
+def batch_of(plan: Plan) -> int:
+    """Samples of an iteration."""
+    return plan.microbatch_size * (plan.microbatches or 1)
+
+
+def rank_order(plan: Plan) -> list[Order]:
+    """The orders in which a mesh of devices has the plan's ranks, equal replicas of every stage.
+
+    Next to each other are those of a stage, of a pipeline, or both where there is one of either.
+    """
+    held = list(dict.fromkeys(tuple(stage.ranks) for stage in plan.stages))
+    P, d = len(held), plan.stages[0].replicas
+    found: list[Order] = []
+    if held == [tuple(range(p * d, p * d + d)) for p in range(P)]:
+        found.append("stages")
+    if held == [tuple(range(p, P * d, P)) for p in range(P)]:
+        found.append("pipelines")
+    return found

@@ -1,0 +1,262 @@
+"""What is written for each trainer: twelve blocks in four stages of 4, 3, 3 and 2."""
+
+import ast
+import shlex
+import subprocess
+
+import pytest
+from msgspec.structs import replace
+
+from partopt import TRAINERS, PartoptError, export_plan, writers
+from partopt.documents.profile import Group
+from partopt.schedules import SCHEDULES
+from partopt.schedules.torch_csv import from_csv
+from partopt.simulator.restate import layout_of
+from tests.helpers import flat
+from tests.trainers.plans import (
+    LOOPS,
+    PAIRS,
+    contents,
+    on_ranks,
+    planned,
+    recomputing,
+    transformer,
+)
+from tests.trainers.readers import COUNTS, HOLDS, assigned
+
+UNEVEN = planned()
+LOOPED = planned(**LOOPS)
+INTERLEAVED = ["Et*2", "t*2", "t*2", "t*2", "t*2", "t", "t", "L"]
+
+
+def written(plan, to, **options):
+    return export_plan(plan, to, **options).main
+
+
+def flags(text: str) -> list[str]:
+    """The words that a shell puts into the array of arguments."""
+    script = f'{text}\nprintf "%s\\n" "${{PARTOPT_ARGS[@]}}"'
+    return subprocess.run(
+        ["bash", "-euc", script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("to", HOLDS)
+def test_the_stages_hold_what_those_of_the_plan_do(to):
+    assert HOLDS[to](written(UNEVEN, to)) == contents(UNEVEN)
+
+
+def test_trainers_that_count_layers_are_given_the_number_of_each_stage():
+    assert COUNTS["deepspeed"](written(UNEVEN, "deepspeed")) == [6, 3, 3, 4]
+    gpipe = planned(schedule="gpipe")
+    assert COUNTS["torchgpipe"](written(gpipe, "torchgpipe")) == [6, 3, 3, 4]
+    split = assigned(written(UNEVEN, "accelerate"), "ARGUMENTS")
+    assert split == {"split_points": ["h.4", "h.7", "h.10"], "num_chunks": 4}
+
+
+@pytest.mark.parametrize("to", writers())
+def test_what_is_written_is_python_or_shell(to):
+    plan = planned(schedule="gpipe") if to == "torchgpipe" else UNEVEN
+    text, suffix = written(plan, to), TRAINERS[to].suffix
+    if suffix == ".py":
+        compile(text, to, "exec")
+    elif suffix == ".sh":
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    else:
+        assert suffix == ".csv"
+    assert all(len(line) <= 150 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "schedule", [name for name in SCHEDULES if SCHEDULES[name].shape == "straight"]
+)
+def test_the_order_of_torch_is_that_of_the_plan(schedule):
+    if SCHEDULES[schedule].asynchronous:
+        return
+    plan = planned(schedule=schedule)
+    found = from_csv(written(plan, "torch-csv"), layout_of(plan))
+    cells = {name for rank in range(4) for name in found.names(rank)}
+    assert {f"{s}F{m}" for s in range(4) for m in range(8)} <= cells
+
+
+def test_every_pipeline_has_the_same_order():
+    pair = planned(**PAIRS)
+    assert written(pair, "torch-csv") == written(UNEVEN, "torch-csv")
+
+
+def test_arguments_of_megatron():
+    words = flags(written(UNEVEN, "megatron"))
+    assert words == [
+        "--tensor-model-parallel-size",
+        "1",
+        "--pipeline-model-parallel-size",
+        "4",
+        "--pipeline-model-parallel-layout",
+        "Et*4|t*3|t*3|t*2L",
+        "--micro-batch-size",
+        "1",
+        "--global-batch-size",
+        "8",
+    ]
+
+
+def test_interleaved_stages_are_segments_in_their_order():
+    layout = "|".join(INTERLEAVED)
+    assert layout in flags(written(LOOPED, "megatron"))
+    fields = written(LOOPED, "megatron-bridge")
+    for name, value in (
+        ("pipeline_model_parallel_layout", layout),
+        ("pipeline_model_parallel_size", 4),
+        ("virtual_pipeline_model_parallel_size", 2),
+    ):
+        assert assigned(fields, f"config.model.{name}") == value
+    assert HOLDS["torchtitan"](written(LOOPED, "torchtitan")) == contents(LOOPED)
+
+
+def test_embedding_and_head_may_have_stages_of_their_own():
+    plan = planned([2, 8, 14])
+    assert "E|t*6|t*6|L" in flags(written(plan, "megatron"))
+    assert HOLDS["torchtitan"](written(plan, "torchtitan")) == contents(plan)
+
+
+def test_recomputation_and_shards():
+    plan = planned(**PAIRS, recompute="always", shard="optimizer")
+    words = flags(written(plan, "megatron"))
+    assert words[-8:] == [
+        *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+        *("--recompute-num-layers", "1", "--use-distributed-optimizer", "--overlap-grad-reduce"),
+    ]
+    fields = written(plan, "megatron-bridge")
+    assert assigned(fields, "config.model.recompute_granularity") == "full"
+    assert assigned(fields, "config.optimizer.use_distributed_optimizer") is True
+    assert assigned(written(plan, "deepspeed"), "CONFIG") == {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 8,
+        "zero_optimization": {"stage": 1},
+    }
+    assert "activation_checkpoint_interval=6," in written(plan, "deepspeed")
+    assert assigned(written(plan, "colossalai"), "ARGUMENTS")["zero_stage"] == 1
+    gpipe = recomputing(planned(schedule="gpipe"))
+    assert assigned(written(gpipe, "torchgpipe"), "ARGUMENTS")["checkpoint"] == "always"
+
+
+def test_a_recipe_of_megatron_bridge_is_left_nothing_that_the_plan_decides():
+    fields = written(UNEVEN, "megatron-bridge")
+    for name in ("recompute_granularity", "recompute_num_layers"):
+        assert assigned(fields, f"config.model.{name}") is None
+    assert assigned(fields, "config.model.virtual_pipeline_model_parallel_size") is None
+    assert assigned(fields, "config.ddp.use_distributed_optimizer") is False
+    assert assigned(fields, "config.dist.use_tp_pp_dp_mapping") is False
+
+
+def test_megatron_exchanges_gradients_as_the_plan_counts_it():
+    """It does so behind the backward unless it is told, and Bridge's recipes tell it."""
+    for allreduce, told in (("overlap", True), ("blocking", False)):
+        pair = planned(**PAIRS, allreduce=allreduce)
+        assert ("--overlap-grad-reduce" in flags(written(pair, "megatron"))) is told
+        fields = written(pair, "megatron-bridge")
+        assert assigned(fields, "config.ddp.overlap_grad_reduce") is told
+    assert "--overlap-grad-reduce" not in flags(written(UNEVEN, "megatron"))
+
+
+def test_recomputation_in_some_stages_is_for_colossalai():
+    text = written(recomputing(UNEVEN, 0, 2), "colossalai")
+    assert assigned(text, "CHECKPOINTS") == {"num_ckpt_layers_per_stage": [4, 0, 3, 0]}
+    assert "CHECKPOINTS" not in written(UNEVEN, "colossalai")
+
+
+def test_pipelines_whose_ranks_follow_each_other():
+    pair = planned(**PAIRS)
+    beside = on_ranks(pair, [[s, s + 4] for s in range(4)])
+    assert "--use-tp-pp-dp-mapping" in flags(written(beside, "megatron"))
+    assert "--use-tp-pp-dp-mapping" not in flags(written(pair, "megatron"))
+    assert "axes=['data', 'pipe'], dims=[2, 4]" in written(beside, "deepspeed")
+    assert "axes=['pipe', 'data'], dims=[4, 2]" in written(pair, "deepspeed")
+    for plan, outside in ((beside, True), (pair, False)):
+        assert assigned(written(plan, "colossalai"), "ARGUMENTS")["dp_outside"] is outside
+
+
+def test_fields_of_torchtitan():
+    plan = planned(profile=transformer(microbatch_size=2), **PAIRS, shard="gradients")
+    text = written(plan, "torchtitan", stem="mine")
+    for name, value in (
+        ("config.training.local_batch_size", 16),
+        ("config.training.global_batch_size", 32),
+        ("config.activation_checkpoint", None),
+        ("parallelism.pipeline_parallel_degree", 4),
+        ("parallelism.pipeline_parallel_schedule", "1F1B"),
+        ("parallelism.pipeline_parallel_schedule_csv", None),
+        ("parallelism.pipeline_parallel_microbatch_size", 2),
+        ("parallelism.data_parallel_replicate_degree", 1),
+        ("parallelism.data_parallel_shard_degree", 2),
+        ("parallelism.fsdp_reshard_after_forward", "never"),
+    ):
+        assert assigned(text, name) == value
+    assert "--module mine --config planned" in ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cuts", "devices", "places"),
+    [
+        ("interleaved", [6, 9, 12], 2, "Interleaved1F1B"),
+        ("zbv", [6, 9, 12], 2, "ZBVZeroBubble"),
+        ("dualpipev", [6, 9, 12], 2, "ZBVZeroBubble"),
+        ("zb-h1", [6, 9, 12], 4, "1F1B"),
+        ("naive", [6, 9, 12], 4, "1F1B"),
+    ],
+)
+def test_torchtitan_takes_other_orders_as_csv_beside_it(schedule, cuts, devices, places):
+    plan = planned(cuts, cluster=flat(devices), schedule=schedule)
+    text = export_plan(plan, "torchtitan", stem="mine")
+    assert text.beside == {".csv": written(plan, "torch-csv")}
+    assert assigned(text.main, "parallelism.pipeline_parallel_schedule") == places
+    assert 'with_name("mine.csv")' in text.main
+
+
+def test_an_order_without_a_name_there_is_a_csv_too():
+    """Fewer microbatches than torch's own 1F1B takes."""
+    assert export_plan(planned(microbatches=3), "torchtitan").beside.keys() == {".csv"}
+    assert export_plan(planned(microbatches=4), "torchtitan").beside == {}
+
+
+def test_groups_of_ranks_are_tensor_parallel():
+    pair = planned(profile=replace(transformer(), group=Group(ranks=2)), cluster=flat(8))
+    assert flags(written(pair, "megatron"))[:2] == ["--tensor-model-parallel-size", "2"]
+    assert "on 8 devices of flat-8" in written(pair, "megatron")
+    assert assigned(written(pair, "torchtitan"), "parallelism.tensor_parallel_degree") == 2
+    assert assigned(written(pair, "colossalai"), "ARGUMENTS")["tp_size"] == 2
+    assert "axes=['pipe', 'data', 'model'], dims=[4, 1, 2]" in written(pair, "deepspeed")
+    text = export_plan(pair, "vllm")
+    assert "start the server with --pipeline-parallel-size 4 --tensor-parallel-size 2" in text.notes
+    assert "each device is a group of 2 ranks, taken to be tensor parallel" in text.notes
+
+
+def test_notes_say_what_layers_are_and_where_the_trainer_differs():
+    notes = export_plan(recomputing(UNEVEN), "megatron").notes
+    assert notes[:4] == [
+        "wte, wpe -> embedding",
+        "h.0 .. h.11 -> blocks 0-11",
+        "ln_f -> norm",
+        "lm_head -> head",
+    ]
+    assert notes[-1].startswith("blocks are recomputed one by one")
+    for plan, to in ((UNEVEN, "megatron"), (recomputing(UNEVEN), "deepspeed")):
+        assert not any("recomputed" in note for note in export_plan(plan, to).notes)
+
+
+def test_a_file_is_written_with_those_beside_it_or_not_at_all(tmp_path):
+    text = export_plan(planned(schedule="zb-h1"), "torchtitan", stem="mine")
+    (tmp_path / "mine.csv").write_text("kept")
+    with pytest.raises(PartoptError, match=r"mine\.csv"):
+        text.save(str(tmp_path / "mine.py"))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
+    names = text.save(str(tmp_path / "mine.py"), force=True)
+    assert names == [str(tmp_path / "mine.py"), str(tmp_path / "mine.csv")]
+    assert (tmp_path / "mine.csv").read_text() == text.beside[".csv"]
+
+
+def test_shell_words_are_quoted():
+    line = next(
+        line for line in written(UNEVEN, "megatron").splitlines() if "parallel-layout" in line
+    )
+    assert shlex.split(line)[1] == "Et*4|t*3|t*3|t*2L"

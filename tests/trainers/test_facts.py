@@ -1,0 +1,59 @@
+"""What trainers are said to do: every fact has a source, and fits what they can say."""
+
+import msgspec
+import pytest
+
+from partopt import TRAINERS, Trainer
+from partopt.documents.engine import Engine, Layout
+from partopt.schedules import SCHEDULES
+
+# of a fact that rests on a rule of partopt's own
+RULES = {"optimizer_bytes", "reserve_bytes"}
+
+
+@pytest.fixture(params=TRAINERS)
+def trainer(request) -> Trainer:
+    return TRAINERS[request.param]
+
+
+def test_every_fact_has_a_source(trainer):
+    engine = msgspec.structs.asdict(trainer.engine)
+    facts = engine.keys() - {name for name in RULES if engine[name] is None}
+    if engine["allreduce"] == "blocking":
+        facts -= {"bucket_bytes"}
+    if trainer.schedules is not None:
+        facts |= {"schedules"}
+    if trainer.says.degrees:
+        facts |= {"degrees"}
+    assert facts - trainer.sources.keys() == set()
+    assert trainer.sources.keys() <= engine.keys() | {"schedules", "cuts", "degrees", "orders"}
+    assert all(trainer.sources.values())
+
+
+def test_facts_are_of_schedules_that_there_are(trainer):
+    assert {*trainer.engine.waits, *(trainer.schedules or {})} <= {*SCHEDULES}
+    assert trainer.name in TRAINERS
+    assert (trainer.read is None) == (trainer.reads == "") == (trainer.example == "")
+    assert (trainer.write is None) == (trainer.suffix == "")
+    assert "none" in trainer.engine.recompute
+    assert "none" in trainer.engine.shard
+
+
+def test_what_an_engine_does_is_read_from_a_document_again(trainer):
+    content = msgspec.json.encode(trainer.engine)
+    assert msgspec.json.decode(content, type=Engine) == trainer.engine
+    assert msgspec.json.decode(content).keys() == {*Engine.__struct_fields__}
+
+
+def test_a_layout_leaves_out_what_nothing_says():
+    assert msgspec.json.encode(Layout(pp=4, microbatch=1)) == b'{"pp":4,"microbatch":1}'
+
+
+def test_megatron_adds_up_gradients_in_float32_and_waits_under_1f1b_alone():
+    """The facts whose lack made plans of Megatron too small and too fast."""
+    for name in ("megatron", "megatron-bridge"):
+        engine = TRAINERS[name].engine
+        assert engine.gradients == "float32"
+        assert "1f1b" in engine.waits
+        assert "interleaved" not in engine.waits
+        assert engine.bucket_bytes == 4 * 40_000_000

@@ -1,0 +1,215 @@
+"""The best plan that a trainer can say: it can be said, and hardly any is faster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+import partopt as po
+from partopt.cost.price import price
+from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
+from partopt.errors import PartoptError
+from partopt.simulator.execution import simulate_plan
+from partopt.trainers import TRAINERS, export_plan, writers
+from partopt.trainers.parts import find_parts
+from partopt.trainers.planning import solve_for
+from partopt.trainers.says import find_faults, may_begin
+from tests.helpers import chain_profile, flat, two_level
+
+NAMES = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(3) for part in ("attn", "mlp")), "ln", "lm"]
+WRITERS = writers()
+
+
+def model(seed: int) -> po.Profile:
+    """Three blocks of two layers each, an embedding of two, a norm and a head."""
+    draw = np.random.default_rng(seed)
+    profile = chain_profile(
+        draw.uniform(0.5e-3, 4e-3, len(NAMES)).tolist(),
+        output_bytes=draw.integers(1, 5_000_000, len(NAMES)).tolist(),
+        parameter_bytes=draw.integers(1, 20_000_000, len(NAMES)).tolist(),
+    )
+    layers = [replace(layer, name=name) for layer, name in zip(profile.layers, NAMES, strict=True)]
+    return replace(profile, layers=layers)
+
+
+def stated(seed: int, to: str, **options) -> po.Job:
+    schedule = "gpipe" if to == "torchgpipe" else "1f1b"
+    clusters = [flat(4, bandwidth=2e9), two_level(2, 2)]
+    options = {"schedule": schedule, "microbatches": 8, **options}
+    return po.Job(model(seed), clusters[seed % 2], **options)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from(WRITERS))
+def test_it_can_be_said(seed, to):
+    result = solve_for(stated(seed, to), to)
+    for plan in (result.plan, *result.alternatives):
+        assert export_plan(plan, to).main
+        assert [name for stage in plan.stages for name in stage.modules] == NAMES
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10**6), st.sampled_from(["megatron", "torchtitan", "deepspeed", "vllm"]))
+def test_hardly_any_other_that_can_be_said_is_faster(seed, to):
+    job = stated(seed, to)
+    best = min(plan.predicted.period_s for plan in sayable(job, to))
+    assert solve_for(job, to).plan.predicted.period_s <= 1.01 * best
+
+
+def sayable(job, to):
+    """All plans of straight pipelines that the trainer can say, simulated."""
+    target = TRAINERS[to]
+    parts = find_parts(NAMES) if target.says.cuts != "anywhere" else []
+    places = may_begin(parts or find_parts(NAMES), target.says.cuts)
+    if target.says.cuts == "anywhere":
+        places = list(range(len(NAMES)))
+    for S in range(1, 5):
+        for inside in itertools.combinations(places[1:], S - 1):
+            cuts = [0, *inside, len(NAMES)]
+            for d in range(1, 4 // S + 1):
+                for family, ranks in (
+                    (CONTIGUOUS, [range(s * d, s * d + d) for s in range(S)]),
+                    (NESTED, [range(s, S * d, S) for s in range(S)]),
+                ):
+                    if family == NESTED and 1 in (S, d):
+                        continue
+                    stages = [
+                        Assignment(a, b, own)
+                        for (a, b), own in zip(itertools.pairwise(cuts), ranks, strict=True)
+                    ]
+                    plan = price(Partition(family, stages), job.problem, "manual")
+                    if not list(find_faults(plan, target, parts)):
+                        yield simulate_plan(plan)
+
+
+def test_where_stages_may_begin():
+    parts = find_parts(NAMES)
+    assert may_begin(parts, "anywhere") == list(range(10))
+    assert may_begin(parts, "parts") == [0, 2, 4, 6, 8, 9]
+    assert may_begin(parts, "heads") == [0, 2, 4, 6, 8]
+    assert may_begin(parts, "blocks") == [0, 4, 6]
+
+
+@pytest.mark.parametrize("to", ["megatron", "torchtitan"])
+def test_schedules_are_chosen_among_those_of_the_trainer(to):
+    job = stated(1, to, schedule="auto", microbatches=8)
+    result = solve_for(job, to)
+    names = [plan.schedule for plan in (result.plan, *result.alternatives)]
+    assert {*names} <= {*TRAINERS[to].schedules}
+    assert len({*names}) == len(names)
+    assert len(names) > 1
+    assert result.plan.predicted.samples_per_s == max(
+        plan.predicted.samples_per_s for plan in (result.plan, *result.alternatives)
+    )
+
+
+def test_all_stages_recompute_or_none_does():
+    job = stated(2, "megatron", recompute="auto", memory=60_000_000, optimizer="sgd")
+    plan = solve_for(job, "megatron").plan
+    assert len({stage.recompute for stage in plan.stages}) == 1
+
+
+def test_places_to_cut_of_ones_own_are_kept():
+    job = stated(3, "megatron", cut_at=["h.2.*", "h.1.mlp"])
+    plan = solve_for(job, "megatron").plan
+    assert {stage.start for stage in plan.stages} <= {0, 6}
+
+
+def test_a_split_of_ones_own_is_taken_or_refused():
+    taken = solve_for(stated(4, "megatron", cuts=[4], replicas=[2, 2]), "megatron").plan
+    assert [stage.start for stage in taken.stages] == [0, 4]
+    with pytest.raises(PartoptError, match="inside block 0"):
+        solve_for(stated(4, "megatron", cuts=[3], replicas=[2, 2]), "megatron")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "zb-h1"}, "`schedule=zb-h1`: megatron has 1f1b, interleaved"),
+        ({"schedule": "pipedream", "microbatches": None}, "`schedule=pipedream`"),
+        ({"shard": "gradients"}, "`shard=gradients`: megatron has none, optimizer"),
+    ],
+)
+def test_what_a_trainer_cannot_do_is_refused(options, message):
+    with pytest.raises(PartoptError, match=message):
+        solve_for(stated(5, "megatron", **options), "megatron")
+
+
+def test_the_commands(partopt, profile_file, topology_file, tmp_path):
+    given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
+    given += ("--schedule", "1f1b", "--microbatches", 8)
+    path = tmp_path / "plan.json"
+    made = partopt("plan", *given, "--for", "megatron", "-o", path)
+    assert made.code == 0
+    assert f"next:    partopt export {path} --to megatron" in made.err
+    assert partopt("export", path, "--to", "megatron").code == 0
+    shown = partopt("plan", *given, "--for", "megatron", "--map", "ln=head")
+    assert "--for megatron --map ln=head" in shown.err
+    compared = partopt("compare", *given, "--for", "megatron", "--for", "deepspeed", "--json")
+    rows = {row["planner"]: row for row in json.loads(compared.out)["rows"]}
+    best = min(row["period_s"] for row in rows.values() if row["fits"])
+    for name in ("for megatron", "for deepspeed"):
+        assert rows[name]["price"] == pytest.approx(rows[name]["period_s"] / best - 1)
+    assert "price" not in rows["gpipe"]
+    table = partopt("compare", *given, "--for", "torchtitan").out
+    assert "PRICE" in table
+    assert "for torchtitan" in table
+
+
+@pytest.mark.parametrize(
+    ("trainers", "options", "several", "chosen"),
+    [
+        (["megatron"], {}, True, "auto"),
+        (["megatron"], {"stages": 2}, True, "1f1b"),
+        (["megatron"], {"replication": "uniform"}, True, "1f1b"),
+        (["megatron"], {"chunks": 2}, True, "interleaved"),
+        (["torchtitan", "deepspeed"], {}, False, "1f1b"),
+        (["torchgpipe"], {"cuts": [3]}, True, "gpipe"),
+        (["vllm"], {}, True, None),
+        (["vllm"], {"global_batch": 8}, True, "auto"),
+        (["partopt"], {"microbatches": 8}, False, "1f1b"),
+    ],
+)
+def test_the_schedule_of_a_trainer(trainers, options, several, chosen):
+    assert po.schedule_for(trainers, options, several) == chosen
+
+
+def test_trainers_without_a_common_schedule_are_refused():
+    with pytest.raises(PartoptError, match="torchgpipe and megatron have no schedule in common"):
+        po.schedule_for(["torchgpipe", "megatron"], {})
+
+
+def test_a_command_for_a_trainer_chooses_its_schedule(partopt, profile_file, topology_file):
+    given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
+    batch = ("--global-batch", 8)
+    plan = partopt("plan", *given, *batch, "--for", "megatron", "--json").document
+    assert plan["schedule"] in TRAINERS["megatron"].schedules
+    looped = partopt("plan", *given, *batch, "--for", "megatron", "--chunks", 2, "--json")
+    assert looped.document["schedule"] == "interleaved"
+    compared = partopt("compare", *given, *batch, "--for", "torchgpipe")
+    assert compared.code == 0
+    assert "gpipe" in compared.out
+    served = partopt("plan", *given, "--for", "vllm", "--json").document
+    assert served["schedule"] == "pipedream"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--map", "ln=head"], "--map: goes with --for"),
+        (["--for", "megatron", "--scaling", "2,4"], "--for: --scaling prints a table"),
+        (["--for", "megatorn"], 'unknown trainer "megatorn"'),
+        (["--for", "megatron", "--map", "nope*=head"], "--map nope*=head: no layer"),
+    ],
+)
+def test_what_cannot_be_asked(partopt, profile_file, topology_file, options, message):
+    given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
+    outcome = partopt("plan", *given, "--schedule", "1f1b", "--microbatches", 8, *options)
+    assert outcome.code == 2
+    assert message in outcome.err
