@@ -8,7 +8,7 @@ from partopt.documents.plan import Plan
 from partopt.exporters.blocks import BLOCK, EMBEDDING, HEAD, NORM, Part
 from partopt.exporters.target import ANYWHERE, BLOCKS, HEADS, Cuts, Ranks, Target
 from partopt.schedules import schedule
-from partopt.schedules.entry import StageCounts
+from partopt.schedules.layout import STRAIGHT
 
 # P   devices of a pipeline
 # d   pipelines side by side, the replicas of every stage
@@ -57,12 +57,12 @@ def parted_ties(plan: Plan) -> list[str]:
 
 def _has_usual_warmup(plan: Plan) -> bool:
     """Whether stages do as many forwards first as the schedule does by itself."""
-    counts = schedule(plan.schedule).counts
-    if not isinstance(counts, StageCounts):
+    entry = schedule(plan.schedule)
+    if entry.shape != STRAIGHT:
         return True
     replicas = [stage.replicas for stage in plan.stages]
     return all(
-        stage.warmup == counts.warmup(s, replicas, plan.microbatches)
+        stage.warmup == entry.counts(s, replicas, plan.microbatches).warmup
         for s, stage in enumerate(plan.stages)
     )
 

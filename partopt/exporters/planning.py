@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
@@ -237,7 +237,7 @@ def _named(job: Job, target: Target) -> list[str]:
     if job.schedule != AUTO:
         return [job.schedule]
     names = [name for name in target.schedules or SCHEDULES if schedule(name).tried_by_auto]
-    return [name for name in names if schedule(name).kernel is not None]
+    return [name for name in names if schedule(name).overlaps]
 
 
 def _places(job: Job, target: Target, parts: Sequence[Part]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.exporters.blocks import Part
 from partopt.exporters.target import ANYWHERE, Target, Text
 from partopt.schedules import SCHEDULES, order, schedule
 from partopt.schedules.layout import MIRRORED
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator.restate import layout_of
 
 
 def csv_of(plan: Plan) -> str:

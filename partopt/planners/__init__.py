@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     FREE,
@@ -37,9 +37,8 @@ def _one_stage_a_device(entry: Schedule) -> bool:
     return entry.shape == STRAIGHT
 
 
-def _compiled(entry: Schedule) -> bool:
-    """Schedules whose microbatches in flight compiled code can count."""
-    return entry.kernel is not None
+def _overlapping(entry: Schedule) -> bool:
+    return entry.overlaps
 
 
 def _no_bound(problem: Problem) -> float:
@@ -82,7 +81,7 @@ _BUILTIN: dict[str, Planner | str] = {
         "partopt.planners.optimal",
         "the fastest plan within the memory, with a bound on all others",
         _SINGLE | {"auto"},
-        _compiled,
+        _overlapping,
     ),
     "pipedream": Planner(
         "partopt.planners.pipedream",
@@ -107,7 +106,7 @@ _BUILTIN: dict[str, Planner | str] = {
         "partopt.planners.straight",
         "the best pipeline without replication",
         _SINGLE,
-        _compiled,
+        _overlapping,
         _one_device_a_stage,
     ),
     "data_parallel": Planner(

@@ -6,15 +6,12 @@ Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partopt.schedules.layout import Chunks, Layout
-from partopt.schedules.order import A, B, Order, Row, U, W, microbatch_numbers
-
-Integers = NDArray[np.int64]
+from partopt.schedules.order import A, B, Integers, Order, Row, U, W, microbatch_numbers
 
 
 def write_rows(
@@ -119,20 +116,10 @@ def _insert(
 
     `added` says how many are on each rank.
     """
-    n, more = len(order.kind), len(after)
-    placed = after + np.arange(more)
-    kept = np.ones(n + more, dtype=np.bool_)
-    kept[placed] = False
-
-    def merge(own: NDArray[Any], new: NDArray[Any] | np.generic) -> NDArray[Any]:
-        merged = np.empty(n + more, dtype=own.dtype)
-        merged[kept], merged[placed] = own, new
-        return merged
-
     return Order(
-        kind=merge(order.kind, kind),
-        stage=merge(order.stage, stage),
-        microbatch=merge(order.microbatch, microbatch),
-        joined=merge(order.joined, np.bool_(False)),
+        kind=np.insert(order.kind, after, kind),
+        stage=np.insert(order.stage, after, stage),
+        microbatch=np.insert(order.microbatch, after, microbatch),
+        joined=np.insert(order.joined, after, False),
         rows=order.rows + np.concatenate([[0], np.cumsum(added)]),
     )

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import Counts, blocking_warmups, weight_versions
-from partopt.cost.sharding import kept_by
+from partopt.cost.memory import kept_by, with_counts
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.schedules.entry import Counts
+from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.search.turns import warmups_in_turns
 from partopt.simulator.execution import Execution, execute
 from partopt.simulator.prediction import (
@@ -29,7 +31,6 @@ from partopt.simulator.prediction import (
     with_memory,
     with_prediction,
 )
-from partopt.simulator.restate import with_conditions, with_counts
 
 # r_s    replicas of stage s
 # w_s    its warm-up, forwards of each replica before its first backward
@@ -126,7 +127,7 @@ def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
     if not schedule(plan.schedule).takes_warmup or list(own) == usual:
         return simulate_plan(plan)
     check_actions(plan)
-    changed = with_conditions(plan, warmups=own)
+    changed = under(plan, warmups=own)
     check_actions(changed)
     execution = execute(changed)
     return _as_found(Trial(execution, fits_by_order(execution)), WarmupTrials(plan).at(None))
@@ -155,7 +156,7 @@ class WarmupTrials:
         None where it deadlocks, as it can while it waits for all-reduces.
         """
         self.executions += 1
-        changed = self.plan if warmup is None else with_conditions(self.plan, warmups=warmup)
+        changed = self.plan if warmup is None else under(self.plan, warmups=warmup)
         try:
             execution = execute(changed)
         except PartoptError:
@@ -192,9 +193,8 @@ class WarmupTrials:
 
 def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     """Bytes on a device of the stage with `held` microbatches in flight."""
-    versions, split = weight_versions(plan.schedule, held), schedule(plan.schedule).split
     counts = Counts(held - 1, held, 1)  # schedules that take warm-ups do whole backwards
-    return with_counts(stage, counts, versions, split, kept_by(plan)).memory.total_bytes
+    return with_counts(stage, counts, schedule(plan.schedule), kept_by(plan)).memory.total_bytes
 
 
 def fits_by_order(execution: Execution) -> bool:

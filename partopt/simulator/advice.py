@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partopt.documents.simulation import Finding, Varied
-from partopt.schedules import SCHEDULES
+from partopt.schedules import ACTION_LIMIT, SCHEDULES
 from partopt.simulator.balance import imbalance
 from partopt.simulator.case import NOTICED, Case, Point
 from partopt.simulator.change import Change, Goal, Trials
 from partopt.simulator.closed_forms import idle_share, pipeline_of
-from partopt.simulator.execution import ACTION_LIMIT, Execution
+from partopt.simulator.execution import Execution
 from partopt.simulator.held_back import held_back
 from partopt.simulator.slow_rank import slow_rank
 from partopt.simulator.waits import allreduces, busy_ports, few_in_flight, transfers

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
-from partopt.schedules.bubble import SLOTS
+from partopt.schedules.entry import SLOTS
 from partopt.schedules.layout import MIRRORED
 
 # P   devices of one pipeline; v   stages that a device holds

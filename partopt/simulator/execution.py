@@ -8,15 +8,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from partopt.cost.period import utilisation
+from partopt.cost.estimate import idle_share
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.schedules import order, schedule
-from partopt.schedules.in_flight import in_flight
-from partopt.schedules.order import F, Order
+from partopt.schedules.order import F, Order, in_flight
 from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import LevelUse, Shares, level_use, longest_span_s, shares
-from partopt.simulator.restate import layout_of
 from partopt.simulator.steady import (
     Steady,
     microbatches_to_settle,
@@ -26,7 +25,6 @@ from partopt.simulator.steady import (
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 
-ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
 # of the first run: where two whole cycles of all replicas are more, they are not waited for
@@ -76,8 +74,7 @@ class Execution:
     @property
     def bubble(self) -> float:
         """Idle share of the time of the ranks with work, between `start_s` and `end_s`."""
-        computes = [stage.compute_s for stage in self.plan.stages]
-        return max(0.0, 1.0 - utilisation(computes, len(self.plan.stages_by_rank()), self.period_s))
+        return idle_share(self.plan, self.period_s)
 
     @property
     def longest_span_s(self) -> float:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import in_flight
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
@@ -21,7 +21,6 @@ from partopt.simulator.case import NOTICED
 from partopt.simulator.change import MOST_ACTIONS
 from partopt.simulator.conditions import Conditions, apply_conditions
 from partopt.simulator.execution import execute, first_microbatches
-from partopt.simulator.restate import with_conditions
 
 _ENDLESS = 1e18  # bytes/s of links that take no time
 
@@ -63,13 +62,11 @@ def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
         return plan, []
     replicas = [stage.replicas for stage in plan.stages]
     if entry.shape == STRAIGHT and entry.takes_warmup:
-        usual = [
-            in_flight(plan.schedule, s, replicas, plan.microbatches) for s in range(len(replicas))
-        ]
+        usual = [entry.counts(s, replicas, plan.microbatches).held for s in range(len(replicas))]
         held = [stage.in_flight for stage in plan.stages]
         s = max(range(len(usual)), key=lambda s: usual[s] - held[s])
         deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
-        roomy = with_conditions(plan, warmups=deeper)
+        roomy = under(plan, warmups=deeper)
         if usual[s] > held[s] and roomy.peak_memory_bytes > limit:
             lifted = roomy
             texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]

@@ -9,17 +9,17 @@ import re
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import Counts
-from partopt.cost.sharding import kept_by
+from partopt.cost.memory import kept_by, with_counts
+from partopt.cost.plan import forwards_first, layout_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
-from partopt.schedules.in_flight import begun_by_stage, in_flight_by_stage
-from partopt.schedules.order import I, Order
+from partopt.schedules import schedule
+from partopt.schedules.entry import Counts, Schedule
+from partopt.schedules.order import I, Order, begun_by_stage, in_flight_by_stage
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import forwards_first, layout_of, with_counts, with_steps_of
 from partopt.simulator.work import work_of
 
 
@@ -47,17 +47,17 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
     synchronous = with_steps_of(synchronous, plan)
     order = from_csv(text, layout_of(synchronous))
-    counted = replace(synchronous, stages=_with_counts_of(order, synchronous))
-    split = bool((order.kind == I).any())
-    work = work_of(replace(counted, schedule="zb-h1" if split else "1f1b"), False)
+    alike = "zb-h1" if (order.kind == I).any() else "1f1b"  # with backwards in two parts or whole
+    counted = replace(synchronous, stages=_with_counts_of(order, synchronous, schedule(alike)))
+    work = work_of(replace(counted, schedule=alike), False)
     timeline = simulate(order, work)
     return Execution(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
 
 
-def _with_counts_of(order: Order, plan: Plan) -> list[Stage]:
+def _with_counts_of(order: Order, plan: Plan, entry: Schedule) -> list[Stage]:
     """The stages with the warm-up, microbatches in flight and memory that the order gives them.
 
-    Each keeps one version of its weights.
+    Each keeps one version of its weights, as under `entry`.
     """
     held, begun = in_flight_by_stage(order), begun_by_stage(order)
     return [
@@ -67,9 +67,8 @@ def _with_counts_of(order: Order, plan: Plan) -> list[Stage]:
                 forwards_first(order, stage.ranks[0], s),
                 *(int(each.most[each.stage == s].max()) for each in (held, begun)),
             ),
-            versions=1,
-            split=bool((order.kind == I).any()),
-            kept=kept_by(plan),
+            entry,
+            kept_by(plan),
         )
         for s, stage in enumerate(plan.stages)
     ]

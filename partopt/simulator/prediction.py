@@ -7,13 +7,13 @@ import dataclasses
 from msgspec.structs import replace
 
 from partopt.cost.figures import figures_of
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage, device_bytes
 from partopt.errors import PartoptError
-from partopt.schedules import schedule
+from partopt.schedules import ACTION_LIMIT, schedule
 from partopt.schedules.layout import STRAIGHT
-from partopt.simulator.execution import ACTION_LIMIT, Execution, execute, first_microbatches
-from partopt.simulator.restate import with_conditions
+from partopt.simulator.execution import Execution, execute, first_microbatches
 
 _ALWAYS = 0.98  # of the time: a port that is used so much paces what goes through it
 _ROUNDING = 1e-12
@@ -48,7 +48,7 @@ def simulate_plan(plan: Plan) -> Plan:
     several stages, what they keep in flight is counted too.
     """
     check_actions(plan)
-    counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else under(plan)
     execution = execute(counted)
     return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
 

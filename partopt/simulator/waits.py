@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from partopt.cost.flight import warmup
 from partopt.documents.topology import Level
-from partopt.schedules import SCHEDULES
-from partopt.schedules.entry import downstream_warmup
+from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.one_f_one_b import downstream
 from partopt.simulator.case import BUSY, NOTICED, Case, Point
 from partopt.simulator.change import Change
 from partopt.units import format_bandwidth, format_seconds
@@ -70,7 +69,7 @@ def _deeper_schedule(name: str) -> str | None:
 
 def _usual_warmup(name: str) -> int:
     """The forwards of the first of two stages before its first backward, of eight microbatches."""
-    return warmup(name, 0, [1, 1], 8)
+    return schedule(name).counts(0, [1, 1], 8).warmup
 
 
 def _widen(level: Level, factor: float) -> Change:
@@ -86,7 +85,7 @@ def _deepen(case: Case) -> Iterator[Change]:
     stages = case.plan.stages
     now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
     for factor in _DEEPER:
-        deeper = [downstream_warmup(factor)(s, replicas, None) for s in range(len(stages))]
+        deeper = [downstream(factor)(s, replicas, None).warmup for s in range(len(stages))]
         if any(then > before for then, before in zip(deeper, now, strict=True)):
             more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
             yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")

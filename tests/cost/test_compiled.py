@@ -14,15 +14,22 @@ import pytest
 from partopt.cost import compiled as module
 from tests.helpers import ROOT
 
-RUN = "run = 1, 6, 100"  # the first and the last of six members, in one component of a hundred
+RUN = "run = 1, 6"  # the first and the last of six members
 CALLER = """
 from partopt.cost.compiled import compiled
-from partopt.cost.collectives import fullest
+from partopt.cost.called import members
 {constants}
 
 @compiled()
 def twice(run):
-    return FACTOR * fullest(run[0], run[1], run[2])
+    return FACTOR * members(run[0], run[1])
+"""
+CALLED = """
+from partopt.cost.compiled import compiled
+
+@compiled()
+def members(first, last):
+    return last - first + 1
 """
 
 
@@ -33,6 +40,7 @@ def package(tmp_path, monkeypatch) -> Path:
     shutil.copytree(
         ROOT / "partopt", tmp_path / "partopt", ignore=shutil.ignore_patterns("__pycache__")
     )
+    (tmp_path / "partopt/cost/called.py").write_text(CALLED)
     (tmp_path / "partopt/cost/constants.py").write_text("FACTOR = 2.0\n")
     (tmp_path / "partopt/cost/caller.py").write_text(
         CALLER.format(constants="from partopt.cost.constants import FACTOR")
@@ -80,11 +88,11 @@ def test_a_changed_formula_is_not_answered_from_the_cache(package):
     again = twice(package)
     assert again == (12.0, 1, first[2])
     assert first[2].parent == package / "__pycache__/compiled"
-    edit(package / "cost/collectives.py", "last - first + 1", "last - first - 1")
+    edit(package / "cost/called.py", "last - first + 1", "last - first - 1")
     value, hits, folder = twice(package)
     assert (value, hits) == (8.0, 0)
     assert folder != first[2]
-    edit(package / "cost/collectives.py", "last - first - 1", "last - first + 1")
+    edit(package / "cost/called.py", "last - first - 1", "last - first + 1")
     assert twice(package) == again
 
 
@@ -125,7 +133,7 @@ def test_numba_s_own_settings_stay_as_they_are(package):
         "import numba; from numba.core import caching; "
         "see = lambda: (numba.config.CACHE_DIR, caching.FunctionCache._impl_class, "
         "caching.CompileResultCacheImpl._locator_classes[:]); before = see(); "
-        "import partopt.cost.collectives; print(see() == before)"
+        "import partopt.cost.heap; print(see() == before)"
     )
     assert run(package, script) == ["True"]
 

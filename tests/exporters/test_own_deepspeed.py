@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from partopt import Plan, export_plan
+from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.schedules import order
-from partopt.simulator.restate import layout_of
 from tests.exporters.own_code import as_rank, needs
 from tests.exporters.plans import PAIRS, on_ranks, planned, transformer
 from tests.helpers import ROOT, flat

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import EXPORTERS, PartoptError, Plan, Profile, export_plan
+from partopt.cost.plan import under
 from partopt.documents.profile import Group
-from partopt.simulator.restate import with_conditions
 from tests.exporters.plans import LOOPS, PAIRS, names, on_ranks, planned, recomputing, transformer
 from tests.helpers import flat, uniform_profile
 
@@ -255,7 +255,7 @@ def test_a_file_that_torchtitan_could_not_import_is_refused(stem):
 
 @pytest.mark.parametrize("to", sorted(TRAINERS - {"torchgpipe"}))
 def test_a_warm_up_that_the_schedule_does_not_have(to):
-    altered = with_conditions(planned(), warmups=[5, 3, 2, 0])
+    altered = under(planned(), warmups=[5, 3, 2, 0])
     assert "its warm-up is not that of 1f1b" in reasons(altered, to)
     with pytest.raises(PartoptError, match="stage 0 does 5 forwards first; under 1f1b it does 3"):
         export_plan(altered, "flows")

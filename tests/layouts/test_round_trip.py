@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partopt import planners
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
@@ -19,7 +20,6 @@ from partopt.layouts import LAYOUTS, read_layout
 from partopt.layouts.judge import plan_layout
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import LOOPED, MIRRORED, VEE
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, uniform_profile
 from tests.layouts.models import transformer
 
@@ -87,7 +87,7 @@ def test_an_order_that_is_written_is_read_again(schedule, stages, devices, warmu
         replicas=[2] * stages,
         **chunks,
     )
-    plan = with_conditions(planners.plan("manual", job.problem), warmups=warmups)
+    plan = under(planners.plan("manual", job.problem), warmups=warmups)
     text = export_plan(plan, "torch-csv").main
     layout = read_layout("torch-csv", text, job.profile, cuts=cuts)
     options = layout.options(job.topology)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from partopt.schedules import SCHEDULES, order, refusal
-from partopt.schedules.in_flight import in_flight, in_flight_by_stage
 from partopt.schedules.layout import Layout
+from partopt.schedules.order import in_flight, in_flight_by_stage
 from tests.schedules.executed import built, chunks, straight
 
 
