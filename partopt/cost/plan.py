@@ -29,7 +29,7 @@ from partopt.documents.stage import Flow, FlowPer, Memory, Stage
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, schedule
-from partopt.schedules.entry import Counts, Replicas
+from partopt.schedules.entry import Counts, Replicas, Schedule
 from partopt.schedules.layout import MIRRORED, STRAIGHT, Layout
 from partopt.schedules.one_f_one_b import noam
 from partopt.schedules.order import B, F, I, Order, W
@@ -125,7 +125,7 @@ def _with_counts(plan: Plan, warmups: Sequence[int] | None = None) -> Plan:
                 for own, usual in zip(warmups, counts, strict=True)
             ]
     else:
-        counts = counts_by_order(order(plan.schedule, layout_of(plan)), plan)
+        counts = _counts_by_order(order(plan.schedule, layout_of(plan)), plan)
     usual = noam(len(plan.stages_by_rank()), plan.stages[0].replicas)
     stages = zip(plan.stages, counts, strict=True)
     return replace(
@@ -171,7 +171,13 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
     )
 
 
-def counts_by_order(order: Order, plan: Plan) -> list[Counts]:
+def with_counts_of(order: Order, plan: Plan, entry: Schedule) -> Plan:
+    """The plan with the counts and memory of its stages under an order, which is like `entry`'s."""
+    stages, kept = zip(plan.stages, _counts_by_order(order, plan), strict=True), kept_by(plan)
+    return replace(plan, stages=[with_counts(stage, own, entry, kept) for stage, own in stages])
+
+
+def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     """The counts of each stage, held and begun when its device is fullest.
 
     The stages of one device are not fullest at once; counted this way, their memory adds up to what
@@ -199,12 +205,12 @@ def counts_by_order(order: Order, plan: Plan) -> list[Counts]:
                 int((each[: fullest + 1] & its).sum() - done.sum()) for each in (enters, begins)
             )
             before = counts.get(s, Counts(0, 1, 0))
-            first = forwards_first(order, rank, s)
+            first = _forwards_first(order, rank, s)
             counts[s] = Counts(*map(max, before, (first, held, begun)))
     return [counts[s] for s in range(len(plan.stages))]
 
 
-def forwards_first(order: Order, rank: int, s: int) -> int:
+def _forwards_first(order: Order, rank: int, s: int) -> int:
     """Forwards of stage s on `rank` before its first backward."""
     own = slice(order.rows[rank], order.rows[rank + 1])
     kind = order.kind[own][order.stage[own] == s]
@@ -330,13 +336,14 @@ def plan_of(
             cuts=[stage.start for stage in partition.stages[1:]],
             replicas=[len(stage.ranks) // copies for stage in partition.stages],
         )
+    devices = {rank for stage in partition.stages for rank in stage.ranks}
     return Plan(
         planner=planner,
         family=partition.family,
         schedule=problem.schedule,
         microbatch_size=problem.chain.microbatch_size,
         microbatches=problem.microbatches,
-        noam=noam(devices_used(partition), len(partition.stages[0].ranks)),
+        noam=noam(len(devices), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
         memory_rules=problem.memory_rules,
         comm="serial" if problem.serial_transfers else "overlap",
@@ -350,11 +357,6 @@ def plan_of(
         profile=problem.reference,
         topology=problem.limited_topology,
     )
-
-
-def devices_used(partition: Partition) -> int:
-    """Devices that have work."""
-    return len({rank for stage in partition.stages for rank in stage.ranks})
 
 
 def _flows(partition: Partition, problem: Problem) -> list[Flow]:

@@ -131,7 +131,7 @@ class Problem:
 
     def allreduce_over(self, ranks: Sequence[int]) -> AllReduce:
         """How `ranks` exchange the gradients of their parameters, for each byte of these."""
-        return self._allreduce_over(lookup_key(ranks))
+        return self._allreduce_over(ranks if isinstance(ranks, range) else tuple(ranks))
 
     @cached_property
     def _allreduce_over(self) -> Callable[[Sequence[int]], AllReduce]:
@@ -327,11 +327,6 @@ class Assignment:
     stop: int
     ranks: Sequence[int]
     recompute: bool | None = None
-
-
-def lookup_key(ranks: Sequence[int]) -> Sequence[int]:
-    """The same ranks, as a range or a tuple, which can be looked up."""
-    return ranks if isinstance(ranks, range) else tuple(ranks)
 
 
 @dataclass(frozen=True)

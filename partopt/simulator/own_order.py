@@ -9,14 +9,11 @@ import re
 
 from msgspec.structs import replace
 
-from partopt.cost.memory import kept_by, with_counts
-from partopt.cost.plan import forwards_first, layout_of, with_steps_of
+from partopt.cost.plan import layout_of, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
-from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
-from partopt.schedules.entry import Counts, Schedule
-from partopt.schedules.order import I, Order, begun_by_stage, in_flight_by_stage
+from partopt.schedules.order import I
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
@@ -48,27 +45,7 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     synchronous = with_steps_of(synchronous, plan)
     order = from_csv(text, layout_of(synchronous))
     alike = "zb-h1" if (order.kind == I).any() else "1f1b"  # with backwards in two parts or whole
-    counted = replace(synchronous, stages=_with_counts_of(order, synchronous, schedule(alike)))
+    counted = with_counts_of(order, synchronous, schedule(alike))
     work = work_of(replace(counted, schedule=alike), False)
     timeline = simulate(order, work)
     return Execution(counted, order, work, timeline, None, 0.0, float(timeline.makespan))
-
-
-def _with_counts_of(order: Order, plan: Plan, entry: Schedule) -> list[Stage]:
-    """The stages with the warm-up, microbatches in flight and memory that the order gives them.
-
-    Each keeps one version of its weights, as under `entry`.
-    """
-    held, begun = in_flight_by_stage(order), begun_by_stage(order)
-    return [
-        with_counts(
-            stage,
-            Counts(
-                forwards_first(order, stage.ranks[0], s),
-                *(int(each.most[each.stage == s].max()) for each in (held, begun)),
-            ),
-            entry,
-            kept_by(plan),
-        )
-        for s, stage in enumerate(plan.stages)
-    ]
