@@ -6,6 +6,7 @@ Microbatches are numbered, all-reduces and optimizer steps put in, for all ranks
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,10 +117,19 @@ def _insert(
 
     `added` says how many are on each rank.
     """
+    placed = after + np.arange(len(after))
+    kept = np.ones(len(order.kind) + len(after), dtype=np.bool_)
+    kept[placed] = False
+
+    def merge(own: NDArray[Any], new: NDArray[Any] | np.generic) -> NDArray[Any]:
+        merged = np.empty(len(kept), dtype=own.dtype)  # a third of the time of `np.insert`
+        merged[kept], merged[placed] = own, new
+        return merged
+
     return Order(
-        kind=np.insert(order.kind, after, kind),
-        stage=np.insert(order.stage, after, stage),
-        microbatch=np.insert(order.microbatch, after, microbatch),
-        joined=np.insert(order.joined, after, False),
+        kind=merge(order.kind, kind),
+        stage=merge(order.stage, stage),
+        microbatch=merge(order.microbatch, microbatch),
+        joined=merge(order.joined, np.bool_(False)),
         rows=order.rows + np.concatenate([[0], np.cumsum(added)]),
     )

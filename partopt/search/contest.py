@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.plan import price
-from partopt.cost.problem import Partition, Problem, partition_of
+from partopt.cost.problem import Decision, Partition, Problem, partition_of
 from partopt.documents import Note
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -81,10 +81,9 @@ def compete(
             if hidden and PLANNERS[name].least_s(problem) >= _best_s(plans):
                 continue
             decision = planners.decide(name, problem)
-            priced = price(decision.partition, problem, name, decision.certificate)
-            if shown is not None and _is_left_out(priced, hidden, plans):
+            if shown is not None and _is_left_out(decision.partition, hidden, plans, problem):
                 continue
-            plans[name] = _simulate(priced, problem)
+            plans[name] = _simulate(name, decision, problem)
             notes += decision.notes
         except PartoptError as error:
             refusals.append(error)
@@ -105,13 +104,12 @@ def plan_alone(name: str, problem: Problem, beat_s: float = math.inf) -> tuple[P
         planners.check_schedule(name, problem.schedule)
         return _optimal(problem, list(_rivals(problem)), beat_s), []
     decision = planners.decide(name, problem)
-    priced = price(decision.partition, problem, name, decision.certificate)
-    return _simulate(priced, problem), list(decision.notes)
+    return _simulate(name, decision, problem), list(decision.notes)
 
 
 def plan_decided(name: str, problem: Problem) -> Plan:
     """What one planner decides, simulated but not improved; raises the errors of `plan_alone`."""
-    return _simulate(planners.plan(name, problem), problem)
+    return _simulate(name, planners.decide(name, problem), problem)
 
 
 def _optimal(problem: Problem, others: Iterable[Partition], beat_s: float) -> Plan:
@@ -134,17 +132,31 @@ def _rivals(problem: Problem) -> Iterable[Partition]:
                 yield planners.decide(name, alike).partition
 
 
-def _simulate(priced: Plan, problem: Problem) -> Plan:
-    """A plan, simulated; nothing is known of one that does not fit."""
-    problem.progress(f"simulating {priced.planner}", 0, 1)
-    plan = simulate_with_best_warmup(priced)
+def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:
+    """A decision, simulated; nothing is known of one that does not fit."""
+    problem.progress(f"simulating {name}", 0, 1)
+    plan = price(decision.partition, problem, name, decision.certificate)
+    plan = simulate_with_best_warmup(plan)
     return plan if plan.fits else replace(plan, certificate=None)
 
 
-def _is_left_out(priced: Plan, hidden: bool, plans: dict[str, Plan]) -> bool:
-    """Whether a plan is not estimated to be faster than the best, and need not be shown."""
-    long = len(priced.stages) * len(priced.stages_by_rank()) > SHOWN_LIMIT
-    return (hidden or long) and priced.predicted.period_s >= _best_s(plans)
+def _is_left_out(
+    partition: Partition, hidden: bool, plans: dict[str, Plan], problem: Problem
+) -> bool:
+    """Whether a partition is not estimated to be faster than the best of `plans`.
+
+    One that is hidden or long need not be shown then. A stage that computes for as long is enough
+    to know it.
+    """
+    stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
+    long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
+    if best_s == math.inf or not (hidden or long):
+        return False
+    computing = (
+        chain.compute_s(own.start, own.stop, problem.recomputes(own)) / len(own.ranks)
+        for own in stages
+    )
+    return max(computing) >= best_s or price(partition, problem, "").predicted.period_s >= best_s
 
 
 def _best_s(plans: dict[str, Plan]) -> float:
