@@ -33,9 +33,8 @@ from partopt.documents.profile import (
 )
 from partopt.documents.topology import Device, Level, Topology
 from partopt.schedules import order, schedule
-from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import Layout, ranks_of
-from partopt.schedules.order import KINDS
+from partopt.schedules.order import KINDS, in_flight
 from partopt.simulator.engine import simulate
 from partopt.simulator.metrics import longest_span_s
 from partopt.simulator.timeline import Timeline

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
-from partopt.cost.reserve import reserve_of
 from partopt.documents import Note, refuse
 from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile

@@ -63,7 +63,7 @@ class Options:
     whether all microbatches of an iteration have receive buffers or those in flight, `shard` what
     the replicas of a stage hold a share of: its optimizer state, and gradients. `memory` is the
     limit of a device, bytes or "76 GB", by default the topology's; `reserve` are bytes of it that
-    no plan may use, by default as `partopt.cost.reserve` says. `stages` and `chunks` (v, of looped
+    no plan may use, by default as `partopt.cost.memory` says. `stages` and `chunks` (v, of looped
     schedules) are how many; `cut_at` are patterns of the layers that a stage may begin with; `tied`
     says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
     your own: the first layer of every stage but the first, and the replicas of each. `comm` and

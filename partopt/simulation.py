@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partopt import documents
+from partopt import documents, schedules
+from partopt.cost.plan import layout_of
 from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
@@ -19,7 +20,6 @@ from partopt.options import invalid
 from partopt.report import figure, trace
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator import execution as executions
 from partopt.simulator.advice import Trials, findings
 from partopt.simulator.conditions import (
     Conditions,
@@ -30,7 +30,6 @@ from partopt.simulator.conditions import (
 from partopt.simulator.document import document_of
 from partopt.simulator.execution import Execution, execute, execute_csv, microbatches_in
 from partopt.simulator.flows import flows_of
-from partopt.simulator.restate import layout_of
 from partopt.simulator.variation import variation_of, vary
 
 FORMS = (".json", ".svg", ".pdf", ".png", ".csv")  # what a simulation is saved as
@@ -57,7 +56,7 @@ class Simulation:
     @cached_property
     def document(self) -> SimulationDocument:
         """Where the time goes, what to change, what the plan promised: all that a page shows."""
-        trials = Trials(self.conditions, partial(_run, self.planned, executions.ACTION_LIMIT))
+        trials = Trials(self.conditions, partial(_run, self.planned, schedules.ACTION_LIMIT))
         advice = findings(self.execution, trials, self.varied)
         return document_of(self.execution, self.planned, advice, self.varied)
 
@@ -116,7 +115,7 @@ class Simulation:
 def _most_actions(save_as: str | None) -> int:
     """How many actions a simulation may have: traces hold fewer."""
     form = Simulation.form_of(save_as) if save_as is not None else ""
-    return trace.MOST_ACTIONS if form == ".json" else executions.ACTION_LIMIT
+    return trace.MOST_ACTIONS if form == ".json" else schedules.ACTION_LIMIT
 
 
 def simulate(

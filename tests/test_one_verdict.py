@@ -23,8 +23,8 @@ from partopt import (
     solve_for,
     verify,
 )
-from partopt.cost.flight import warmup
 from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES
 from partopt.trainers.parts import find_parts
 from partopt.trainers.says import may_begin
 
@@ -79,7 +79,7 @@ def test_every_command_says_the_same_of_a_layout(
     plan = solve(job.with_(cuts=split(job, S), replicas=[d] * S, **stated)).plan
     if schedule == "1f1b":
         assert [stage.warmup for stage in plan.stages] == [
-            warmup("1f1b", s, [d] * S, plan.microbatches) for s in range(S)
+            SCHEDULES["1f1b"].counts(s, [d] * S, plan.microbatches).warmup for s in range(S)
         ]
 
     text = export_plan(plan, "megatron").main
@@ -116,7 +116,8 @@ def test_a_plan_for_a_trainer_has_its_warmups_and_is_written(
         return
     replicas = [stage.replicas for stage in plan.stages]
     assert [stage.warmup for stage in plan.stages] == [
-        warmup("1f1b", s, replicas, plan.microbatches) for s in range(len(replicas))
+        SCHEDULES["1f1b"].counts(s, replicas, plan.microbatches).warmup
+        for s in range(len(replicas))
     ]
     assert export_plan(plan, trainer).main
     assert facts(simulate(plan).plan) == facts(plan)

@@ -13,11 +13,11 @@ from tests.helpers import ROOT, run_process
 MODULE = """
 from dataclasses import replace
 from partopt.planners import Planner
-from partopt.schedules.one_f_one_b import SCHEDULE
+from partopt.schedules.one_f_one_b import ONE_F_ONE_B
 
-LATE = replace(SCHEDULE, name="late", summary="1F1B under another name")
+LATE = replace(ONE_F_ONE_B, name="late", summary="1F1B under another name")
 EVEN = Planner("partopt_extra", "the whole model on one device")
-MISNAMED = replace(SCHEDULE, name="early")
+MISNAMED = replace(ONE_F_ONE_B, name="early")
 
 
 def plan(problem):

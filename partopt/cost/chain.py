@@ -101,11 +101,6 @@ class Chain:
         return (self.a + self.back) / 2
 
     @property
-    def lopsided(self) -> bool:
-        """Whether fewer bytes come back over some cut."""
-        return bool((self.a != self.back).any())
-
-    @property
     def layers(self) -> int:
         """N."""
         return len(self.f)
@@ -162,17 +157,11 @@ class Chain:
         return prefix + self.forward_prefix if recompute else prefix
 
     def gradients_prefix(self, split: bool) -> NDArray[np.float64]:
-        """`gradients_s` of the layers before each cut, shape (N+1,).
+        """Backward seconds of the layers before each cut in which gradients of weights appear.
 
-        Where backwards are `split` that is the second part alone.
+        Shape (N+1,). Where backwards are `split` that is the second part alone.
         """
         return self._weight_prefix if split else self.compute_prefix - self.forward_prefix
-
-    def gradients_s(self, i: int, j: int, split: bool) -> float:
-        """Backward seconds of layers [i, j) in which gradients of weights appear."""
-        if split:
-            return float(self._weight_prefix[j] - self._weight_prefix[i])
-        return self.compute_s(i, j) - self.forward_s(i, j)
 
     def forward_s(self, i: int, j: int) -> float:
         """Forward seconds of layers [i, j)."""

@@ -19,9 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
 
-from partopt.cost.compiled import compiled
 from partopt.documents.topology import Level, Topology
 
 # k        level, 1..L innermost first; its members are level-(k-1) components
@@ -127,11 +125,17 @@ def members_crossed(ranks: Sequence[int], topology: Topology) -> dict[int, int]:
 def _most_of_run(run: range, k: int, topology: Topology) -> int:
     """n_k of consecutive ranks."""
     inner, size = topology.group_size(k - 1), topology.levels[k - 1].size
-    return int(fullest(run.start // inner, (run.stop - 1) // inner, size))
+    first, last = run.start // inner, (run.stop - 1) // inner
+    if first // size == last // size:
+        return last - first + 1
+    if last // size - first // size > 1:
+        return size
+    return max(size - first % size, last % size + 1)
 
 
-@compiled()
-def choose(allowed, r, narrowest, delay, in_turn, delays):  # type: ignore[no-untyped-def]
+def choose(
+    allowed: int, r: int, narrowest: float, delay: float, in_turn: float, delays: float
+) -> tuple[int, float, float]:
     """The algorithm of an all-reduce over r ranks, its seconds per byte, and its latency.
 
     `allowed` is an algorithm or FASTEST; a byte takes `narrowest` seconds on the narrowest of the
@@ -139,22 +143,23 @@ def choose(allowed, r, narrowest, delay, in_turn, delays):  # type: ignore[no-un
     seconds per byte and `delays` of latency, infinite where ranks do not lie evenly: then a ring
     is taken.
     """
-    depth = 0
-    while 2**depth < r:
-        depth += 1
-    best = np.inf
-    algorithm, slope, latency = RING, 2 * (r - 1) / r * narrowest, 2 * (r - 1) * delay
-    if allowed in (RING, FASTEST):
-        best = slope * BUCKET_BYTES + latency
-    if allowed in (TREE, FASTEST) and 2 * narrowest * BUCKET_BYTES + 2 * depth * delay < best:
-        algorithm, slope, latency = TREE, 2 * narrowest, 2.0 * depth * delay
-        best = slope * BUCKET_BYTES + latency
-    if allowed in (HIERARCHICAL, FASTEST) and in_turn * BUCKET_BYTES + delays < best:
-        algorithm, slope, latency = HIERARCHICAL, in_turn, delays
-    return algorithm, slope, latency
+    depth = (r - 1).bit_length()
+    ways = (
+        (RING, 2 * (r - 1) / r * narrowest, 2 * (r - 1) * delay),
+        (TREE, 2 * narrowest, 2.0 * depth * delay),
+        (HIERARCHICAL, in_turn, delays),
+    )
+    tried = [way for way in ways if allowed in (way[0], FASTEST) and way[1] < math.inf]
+    return min(tried or ways[:1], key=lambda way: way[1] * BUCKET_BYTES + way[2])
 
 
-@register_jitable
+def share(algorithm: int, r: int, n: int) -> float:
+    """Bytes that a member of a level moves for each byte reduced, of r ranks and n_k = n."""
+    if algorithm == RING:
+        return 2 * (r - 1) / r
+    return 2.0 if algorithm == TREE else 2 * (n - 1) / n
+
+
 def tail_share(size_bytes: Any, bucket_bytes: float) -> Any:
     """The share of an exchange of gradients that begins when the backward has ended: a bucket."""
     return 1.0 / np.maximum(1.0, np.ceil(size_bytes / bucket_bytes))
@@ -168,24 +173,3 @@ def exposed(seconds: Any, size_bytes: Any, backward_s: Any, bucket_bytes: float)
     """
     later = tail_share(size_bytes, bucket_bytes)
     return np.maximum(seconds * later, seconds - backward_s * (1.0 - later))
-
-
-exposed_s = compiled()(exposed)  # of numbers, for compiled code
-
-
-@compiled()
-def share(algorithm, r, n):  # type: ignore[no-untyped-def]
-    """Bytes that a member of a level moves for each byte reduced, of r ranks and n_k = n."""
-    if algorithm == RING:
-        return 2 * (r - 1) / r
-    return 2.0 if algorithm == TREE else 2 * (n - 1) / n
-
-
-@compiled()
-def fullest(first, last, size):  # type: ignore[no-untyped-def]
-    """The most of the consecutive members `first` to `last` in one component of `size` members."""
-    if first // size == last // size:
-        return last - first + 1
-    if last // size - first // size > 1:
-        return size
-    return max(size - first % size, last % size + 1)

@@ -1,4 +1,4 @@
-"""Bytes on each device of a stage.
+"""Bytes on each device of a stage, and those that no plan may use.
 
 Weights in all their versions, gradients, optimizer state, activations, receive buffers, and what a
 backward takes while it runs.
@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.extending import register_jitable
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from partopt.cost.chain import Chain
-from partopt.documents.stage import Memory, MemoryRules
+from partopt.cost.chain import SIXTEEN_BIT, Chain, chain_of
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.stage import Memory, MemoryRules, Reserve, Stage
+from partopt.schedules.entry import Counts, Schedule
 
 # W   bytes of the stage's parameters that have a gradient
 # V   versions of these
@@ -25,10 +28,11 @@ from partopt.documents.stage import Memory, MemoryRules
 STATE_BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adam8bit": 2, "adafactor": 0}
 _MASTER_BYTES = 4  # the fp32 copy of a 16-bit parameter
 
-
 # stages of ZeRO (Rajbhandari et al. 2020)
 SHARDED = {"none": 0, "optimizer": 1, "gradients": 2, "parameters": 3}
 GATHERED = 2  # layers whose parameters are whole: of the one that runs, and of the next
+
+FIXED_BYTES, SHARE = 1_000_000_000, 0.03  # see `reserve_of`
 
 
 class Kept(NamedTuple):
@@ -39,22 +43,6 @@ class Kept(NamedTuple):
     # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
-
-
-class Sizes(NamedTuple):
-    """Bytes of a stage, whatever it has in flight."""
-
-    trained: float  # W
-    frozen: float  # parameters without a gradient
-    gradients: float
-    state: float  # of the optimizer
-    stash: float  # of one microbatch
-    split_stash: float  # of one microbatch between the parts of its backward, beside the stash
-    transient: float  # the most that layers take while they run, beside the stash
-    inputs: float  # that cross the cut before it, for one microbatch
-    outputs: float  # and the cut behind it
-    layer: float = 0.0  # parameters of its largest layer
-    sharers: int = 1  # devices that share its parameters
 
 
 def kept_of(
@@ -74,13 +62,18 @@ def kept_of(
     return Kept(gradient / each, state / each, SHARDED[rules.shard], posted)
 
 
+def kept_by(plan: Plan) -> Kept:
+    """What the trainer of a plan keeps."""
+    sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
+    return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
+
+
 def shares(kept: Kept, replicas: int) -> tuple[int, int, int]:
     """Devices that share the parameters of a stage, its gradients, and its state."""
     parameters, gradients, state = (replicas if kept.shard >= k else 1 for k in (3, 2, 1))
     return parameters, gradients, state
 
 
-@register_jitable
 def parameters_bytes(own: Any, layer: Any, sharers: int) -> Any:
     """Bytes of parameters on one device of a stage that has `own` in all; for arrays too.
 
@@ -94,76 +87,39 @@ def posted_buffers(posted: int, replicas: int, in_flight: int) -> int:
     return -(-posted // replicas) if posted else in_flight
 
 
-def stage_memory(
-    chain: Chain,
-    i: int,
-    j: int,
-    in_flight: int,
-    weight_versions: int,
-    kept: Kept,
-    replicas: int,
-    begun: int,
-    recompute: bool,
-    split: bool,
-) -> Memory:
-    """Bytes on each device that holds layers [i, j), by what they are for; see `device_memory`.
+def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> Stage:
+    """The stage with these `counts` of microbatches under a schedule, and its memory.
 
-    `split`: backwards are in two parts.
+    `kept` is what its trainer keeps. Frozen parameters have one version, no gradient and no state.
+    There are as many buffers for what each cut brings: activations from the stage before, gradients
+    from the stage after. A stage that recomputes keeps of a microbatch only its input, which is in
+    that buffer, and the stash of those whose backward has begun. These keep what the parts of their
+    backward have between them, too. One backward runs at a time. What it takes beside its stash
+    comes to that: at its peak part of its stash may be gone.
     """
-    buffers = posted_buffers(kept.posted, replicas, in_flight)
-    sizes = sizes_of(chain, i, j, kept, replicas, split)
-    return device_memory(sizes, in_flight, weight_versions, begun, recompute, buffers)
-
-
-def sizes_of(chain: Chain, i: int, j: int, kept: Kept, replicas: int, split: bool) -> Sizes:
-    """The bytes of layers [i, j) on each device that holds them, `split` as for `stage_memory`."""
-    trained = chain.trained_bytes(i, j)
-    parameters, gradients, state = shares(kept, replicas)
-    return Sizes(
-        trained,
-        chain.frozen_bytes(i, j),
-        kept.gradients * trained / gradients,
-        kept.state * trained / state,
-        chain.stash_bytes(i, j),
-        chain.split_stash(i, j) if split else 0.0,
-        chain.transient(split)(i, j),
-        chain.a[i],
-        chain.a[j],
-        chain.layer_bytes(i, j),
-        parameters,
-    )
-
-
-def device_memory(
-    sizes: Sizes,
-    in_flight: int,
-    weight_versions: int,
-    begun: int,
-    recompute: bool,
-    buffers: int,
-) -> Memory:
-    """Bytes on a device, by what they are for, given the sizes of its stage.
-
-    Frozen parameters have one version, no gradient and no state. There are so many `buffers` for
-    what each cut brings: activations from the stage before, gradients from the stage after. A stage
-    that recomputes keeps of a microbatch only its input, which is in that buffer, and the stash of
-    the `begun` ones. These keep what the parts of their backward have between them, too. One
-    backward runs at a time. What it takes beside its stash comes to that: at its peak part of its
-    stash may be gone.
-    """
-    kept = begun if recompute else in_flight
+    _, held, begun = counts
+    versions, trained = entry.versions_of(held), stage.trained_bytes
+    parameters, gradients, state = shares(kept, stage.replicas)
+    own = versions * trained + stage.frozen_bytes
+    activations = (begun if stage.recompute else held) * stage.stash_bytes
+    if entry.split:
+        activations += begun * stage.split_stash_bytes
+    buffers = posted_buffers(kept.posted, stage.replicas, held)
     parts = {
-        "parameters_bytes": parameters_bytes(
-            weight_versions * sizes.trained + sizes.frozen, sizes.layer, sizes.sharers
-        ),
-        "gradients_bytes": sizes.gradients,
-        "optimizer_bytes": sizes.state,
-        "activations_bytes": kept * sizes.stash + begun * sizes.split_stash,
-        "buffers_bytes": buffers * (sizes.inputs + sizes.outputs),
-        "transient_bytes": sizes.transient,
+        "parameters_bytes": round(float(parameters_bytes(own, stage.layer_bytes, parameters))),
+        "gradients_bytes": round(kept.gradients * trained / gradients),
+        "optimizer_bytes": round(kept.state * trained / state),
+        "activations_bytes": activations,
+        "buffers_bytes": buffers * (stage.input_bytes + stage.output_bytes),
+        "transient_bytes": stage.transient(entry.split),
     }
-    whole = {name: round(float(size)) for name, size in parts.items()}
-    return Memory(**whole, total_bytes=sum(whole.values()))
+    return replace(
+        stage,
+        warmup=counts.warmup,
+        in_flight=held,
+        weight_versions=versions,
+        memory=Memory(**parts, total_bytes=sum(parts.values())),
+    )
 
 
 def memory_table(
@@ -176,7 +132,7 @@ def memory_table(
     split: bool,
     begun: int = 1,
 ) -> NDArray[np.float64]:
-    """`stage_memory` in all of every range [i, j), shape (N+1, N+1); inf for j <= i.
+    """Bytes in all of every range [i, j) as a stage, shape (N+1, N+1); inf for j <= i.
 
     `begun` are the microbatches whose backward has begun.
     """
@@ -196,3 +152,27 @@ def memory_table(
     needs = sum(np.rint(part) for part in parts)
     ordered = np.arange(chain.layers + 1)
     return np.where(ordered[:, None] < ordered[None, :], needs, np.inf)
+
+
+def reserve_of(profile: Profile, limit_bytes: int | None) -> tuple[int, Reserve]:
+    """Bytes on a device of `limit_bytes` that no plan may use by default, and what they rest on.
+
+    They are for context, workspaces of libraries and fragments. Nothing is reserved where no limit
+    is known, and where the times are of a CPU, whose memory has none of these. Else it is 1 GB and
+    3 % of the device, or what the profiled step took beyond what the formulas say of the whole
+    model on one device, if that is more: the peak that a profile records is the allocator's, which
+    knows neither the context nor its own fragments.
+    """
+    on_gpu = profile.estimated_for is not None or profile.device.type == "cuda"
+    if limit_bytes is None or not on_gpu:
+        return 0, "none"
+    excess = 0.0
+    for measured in profile.measured():
+        if measured.peak_memory_bytes is not None:
+            chain = chain_of(profile, measured.microbatch_size)
+            whole = 0, chain.layers
+            weights = 2 * chain.trained_bytes(*whole) + chain.frozen_bytes(*whole)
+            kept = chain.stash_bytes(*whole) + chain.transient(split=False)(*whole)
+            excess = max(excess, measured.peak_memory_bytes - weights - kept)
+    assumed = round(FIXED_BYTES + SHARE * limit_bytes)
+    return (round(excess), "measured") if round(excess) > assumed else (assumed, "assumed")

@@ -12,9 +12,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
-from partopt.cost.collectives import BUCKET_BYTES, AllReduce, allreduce_over, tied_s
+from partopt.cost.collectives import BUCKET_BYTES, AllReduce, allreduce_over
 from partopt.cost.figures import flops_of
-from partopt.cost.links import Network, network_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
 from partopt.cost.sharding import (
@@ -136,26 +135,14 @@ class Problem:
 
         A search asks of the same ones often, in many problems on one topology.
         """
-        key = id(self.topology), self.exchange, lookup_key(ranks)
+        key = (
+            id(self.topology),
+            self.exchange,
+            (ranks if isinstance(ranks, range) else tuple(ranks)),
+        )
         if key not in self.known:
             self.known[key] = allreduce_over(ranks, self.exchange_topology)
         return self.known[key]
-
-    def tied_s(self, parameter_bytes: float, holders: int) -> float:
-        """Seconds for `holders` stages to exchange the gradients of tied parameters."""
-        return tied_s(self.kept.gradients * parameter_bytes, holders, self.topology)
-
-    @cached_property
-    def network(self) -> Network:
-        """The levels of the topology, for compiled code; all-reduces as `exchange_topology`."""
-        return network_of(self.exchange_topology, self.serial_transfers)
-
-    @cached_property
-    def messages_hold(self) -> bool:
-        """Whether messages keep devices from computing."""
-        levels = self.topology.levels
-        held = any(level.message_s or level.copy_byte_s for level in levels)
-        return self.serial_transfers or held
 
     @cached_property
     def messages_each_way(self) -> NDArray[np.float64]:
@@ -346,11 +333,6 @@ class Assignment:
     stop: int
     ranks: Sequence[int]
     recompute: bool | None = None
-
-
-def lookup_key(ranks: Sequence[int]) -> Sequence[int]:
-    """The same ranks, as a range or a tuple, which can be looked up."""
-    return ranks if isinstance(ranks, range) else tuple(ranks)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from partopt.cost.chain import SIXTEEN_BIT
 from partopt.cost.collectives import allreduce_over
-from partopt.cost.memory import Kept, kept_of
+from partopt.cost.memory import Kept, kept_by
 from partopt.documents.plan import Plan
 from partopt.documents.stage import FlowKind, FlowPer
 from partopt.documents.topology import AllReduceRates, Level, Topology
@@ -69,12 +68,6 @@ def collectives_of(
         ("reducescatter", kept.gradients * trained, "microbatch" if exchange.scattered else per),
         ("allgather", *gather),
     ]
-
-
-def kept_by(plan: Plan) -> Kept:
-    """What the trainer of a plan keeps."""
-    sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
-    return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
 
 
 def steps_in_backwards(schedule_name: str, shared: bool) -> bool:

@@ -25,7 +25,7 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
     of a device are for what is not the model's; where they are None the rules of
-    `partopt.cost.memory` and `partopt.cost.reserve` say how many.
+    `partopt.cost.memory` and `partopt.cost.memory` say how many.
     """
 
     waits: tuple[str, ...] = ()

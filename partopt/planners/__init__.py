@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     FREE,
@@ -37,9 +37,8 @@ def _one_stage_a_device(entry: Schedule) -> bool:
     return entry.shape == STRAIGHT
 
 
-def _compiled(entry: Schedule) -> bool:
-    """Schedules whose microbatches in flight compiled code can count."""
-    return entry.kernel is not None
+def _overlapping(entry: Schedule) -> bool:
+    return entry.overlaps
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ _BUILTIN: dict[str, Planner | str] = {
         "partopt.planners.optimal",
         "the fastest plan within the memory, with a bound on all others",
         _SINGLE | {"auto"},
-        _compiled,
+        _overlapping,
     ),
     "pipedream": Planner(
         "partopt.planners.pipedream",
@@ -94,7 +93,7 @@ _BUILTIN: dict[str, Planner | str] = {
         "partopt.planners.straight",
         "the best pipeline without replication",
         _SINGLE,
-        _compiled,
+        _overlapping,
     ),
     "data_parallel": Planner(
         "partopt.planners.data_parallel", "the whole model on every device", frozenset({"uniform"})

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import exposed
-from partopt.cost.flight import begun, in_flight, weight_versions
-from partopt.cost.links import port_rate
+from partopt.cost.links import hold_s, port_rate
 from partopt.cost.memory import memory_table, shares
 from partopt.cost.problem import Problem
 from partopt.planners.layouts import Places, Shape, ranks_of
@@ -148,11 +147,11 @@ class StageCosts:
         if self.entry.takes_warmup:
             return 1
         rest = [1] * (stages - 1) if self.entry.split else [behind] if behind else []
-        return in_flight(self.problem.schedule, 0, [r, *rest], self.M)
+        return self.entry.counts(0, [r, *rest], self.M).held
 
     def begun(self, r: int, s: int, stages: int) -> int:
         """Microbatches whose backward has begun in stage s of as many as r replicas each."""
-        return begun(self.problem.schedule, s, [r] * stages, self.M) if self.entry.split else 1
+        return self.entry.counts(s, [r] * stages, self.M).begun if self.entry.split else 1
 
     def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
         """The `parts` of each stage of a plan."""
@@ -308,7 +307,7 @@ class StageCosts:
             memory_table(
                 problem.chain,
                 held,
-                weight_versions(problem.schedule, held),
+                self.entry.versions_of(held),
                 problem.kept,
                 r,
                 recompute,
@@ -343,16 +342,15 @@ class StageCosts:
 
     def _hold(self, k: int) -> NDArray[np.float64]:
         """Seconds for which a message over each cut keeps devices from computing, as `_wait`."""
-        net, count = self.problem.network, self.problem.messages
-        if k == 0 or not self.problem.messages_hold:
-            return np.zeros(self.N + 1)
-        levels = range(k - 1, len(net.hold))
+        problem, least = self.problem, np.zeros(self.N + 1)
         each = [
-            count * net.hold[x] + net.waited[x] + self.traffic * net.hold_byte[x] for x in levels
+            hold_s(self.traffic, problem.messages, level, problem.serial_transfers)
+            for level in problem.topology.levels[max(0, k - 1) :]
+            if level.size > 1 and k
         ]
-        least = np.min(each, axis=0)
-        least[[0, -1]] = 0.0
-        return np.where(np.isfinite(least), least, 0.0)
+        if each:
+            least[1:-1] = np.min(each, axis=0)[1:-1]
+        return least
 
     def _ports(
         self, ranks: Sequence[int], before: Sequence[int], after: Sequence[int]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from partopt.cost.flight import noam
 from partopt.documents.plan import Plan, Predicted
 from partopt.documents.proof import proof_of
 from partopt.documents.stage import Load, Stage, stages_text
@@ -18,6 +17,7 @@ from partopt.report.ranks import format_ranks, ranks_text
 from partopt.report.table import bar, label_lines, table
 from partopt.report.topology import speedup_text
 from partopt.report.width import stretch
+from partopt.schedules.one_f_one_b import noam
 from partopt.simulator.advice import held_back
 from partopt.units import format_bytes, format_seconds
 
@@ -177,7 +177,7 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
             )
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
             binds += f"; {load} adds {_percent(share)}"
-        elif not _is_compute(load, plan):
+        else:
             others.append((max(0.0, 1 - share), _name(load, plan)))
     others = sorted(others, key=lambda other: other[0])[:_OTHERS]
     free = [f"{name} {_percent(share)}" for share, name in others]
@@ -189,13 +189,6 @@ def _loads(plan: Plan) -> list[tuple[str, str]]:
     if held is not None:
         binds = f"memory: {held.text}"
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
-
-
-def _is_compute(load: Load, plan: Plan) -> bool:
-    """Whether a load of microbatches in flight is no more than the compute of its stage."""
-    stage = plan.stages[load.place]
-    compute_s = stage.compute_s / stage.replicas
-    return load.what == "microbatches in flight" and load.seconds <= compute_s * (1 + _AGREES)
 
 
 def _name(load: Load, plan: Plan) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import (
@@ -33,7 +34,6 @@ from partopt.runtime.stage import Stage
 from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, I, R, U, W
-from partopt.simulator.restate import layout_of
 
 
 def execute(

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.runtime.rank_record import RankRecord
@@ -20,7 +21,6 @@ from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, Order
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import layout_of
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import work_of

@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.runtime.one_process import Reference, WholeModel, largest
 from partopt.runtime.training import Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order
-from partopt.simulator.restate import layout_of
 
 # S   stages, M   microbatches of the step
 # G   of them that a stage learns from at once

@@ -26,6 +26,7 @@ from torch.distributed.pipelining.schedules import (
     _PipelineScheduleRuntime,
 )
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import OUTSIDE, Context, lost_connections
@@ -43,7 +44,6 @@ from partopt.runtime.updates import OptimizerOf, Updates
 from partopt.schedules import order, schedule
 from partopt.schedules.order import A, B, F, Order, R, U
 from partopt.schedules.torch_csv import pipelines, to_csv
-from partopt.simulator.restate import layout_of
 
 # what each kind of receive is for
 _USES = {RECV_F: (FORWARD,), RECV_B: (FULL_BACKWARD, BACKWARD_INPUT)}

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.profiler.device import choose_dtype
@@ -41,7 +42,6 @@ from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
-from partopt.simulator.restate import layout_of
 
 
 @dataclass(frozen=True)

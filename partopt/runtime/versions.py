@@ -20,8 +20,7 @@ from partopt.documents.plan import Plan
 from partopt.runtime.context import lost_connections
 from partopt.runtime.parameters import gradient_of
 from partopt.schedules import schedule
-from partopt.schedules.in_flight import in_flight
-from partopt.schedules.order import Order
+from partopt.schedules.order import Order, in_flight
 
 # r   replicas of the stage
 # G   microbatches of a batch of 2BW, between two versions

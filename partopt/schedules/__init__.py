@@ -1,8 +1,8 @@
-"""Schedules: what every device does, in order. One file each, and one line in the registry here.
+"""Schedules: what every device does, in order. Siblings share a file; one registry line each.
 
 A schedule's file has a pure function, `row(place: Place) -> Row`, the forwards and backwards of one
-device, and an entry, `SCHEDULE`, with every fact about it (`partopt.schedules.entry`). Here the
-actions of rows are numbered, spread over replicas, and followed by all-reduces and optimizer steps
+device, and an entry with every fact about it (`partopt.schedules.entry`). Here the actions of rows
+are numbered, spread over replicas, and followed by all-reduces and optimizer steps
 (`partopt.schedules.assemble`).
 """
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from partopt.errors import PartoptError
 from partopt.registry import Registry
 from partopt.schedules.assemble import add_updates, write_rows
-from partopt.schedules.entry import Replicas, Schedule, StageCounts
+from partopt.schedules.entry import Replicas, Schedule
 from partopt.schedules.layout import (
     CHUNKS,
     MIRRORED,
+    STRAIGHT,
     Chunks,
     Layout,
     Place,
@@ -32,22 +33,23 @@ SCHEDULES: Registry[Schedule] = Registry(
     "schedule",
     Schedule,
     {
-        "pipedream": "partopt.schedules.pipedream:SCHEDULE",
-        "pipedream-2bw": "partopt.schedules.pipedream_2bw:SCHEDULE",
-        "1f1b": "partopt.schedules.one_f_one_b:SCHEDULE",
-        "1f1b-eager": "partopt.schedules.one_f_one_b_eager:SCHEDULE",
-        "gpipe": "partopt.schedules.gpipe:SCHEDULE",
-        "naive": "partopt.schedules.naive:SCHEDULE",
-        "zb-h1": "partopt.schedules.zb_h1:SCHEDULE",
-        "interleaved": "partopt.schedules.interleaved:SCHEDULE",
-        "interleaved-zb": "partopt.schedules.interleaved_zb:SCHEDULE",
-        "zbv": "partopt.schedules.zbv:SCHEDULE",
-        "dualpipe": "partopt.schedules.dualpipe:SCHEDULE",
-        "dualpipev": "partopt.schedules.dualpipev:SCHEDULE",
+        "pipedream": "partopt.schedules.one_f_one_b:PIPEDREAM",
+        "pipedream-2bw": "partopt.schedules.one_f_one_b:PIPEDREAM_2BW",
+        "1f1b": "partopt.schedules.one_f_one_b:ONE_F_ONE_B",
+        "1f1b-eager": "partopt.schedules.one_f_one_b:EAGER",
+        "gpipe": "partopt.schedules.gpipe:GPIPE",
+        "naive": "partopt.schedules.gpipe:NAIVE",
+        "zb-h1": "partopt.schedules.zero_bubble:ZB_H1",
+        "interleaved": "partopt.schedules.interleaved:INTERLEAVED",
+        "interleaved-zb": "partopt.schedules.interleaved:INTERLEAVED_ZB",
+        "zbv": "partopt.schedules.zero_bubble:ZBV",
+        "dualpipe": "partopt.schedules.dualpipe:DUALPIPE",
+        "dualpipev": "partopt.schedules.dualpipe:DUALPIPEV",
     },
 )
 
 ROW_LIMIT = 10_000_000  # microbatches times chunks of a device
+ACTION_LIMIT = 20_000_000  # of one order: to simulate it takes some 2 GB and half a minute
 
 
 def schedule(name: str) -> Schedule:
@@ -98,10 +100,18 @@ def refusal(name: str, P: int, v: int, microbatches: int) -> PartoptError | None
 def order(name: str, layout: Layout) -> Order:
     """What every rank does under the schedule `name`.
 
-    Raises PartoptError where the stages do not lie as it needs them, or it cannot run that number
-    of microbatches.
+    Raises PartoptError where the stages do not lie as it needs them, it cannot run that number of
+    microbatches, or there are too many actions.
     """
-    entry = schedule(name)
+    entry, M = schedule(name), layout.microbatches
+    if 2 * len(layout.ranks) * M > ACTION_LIMIT:
+        raise PartoptError(
+            f"{M} microbatches are more than {ACTION_LIMIT:,} actions to simulate",
+            "give fewer `microbatches`",
+            code="too-many-actions",
+            microbatches=M,
+            limit=ACTION_LIMIT,
+        )
     chunks, v = chunks_of(layout, entry.shape, entry.uneven)
     warmup = _warmups(entry, layout)
     places, which = _places(layout, chunks, v, warmup, entry.shape)
@@ -117,14 +127,15 @@ def _warmups(entry: Schedule, layout: Layout) -> Sequence[int]:
     They are 0 for several stages on a device: the rows of such schedules know their own. Raises
     PartoptError where the layout states another warm-up than a schedule with one of its own has.
     """
-    if not isinstance(entry.counts, StageCounts):
+    if entry.shape != STRAIGHT:
         return [0] * len(layout.ranks)
     if layout.warmup is not None and entry.takes_warmup:
         return layout.warmup
     replicas = Replicas(layout.replicas)
-    usual = [entry.counts.warmup(s, replicas, layout.microbatches) for s in range(len(replicas))]
+    M = layout.microbatches
+    usual = [entry.counts(s, replicas, M).warmup for s in range(len(replicas))]
     for s, stated in enumerate(usual if layout.warmup is None else layout.warmup):
-        last = -(-layout.microbatches // replicas[s]) - 1  # its forward comes first in any case
+        last = -(-M // replicas[s]) - 1  # its forward comes first in any case
         if min(stated, last) != min(usual[s], last):
             free = ", ".join(name for name, other in SCHEDULES.items() if other.takes_warmup)
             raise PartoptError(

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.schedules.layout import Chunks, Layout
-from partopt.schedules.order import A, B, Order, Row, U, W, microbatch_numbers
-
-Integers = NDArray[np.int64]
+from partopt.schedules.order import A, B, Integers, Order, Row, U, W, microbatch_numbers
 
 
 def write_rows(
@@ -119,13 +117,12 @@ def _insert(
 
     `added` says how many are on each rank.
     """
-    n, more = len(order.kind), len(after)
-    placed = after + np.arange(more)
-    kept = np.ones(n + more, dtype=np.bool_)
+    placed = after + np.arange(len(after))
+    kept = np.ones(len(order.kind) + len(after), dtype=np.bool_)
     kept[placed] = False
 
     def merge(own: NDArray[Any], new: NDArray[Any] | np.generic) -> NDArray[Any]:
-        merged = np.empty(n + more, dtype=own.dtype)
+        merged = np.empty(len(kept), dtype=own.dtype)  # a third of the time of `np.insert`
         merged[kept], merged[placed] = own, new
         return merged
 

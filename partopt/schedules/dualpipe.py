@@ -1,17 +1,21 @@
-"""DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1): a pipeline fed from both ends.
+"""DualPipe (DeepSeek-V3 technical report, 2024, section 3.2.1), and DualPipeV, which is half of it.
 
-There are two copies of the pipeline. Device p holds stage p of the copy that starts at device 0 and
-stage P-1-p of the one that starts at device P-1; half of the microbatches pass through each. Both
-halves of the devices do what DualPipeV's do; where the V turns, the two copies end.
+In the steady state a forward of one stage of a device and a backward of the other run at once, in
+one slot, so that each one's communication hides behind the other.
+
+- `dualpipe`: a pipeline fed from both ends. Device p holds stage p of the copy that starts at
+  device 0 and stage P-1-p of the one that starts at device P-1; half of the microbatches pass
+  through each. Both halves of the devices do what DualPipeV's do; where the V turns, the two copies
+  end.
+- `dualpipev`: no stage is held twice (Sea AI Lab, "DualPipe could be better without the dual",
+  2025). Device p holds stages p and 2P-1-p.
 """
 
 from __future__ import annotations
 
 from partopt.errors import PartoptError
-from partopt.schedules.bubble import Bubble, are_equal
-from partopt.schedules.dualpipev import overlap_chunks
-from partopt.schedules.entry import DeviceCounts, Schedule
-from partopt.schedules.layout import MIRRORED, Place
+from partopt.schedules.entry import TORCH_RUNTIME, Bubble, Schedule
+from partopt.schedules.layout import MIRRORED, VEE, Place
 from partopt.schedules.order import Row, spell
 
 
@@ -25,38 +29,84 @@ def row(place: Place) -> Row:
             devices=place.P,
         )
     if place.M < place.P:
-        raise PartoptError(
-            f"{2 * place.M} microbatches do not fill two copies of {place.P} stages",
-            f"use `microbatches={2 * place.P}` or more",
-            code="too-few-microbatches",
-            microbatches=2 * place.M,
-            minimum=2 * place.P,
-        )
+        raise _too_few(2 * place.M, 2 * place.P, f"two copies of {place.P} stages")
     nearer = min(place.p, place.P - 1 - place.p)
     text = overlap_chunks(nearer, place.P // 2, place.M)
     return spell(text if place.p == nearer else text.swapcase())
 
 
-SCHEDULE = Schedule(
+def vee_row(place: Place) -> Row:
+    """A device's row."""
+    if place.M < 2 * place.P:
+        raise _too_few(place.M, 2 * place.P, f"{2 * place.P} stages")
+    return spell(overlap_chunks(place.p, place.P, place.M))
+
+
+def _too_few(microbatches: int, minimum: int, what: str) -> PartoptError:
+    return PartoptError(
+        f"{microbatches} microbatches do not fill {what}",
+        f"use `microbatches={minimum}` or more",
+        code="too-few-microbatches",
+        microbatches=microbatches,
+        minimum=minimum,
+    )
+
+
+def overlap_chunks(p: int, P: int, M: int) -> str:
+    """What the device at place p of P on one side of a V does with M microbatches.
+
+    Each microbatch passes the device twice. On the device at the turn the first forward and
+    backward of the steady state stay apart: its backward need not wait for the forward. Of the last
+    backwards those of its second half are in two parts, and the weights' part waits until nothing
+    else is to be done.
+    """
+    steady = "&Fb&fB" * (M - 2 * P + p + 1)
+    ending = "bB" * (p + 1)
+    split = "iI" * (p + 1) + "I" * (P - 1 - p)
+    last = split[p + 1 :]
+    weights = last.replace("i", "w").replace("I", "W")
+    return (
+        "F" * (2 * (P - 1 - p))
+        + "Ff" * (p + 1)
+        + "iwf" * (P - 1 - p)
+        + (steady[1:] if p == P - 1 else steady)
+        + "b&fB" * (P - 1 - p)
+        + ending[: p + 1]
+        + last[: p + 1]
+        + "".join(weight + "I" for weight in weights[: P - 1 - p])
+        + weights[P - 1 - p :]
+    )
+
+
+DUALPIPE = Schedule(
     name="dualpipe",
     summary="DualPipe: two copies of the model, fed from both ends",
     row=row,
     shape=MIRRORED,
-    asynchronous=False,
     split=True,
-    uneven=False,
-    recomputes=False,
-    one_at_a_time=False,
-    counts=DeviceCounts(lambda p, P, v, M: P + 1),
-    weight_versions=1,
+    in_flight=lambda p, P, v, M: P + 1,
     bubble=Bubble(
         "(P/2-1)(F&B+B-3W)",  # F&B, a forward and a backward at once, takes F+B here
         lambda P, v, M, t: (P // 2 - 1) * (t.F + 2 * t.B - 3 * t.W),
         "F = I = W",
-        lambda P, v, M, t: are_equal(t),
+        lambda P, v, M, t: t.F == t.I == t.W,
     ),
-    comm="overlap",
     comm_source="DeepSeek-V3 Technical Report, section 3.2.1: overlapping is its purpose",
-    tried_by_auto=True,
-    data_parallel=False,
+)
+
+DUALPIPEV = Schedule(
+    name="dualpipev",
+    summary="DualPipeV: DualPipe cut in half, two chunks a device in a V",
+    row=vee_row,
+    shape=VEE,
+    split=True,
+    in_flight=lambda p, P, v, M: 2 * P + 1,
+    bubble=Bubble(
+        "(P-1)(F&B+B-3W)",
+        lambda P, v, M, t: (P - 1) * (t.F + 2 * t.B - 3 * t.W),
+        "F = I = W",
+        lambda P, v, M, t: t.F == t.I == t.W,
+    ),
+    comm_source=TORCH_RUNTIME,
+    torch_class="ScheduleDualPipeV",
 )

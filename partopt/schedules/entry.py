@@ -1,20 +1,18 @@
 """What a schedule is: the order of each device, and every fact about it.
 
-Formulas, planners and the simulator read these facts. Each schedule's file makes its entry,
-`SCHEDULE = Schedule(...)`, beside its `row`. No fact has a default: one that is left out is an
-error when the entry is made.
+Formulas, planners and the simulator read these facts. Each schedule's file makes its entry, a
+`Schedule`, beside its `row`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from partopt.schedules.bubble import SLOTS, Bubble, Times
-from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place, own_microbatches
+from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place
 from partopt.schedules.order import Row
 
 # s, r_s   a stage and its replicas
@@ -25,107 +23,134 @@ from partopt.schedules.order import Row
 # weight versions of a stage: one for each microbatch in flight
 ALL_IN_FLIGHT = 0
 
-# what the microbatches in flight of a stage depend on
-DOWNSTREAM, OWN, DEPTH = range(3)
 
+class Counts(NamedTuple):
+    """Microbatches of a replica of a stage.
 
-@dataclass(frozen=True)
-class Kernel:
-    """What formulas that have no whole plan yet know of the microbatches in flight.
-
-    Those of stage s depend on the devices downstream (DOWNSTREAM), on the M / r_s microbatches
-    that a replica gets, all of which it holds (OWN), or on how many stages there are (DEPTH). Of
-    what it rebuilds, a stage keeps one stash, under DEPTH as many as there are stages up to it.
+    `warmup` forwards come before its first backward. It holds at most `held` between their forward
+    and the end of their backward; of at most `begun` the backward, or the recomputation before it,
+    has begun.
     """
 
-    depends_on: int
-
-    def __post_init__(self) -> None:
-        if self.depends_on not in (DOWNSTREAM, OWN, DEPTH):
-            raise ValueError(f"depends_on is DOWNSTREAM, OWN or DEPTH, not {self.depends_on}")
+    warmup: int
+    held: int
+    begun: int
 
 
 # of the stage s, the replicas of every stage, and M
-Count = Callable[[int, Sequence[int], int | None], int]
+StageCounts = Callable[[int, Sequence[int], int | None], Counts]
+# the most chunks in flight in all stages of a device together, of p, P, v and M
+DeviceCounts = Callable[[int, int, int, int], int]
+
+
+class Times(NamedTuple):
+    """What the actions of one stage take: a forward, and the two parts of its backward."""
+
+    F: float
+    I: float  # noqa: E741
+    W: float
+
+    @property
+    def B(self) -> float:
+        """A whole backward."""
+        return self.I + self.W
+
+
+SLOTS = Times(1, 1, 1)  # in slots, the time of a forward
 
 
 @dataclass(frozen=True)
-class StageCounts:
-    """What one replica of a stage holds and does first, with one stage on each device."""
+class Bubble:
+    """The time in an iteration for which each device waits, of equal stages.
 
-    # the most microbatches between their forward and the end of their backward
-    in_flight: Count
-    # the most microbatches at once whose backward, or the recomputation before it, has begun
-    begun: Count
-    # forwards before the first backward
-    warmup: Count
-    # plans state the warm-up, which may be another: `row` follows `place.warmup`
-    takes_warmup: bool
-    kernel: Kernel | None  # None: the optimal planner cannot plan for the schedule
+    Messages take no time. `text` is the formula as papers print it, `condition` where it holds, if
+    not everywhere; `of` and `holds` compute them from P, v, M and the times of a stage. Of an
+    asynchronous schedule it is the waiting in its steady state.
+    """
+
+    text: str
+    of: Callable[[int, int, int, Times], float]
+    condition: str = ""
+    holds: Callable[[int, int, int, Times], bool] = lambda P, v, M, t: True
 
 
-@dataclass(frozen=True)
-class DeviceCounts:
-    """What one device holds, with several stages on each."""
+# a pipeline fills and drains once
+FLUSH = Bubble("(P-1)(F+B)", lambda P, v, M, t: (P - 1) * (t.F + t.B))
+# gradients of the weights fill the drain
+FILLED_DRAIN = Bubble(
+    "(P-1)(F+I-W)",
+    lambda P, v, M, t: (P - 1) * (t.F + t.I - t.W),
+    "M >= P and W <= F, I",
+    lambda P, v, M, t: M >= P and min(t.F, t.I) >= t.W,
+)
+# engines that overlap messages with the compute of a schedule in several parts
+TORCH_RUNTIME = (
+    "torch 2.13 `_PipelineScheduleRuntime` posts sends and receives and waits where it needs one"
+)
 
-    # the most microbatches in flight in all of its stages together, of p, P, v and M
-    in_flight: Callable[[int, int, int, int], int]
+
+def no_stage_counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
+    """Refuse: devices have several stages, whose orders are counted."""
+    raise AssertionError("with several stages on a device, `in_flight` counts those of a device")
+
+
+def no_device_counts(p: int, P: int, v: int, microbatches: int) -> int:
+    """Refuse: devices have one stage each."""
+    raise AssertionError("with one stage on each device, `counts` counts those of a stage")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """A schedule: its name, what it does in a line, the order of a device, and its facts.
 
-    ValueError where facts contradict each other.
+    Facts with a default are those of a schedule with a flush and one stage on each device. It
+    states `counts` or, with several stages on a device, `in_flight`. ValueError where facts
+    contradict each other.
     """
 
     name: str
     summary: str
     row: Callable[[Place], Row]
-    shape: str  # how its stages lie on the devices, as partopt.schedules.layout names it
-    asynchronous: bool  # it never flushes: there are no iterations
-    split: bool  # its backwards are in two parts, I and W
-    uneven: bool  # its stages may have unequal numbers of replicas
+    shape: str = STRAIGHT  # how its stages lie, as partopt.schedules.layout names it
+    asynchronous: bool = False  # it never flushes: there are no iterations
+    split: bool = False  # its backwards are in two parts, I and W
+    uneven: bool = False  # its stages may have unequal numbers of replicas
     # recomputation is an action of its own, R, done while a device waits for the gradient
-    recomputes: bool
-    one_at_a_time: bool  # devices overlap nothing: one microbatch is on its way at a time
-    counts: StageCounts | DeviceCounts
-    weight_versions: int  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
+    recomputes: bool = False
+    one_at_a_time: bool = False  # devices overlap nothing: one microbatch is on its way at a time
+    counts: StageCounts = no_stage_counts
+    in_flight: DeviceCounts = no_device_counts
+    takes_warmup: bool = False  # plans state the warm-up, which may be another: `row` follows it
+    weight_versions: int = 1  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
     bubble: Bubble  # for how long each device waits
     # whether devices wait for their messages under engines that run it, and which those are
-    comm: Literal["overlap", "serial"]
+    comm: Literal["overlap", "serial"] = "overlap"
     comm_source: str
-    tried_by_auto: bool  # `schedule="auto"` tries it, looped ones with any number of chunks
-    data_parallel: bool  # `schedule="auto"` tries it with one device in each pipeline
+    torch_class: str | None = None  # of torch.distributed.pipelining, that has the same order
+    tried_by_auto: bool = True  # `schedule="auto"` tries it, looped ones with any number of chunks
+    data_parallel: bool = False  # `schedule="auto"` tries it with one device in each pipeline
 
     def __post_init__(self) -> None:
-        for fault in self._faults():
-            raise ValueError(f"schedule {self.name}: {fault}")
-
-    def _faults(self) -> Iterator[str]:
-        if self.shape not in (*CHUNKS, LOOPED):
-            yield f"unknown shape {self.shape!r}"
-        elif (self.shape == STRAIGHT) != isinstance(self.counts, StageCounts):
-            yield "counts are StageCounts with one stage on each device, else DeviceCounts"
-        if self.weight_versions not in (ALL_IN_FLIGHT, 1, 2):
-            yield "weight_versions is 1, 2 or ALL_IN_FLIGHT"
-        if self.asynchronous and (self.shape != STRAIGHT or self.tried_by_auto):
-            yield 'asynchronous: one stage on each device, and `schedule="auto"` does not try it'
-        if self.one_at_a_time and self.kernel is not None:
-            yield "one_at_a_time: the optimal planner cannot plan for it, kernel is None"
-
-    @property
-    def takes_warmup(self) -> bool:
-        """Whether plans state the warm-up of each stage, which may differ from the usual one."""
-        return isinstance(self.counts, StageCounts) and self.counts.takes_warmup
+        straight = self.shape == STRAIGHT
+        stated = self.counts is not no_stage_counts, self.in_flight is not no_device_counts
+        faults = {
+            f"unknown shape {self.shape!r}": self.shape not in (*CHUNKS, LOOPED),
+            "one stage on each device has `counts`, several have `in_flight`": stated
+            != (straight, not straight),
+            "weight_versions is 1, 2 or ALL_IN_FLIGHT": self.weight_versions
+            not in (ALL_IN_FLIGHT, 1, 2),
+            'asynchronous: one stage on each device, and `schedule="auto"` does not try it': (
+                self.asynchronous and (not straight or self.tried_by_auto)
+            ),
+        }
+        for fault, found in faults.items():
+            if found:
+                raise ValueError(f"schedule {self.name}: {fault}")
 
     @property
-    def kernel(self) -> Kernel | None:
-        """Microbatches in flight for compiled code.
-
-        None where the optimal planner cannot plan for the schedule.
-        """
-        return self.counts.kernel if isinstance(self.counts, StageCounts) else None
+    def overlaps(self) -> bool:
+        """Whether devices with one stage each work at once: what `optimal` can plan for."""
+        return self.shape == STRAIGHT and not self.one_at_a_time
 
     @property
     def steps_in_backwards(self) -> bool:
@@ -152,44 +177,6 @@ class Replicas(list[int]):
         return [ends[-1] - end for end in ends]
 
 
-def _after(s: int, replicas: Sequence[int]) -> int:
+def devices_after(s: int, replicas: Sequence[int]) -> int:
     """The devices of the stages after stage s."""
     return replicas.after[s] if isinstance(replicas, Replicas) else sum(replicas[s + 1 :])
-
-
-def all_own(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """All microbatches that the first replica of stage s gets in an iteration, ceil(M / r_s)."""
-    assert microbatches is not None
-    return own_microbatches(microbatches, replicas[s], 0)
-
-
-def only_one(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-    """One microbatch, whatever the stage: the backward that recomputes it uses it up."""
-    return 1
-
-
-def downstream_warmup(factor: int) -> Count:
-    """`factor` times the warm-up of 1F1B: ceil(factor * sum of r_t over t > s, over r_s).
-
-    No more than all but one of the ceil(M / r_s) that a replica gets.
-    """
-
-    def warmup(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-        first = -(-factor * _after(s, replicas) // replicas[s])
-        return first if microbatches is None else min(first, all_own(s, replicas, microbatches) - 1)
-
-    return warmup
-
-
-def downstream(factor: int, *, takes_warmup: bool) -> StageCounts:
-    """The counts of 1F1B with `downstream_warmup`, one microbatch more than it in flight.
-
-    Where the schedule `takes_warmup`, plans may state another.
-    """
-    warmup = downstream_warmup(factor)
-
-    def in_flight(s: int, replicas: Sequence[int], microbatches: int | None) -> int:
-        return warmup(s, replicas, microbatches) + 1
-
-    kernel = Kernel(DOWNSTREAM)
-    return StageCounts(in_flight, only_one, warmup, takes_warmup=takes_warmup, kernel=kernel)

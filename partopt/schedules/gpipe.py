@@ -1,14 +1,16 @@
-"""GPipe (Huang et al., NeurIPS 2019, section 2.3): all forwards, then all backwards.
+"""All forwards, then all backwards (GPipe); and one microbatch at a time.
 
-With re-materialisation a device computes a forward once more before its backward, and begins while
-it waits for the gradient.
+GPipe: Huang et al., NeurIPS 2019, section 2.3. With re-materialisation a device computes a forward
+once more before its backward, and begins while it waits for the gradient. Naive: layers spread over
+devices, one of which works at a time.
 """
 
 from __future__ import annotations
 
-from partopt.schedules import bubble
-from partopt.schedules.entry import OWN, Kernel, Schedule, StageCounts, all_own, only_one
-from partopt.schedules.layout import STRAIGHT, Place
+from collections.abc import Sequence
+
+from partopt.schedules.entry import FLUSH, Bubble, Counts, Schedule
+from partopt.schedules.layout import Place
 from partopt.schedules.order import Row, spell
 
 
@@ -17,21 +19,38 @@ def row(place: Place) -> Row:
     return spell("F" * place.M + ("RB" if place.recompute else "B") * place.M)
 
 
-SCHEDULE = Schedule(
+def naive_row(place: Place) -> Row:
+    """A device's row: F0 B0 F1 B1 .."""
+    return spell("FB" * place.M)
+
+
+def _counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
+    """All of the ceil(M / r_s) microbatches that the first replica gets."""
+    assert microbatches is not None
+    own = -(-microbatches // replicas[s])
+    return Counts(own, own, 1)
+
+
+GPIPE = Schedule(
     name="gpipe",
     summary="GPipe: all forwards, then all backwards",
     row=row,
-    shape=STRAIGHT,
-    asynchronous=False,
-    split=False,
     uneven=True,
     recomputes=True,
-    one_at_a_time=False,
-    counts=StageCounts(all_own, only_one, all_own, takes_warmup=False, kernel=Kernel(OWN)),
-    weight_versions=1,
-    bubble=bubble.FLUSH,
-    comm="overlap",
+    counts=_counts,
+    bubble=FLUSH,
     comm_source="torch 2.13 `ScheduleGPipe` posts sends and waits for them at the end",
-    tried_by_auto=True,
+    torch_class="ScheduleGPipe",
     data_parallel=True,
+)
+
+NAIVE = Schedule(
+    name="naive",
+    summary="one microbatch at a time, one device at work",
+    row=naive_row,
+    uneven=True,
+    one_at_a_time=True,
+    counts=lambda s, replicas, M: Counts(0, 1, 1),
+    bubble=Bubble("M(P-1)(F+B)", lambda P, v, M, t: M * (P - 1) * (t.F + t.B)),
+    comm_source="one device works at a time: there is nothing to overlap",
 )

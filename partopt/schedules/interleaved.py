@@ -1,9 +1,13 @@
-"""Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2).
+"""Interleaved 1F1B over v chunks a device, with whole backwards and with backwards in two parts.
 
-The paper is "Efficient large-scale language model training on GPU clusters". A device holds v
-chunks. Microbatches go through them in groups: G through chunk 0, the same G through chunk 1, and
-so on; backwards likewise from the last chunk. The paper has G = P; as in torch, M need not be a
-multiple of P: there are as many groups as fit, of equal size.
+Narayanan et al., "Efficient large-scale language model training on GPU clusters", SC 2021, section
+2.2. Microbatches go through the chunks of a device in groups: G through chunk 0, the same G through
+chunk 1, and so on; backwards likewise from the last chunk. The paper has G = P; as in torch, M need
+not be a multiple of P: there are as many groups as fit, of equal size.
+
+`interleaved-zb` splits backwards as ZB-H1 does (Qi et al., ICLR 2024); it is the "ZB1P" of torch. A
+warm-up of one forward for each device downstream is enough, because the gradients of the inputs
+come back twice as fast; every device holds v P chunks, until their W.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules import bubble
-from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.entry import FILLED_DRAIN, FLUSH, TORCH_RUNTIME, Bubble, Schedule
 from partopt.schedules.layout import LOOPED, Place
 from partopt.schedules.order import F, Row, microbatch_numbers, spell
+from partopt.schedules.zero_bubble import delay_weights
 
 # G   microbatches of a group
 
@@ -25,6 +29,13 @@ def row(place: Place) -> Row:
     own = place.v * place.M
     warmup = min((place.v - 1) * group_size(place.P, place.M) + 2 * (place.P - 1 - place.p), own)
     return spread_over_chunks(spell("F" * warmup + "FB" * (own - warmup) + "B" * warmup), place)
+
+
+def split_row(place: Place) -> Row:
+    """A device's row: that of ZB-H1 over v M chunks of work, with a warm-up of (v-1)G + P-1-p."""
+    own = place.v * place.M
+    warmup = min((place.v - 1) * group_size(place.P, place.M) + place.P - 1 - place.p, own)
+    return spread_over_chunks(spell(delay_weights("F" * warmup, own, place.p)), place)
 
 
 def group_size(P: int, M: int) -> int:
@@ -52,28 +63,26 @@ def spread_over_chunks(row: Row, place: Place) -> Row:
     return row._replace(chunk=chunk)
 
 
-def _in_flight(p: int, P: int, v: int, M: int) -> int:
-    return min(v * M, (v - 1) * group_size(P, M) + 2 * (P - 1 - p) + 1)
-
-
-SCHEDULE = Schedule(
+INTERLEAVED = Schedule(
     name="interleaved",
     summary="1F1B over several chunks a device: a bubble as much smaller",
     row=row,
     shape=LOOPED,
-    asynchronous=False,
-    split=False,
-    uneven=False,
-    recomputes=False,
-    one_at_a_time=False,
-    counts=DeviceCounts(_in_flight),
-    weight_versions=1,
-    bubble=bubble.LOOPED_FLUSH,
-    comm="overlap",
-    comm_source=(
-        "Megatron-LM `overlap_p2p_comm` (its default), and torch 2.13 `_PipelineScheduleRuntime` "
-        "posts sends and receives and waits where it needs one"
-    ),
-    tried_by_auto=True,
-    data_parallel=False,
+    in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + 2 * (P - 1 - p) + 1),
+    # too few microbatches do not keep the stages of a device busy
+    bubble=Bubble(FLUSH.text, FLUSH.of, "M >= P", lambda P, v, M, t: M >= P),
+    comm_source=f"Megatron-LM `overlap_p2p_comm` (its default), and {TORCH_RUNTIME}",
+    torch_class="ScheduleInterleaved1F1B",
+)
+
+INTERLEAVED_ZB = Schedule(
+    name="interleaved-zb",
+    summary="ZB-H1 over several chunks a device",
+    row=split_row,
+    shape=LOOPED,
+    split=True,
+    in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + P),
+    bubble=FILLED_DRAIN,
+    comm_source=TORCH_RUNTIME,
+    torch_class="ScheduleInterleavedZeroBubble",
 )

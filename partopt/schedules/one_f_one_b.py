@@ -1,13 +1,36 @@
-"""1F1B with a flush (PipeDream-flush; Narayanan et al., ICML 2021).
+"""1F1B, one forward and one backward in turn: with a flush, eager, and PipeDream's without one.
 
-A short warm-up comes first, then one forward and one backward in turn.
+- `1f1b`: PipeDream-flush (Narayanan et al., ICML 2021); a short warm-up comes first.
+- `1f1b-eager`: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023,
+  section 4. A gradient comes back to a device two transfers for each device downstream after its
+  forward left; twice the warm-up of 1F1B keeps it at work meanwhile, at the price of memory. Of a
+  replicated stage each replica does its share: twice the devices downstream over its own, rounded
+  up.
+- `pipedream`: 1F1B-RR (Narayanan et al., SOSP 2019, section 3.2). Replicas of a stage take
+  microbatches in turn. Nothing is flushed: one microbatch more than the warm-up is in flight for as
+  long as training lasts, and a backward uses the weights that its forward used. An order holds a
+  finite stretch of it, from an empty pipeline to an empty one.
+- `pipedream-2bw`: "Memory-efficient pipeline-parallel DNN training" (Narayanan et al., ICML 2021,
+  section 3.1). The same actions use the newest version of the weights and the one before it,
+  whatever is in flight. The paper lets gradients of several microbatches, at least P, add up
+  between updates; here they are exchanged after every round, as PipeDream's are.
 """
 
 from __future__ import annotations
 
-from partopt.schedules import bubble
-from partopt.schedules.entry import Schedule, downstream
-from partopt.schedules.layout import STRAIGHT, Place
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partopt.schedules.entry import (
+    ALL_IN_FLIGHT,
+    FLUSH,
+    Bubble,
+    Counts,
+    Schedule,
+    StageCounts,
+    devices_after,
+)
+from partopt.schedules.layout import Place
 from partopt.schedules.order import Row, spell
 
 
@@ -17,24 +40,91 @@ def row(place: Place) -> Row:
     return spell("F" * warmup + "FB" * (place.M - warmup) + "B" * warmup)
 
 
-SCHEDULE = Schedule(
+def downstream(factor: int) -> StageCounts:
+    """`factor` times the warm-up of 1F1B, ceil(factor * sum of r_t over t > s, over r_s).
+
+    No more than all but one of the ceil(M / r_s) that a replica gets; one microbatch more than the
+    warm-up is in flight.
+    """
+
+    def counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
+        warmup = -(-factor * devices_after(s, replicas) // replicas[s])
+        if microbatches is not None:
+            warmup = min(warmup, -(-microbatches // replicas[s]) - 1)
+        return Counts(warmup, warmup + 1, 1)
+
+    return counts
+
+
+def noam(devices: int, input_replicas: int) -> int:
+    """Minibatches in flight per input-stage replica: ceil(P / r_0).
+
+    PipeDream, SOSP 2019, section 3.2.
+    """
+    return -(-devices // input_replicas)
+
+
+def blocking_warmups(replicas: Sequence[int]) -> list[int]:
+    """Warm-ups under pipedream with which devices that wait for their all-reduces cannot deadlock.
+
+    No gradient of a round leaves stage s+1 before all of its replicas have had their backward, for
+    which it has taken in (w_{s+1} + 1) r_{s+1} microbatches; the replica of stage s that sends the
+    last of these must get to it without a backward of that round: w_s >= ceil(((w_{s+1} + 1)
+    r_{s+1} - 1) / r_s). PipeDream's own warm-up is less for 1-3-1 and deadlocks. Derived here.
+    """
+    warmups, usual = [0] * len(replicas), downstream(1)
+    for s in reversed(range(len(replicas) - 1)):
+        taken_in = (warmups[s + 1] + 1) * replicas[s + 1]
+        warmups[s] = max(usual(s, replicas, None).warmup, -(-(taken_in - 1) // replicas[s]))
+    return warmups
+
+
+ONE_F_ONE_B = Schedule(
     name="1f1b",
     summary="PipeDream-flush: one forward, one backward in turn, then a flush",
     row=row,
-    shape=STRAIGHT,
-    asynchronous=False,
-    split=False,
     uneven=True,
-    recomputes=False,
-    one_at_a_time=False,
-    counts=downstream(1, takes_warmup=False),
-    weight_versions=1,
-    bubble=bubble.FLUSH,
+    counts=downstream(1),
+    bubble=FLUSH,
     comm="serial",
     comm_source=(
         "Megatron-LM `send_forward_recv_backward`, DeepSpeed `p2p.send` and `p2p.recv`,"
         " torch `Schedule1F1B`: all wait"
     ),
-    tried_by_auto=True,
     data_parallel=True,
+)
+
+EAGER = Schedule(
+    name="1f1b-eager",
+    summary="1F1B with twice the warm-up, which hides the links' latency",
+    row=row,
+    uneven=True,
+    counts=downstream(2),
+    takes_warmup=True,
+    bubble=FLUSH,
+    comm_source="Zhuang et al. (MLSys 2023), section 4: deeper warm-ups so that messages overlap",
+    torch_class="ScheduleInterleaved1F1B",  # with one chunk a device
+)
+
+PIPEDREAM = Schedule(
+    name="pipedream",
+    summary="PipeDream's 1F1B-RR: asynchronous, a weight version for every microbatch in flight",
+    row=row,
+    asynchronous=True,
+    uneven=True,
+    counts=downstream(1),
+    takes_warmup=True,
+    weight_versions=ALL_IN_FLIGHT,
+    bubble=Bubble("0", lambda P, v, M, t: 0),
+    comm_source=(
+        "PipeDream (SOSP 2019), section 4: its runtime sends and receives in threads of their own"
+    ),
+    tried_by_auto=False,
+)
+
+PIPEDREAM_2BW = replace(
+    PIPEDREAM,
+    name="pipedream-2bw",
+    summary="PipeDream-2BW: asynchronous, two weight versions",
+    weight_versions=2,
 )

@@ -1,6 +1,7 @@
 """What every rank does, in order: actions as arrays.
 
-They are written as `torch.distributed.pipelining` writes them (`2F0`, `1B3`).
+They are written as `torch.distributed.pipelining` writes them (`2F0`, `1B3`). What an order keeps
+in flight is counted exactly; the counts of a schedule's entry must agree with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
 
 # F   forward of a microbatch
 # B   backward, whole
@@ -112,3 +115,20 @@ class Order:
             else:
                 names.append(self.name(place))
         return names
+
+
+def in_flight(order: Order) -> Integers:
+    """The most microbatches that each rank holds at once, shape (ranks,).
+
+    A microbatch is held from the start of its forward to the end of its backward, or of its W where
+    the backward is split. One that is in flight in several of a rank's chunks counts in each. Of
+    two joined actions, the forward first, both hold theirs until the slot ends.
+    """
+    most = np.zeros(order.ranks, dtype=np.int64)
+    busy = np.flatnonzero(np.diff(order.rows))
+    if len(busy):
+        begins, ends = order.kind == F, (order.kind == B) | (order.kind == W)
+        after, first = np.cumsum(begins.astype(np.int64) - ends), order.rows[busy]
+        before = (after - begins + ends)[first]
+        most[busy] = np.maximum(np.maximum.reduceat(after + ends, first) - before, 0)
+    return most

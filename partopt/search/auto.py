@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     Partition,

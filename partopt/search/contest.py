@@ -15,8 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from partopt import planners
-from partopt.cost.iteration import cannot_beat
-from partopt.cost.price import devices_used, price
+from partopt.cost.plan import price
 from partopt.cost.problem import Decision, Partition, Problem
 from partopt.documents import Note
 from partopt.documents.plan import Plan
@@ -154,10 +153,20 @@ def _simulate(name: str, decision: Decision, problem: Problem) -> Plan:
 def _is_left_out(
     partition: Partition, hidden: bool, plans: dict[str, Plan], problem: Problem
 ) -> bool:
-    """Whether a partition cannot be faster than the best of `plans`, and need not be shown."""
-    long = len(partition.stages) * devices_used(partition) > SHOWN_LIMIT
-    best_s = _best_s(plans)
-    return best_s < math.inf and (hidden or long) and cannot_beat(partition, best_s, problem)
+    """Whether a partition is not estimated to be faster than the best of `plans`.
+
+    One that is hidden or long need not be shown then. A stage that computes for as long is enough
+    to know it.
+    """
+    stages, chain, best_s = partition.stages, problem.chain, _best_s(plans)
+    long = len(stages) * len({rank for own in stages for rank in own.ranks}) > SHOWN_LIMIT
+    if best_s == math.inf or not (hidden or long):
+        return False
+    computing = (
+        chain.compute_s(own.start, own.stop, problem.recomputes(own)) / len(own.ranks)
+        for own in stages
+    )
+    return max(computing) >= best_s or price(partition, problem, "").predicted.period_s >= best_s
 
 
 def _best_s(plans: dict[str, Plan]) -> float:

@@ -10,16 +10,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from partopt.cost.flight import Counts, counts_of
-from partopt.cost.price import price, unplaced_stage
+from partopt.cost.plan import bare_plan, counted_stage, price
 from partopt.cost.problem import Assignment, Partition, Problem, partition_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.planners.layouts import Bounds
 from partopt.schedules import schedule
-from partopt.schedules.entry import Replicas
+from partopt.schedules.entry import Counts, Replicas
 from partopt.schedules.layout import STRAIGHT
-from partopt.search.judge import ACTIONS, bare_plan
+from partopt.search.judge import ACTIONS
 from partopt.simulator.execution import check_actions, execute, simulate_plan
 
 BUDGET = 600.0  # of `move_cuts`, as `Cuts.spent` counts
@@ -39,7 +38,7 @@ class Cuts:
         self.partition, self.problem, self.spent = partition, problem, 0.0
         self.stages = partition.stages
         self.seconds = lru_cache(maxsize=None)(self._seconds)
-        self._stage = lru_cache(maxsize=None)(unplaced_stage)
+        self._stage = lru_cache(maxsize=None)(counted_stage)
         devices = sorted({rank for stage in self.stages for rank in stage.ranks})
         M, number = problem.microbatches or 1, {rank: k for k, rank in enumerate(devices)}
         # microbatches of each stage on each device, shape (devices, S)
@@ -65,11 +64,10 @@ class Cuts:
         """Simulated seconds of a microbatch; infinite where the plan does not fit or run."""
         problem, partition = self.problem, self.cut(bounds)
         replicas = Replicas(len(stage.ranks) for stage in self.stages)
-        straight = schedule(problem.schedule).shape == STRAIGHT
-        counts = [Counts(0, 1, 1)] * len(replicas)
-        if straight:
-            name, M = problem.schedule, problem.microbatches
-            counts = [counts_of(name, s, replicas, M) for s in range(len(replicas))]
+        entry, counts = schedule(problem.schedule), [Counts(0, 1, 1)] * len(replicas)
+        if entry.shape == STRAIGHT:
+            M = problem.microbatches
+            counts = [entry.counts(s, replicas, M) for s in range(len(replicas))]
         self.spent += 1
         plan = bare_plan(partition, problem, counts, self._stage)
         try:

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.cost.collectives import exposed
-from partopt.cost.flight import chunks_in_flight
 from partopt.cost.links import port_rate
 from partopt.cost.memory import memory_table
 from partopt.cost.problem import CONTIGUOUS, NESTED, NONE, Assignment, Partition, Problem
@@ -196,11 +195,12 @@ class Gridded:
     @cached_property
     def held(self) -> list[float]:
         """Microbatches in flight on each device of a pipeline, an even share of each stage."""
-        grid, name = self.grid, self.problem.schedule
-        if SCHEDULES[name].one_at_a_time:
+        grid = self.grid
+        entry = SCHEDULES[self.problem.schedule]
+        if entry.one_at_a_time:
             return [1.0] * grid.p
         each = max(1, (self.problem.microbatches or 1) // grid.d)
-        return [chunks_in_flight(name, k, grid.p, grid.v, each) / grid.v for k in range(grid.p)]
+        return [entry.in_flight(k, grid.p, grid.v, each) / grid.v for k in range(grid.p)]
 
     def balanced(self) -> Gridded:
         """Its cuts moved by one while the squares of the devices' loads fall."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import Partition, Problem
 from partopt.documents.plan import Plan
 from partopt.planners import optimal

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from partopt.cost.flight import Counts, counts_of
-from partopt.cost.period import tied_exchange_s, tied_groups
-from partopt.cost.price import plan_of, unplaced_stage
-from partopt.cost.problem import Partition, Problem
-from partopt.documents.plan import Estimate, Plan, Predicted
-from partopt.documents.stage import Flow, Stage
+from partopt.cost.plan import bare_plan, counted_stage, under
 from partopt.errors import PartoptError
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape
 from partopt.schedules.entry import Replicas
 from partopt.search.warmup import WAYS, Stages, fits_by_order
 from partopt.simulator.execution import check_actions, execute
-from partopt.simulator.restate import with_conditions
 
 ACTIONS = 1000  # of a simulation: as many take about as long as beginning one
 
@@ -46,7 +38,7 @@ class Judge:
         self.costs, self.problem, self.entry = costs, costs.problem, costs.entry
         self.spent = 0.0
         self._known: dict[tuple[Shape, tuple[int, ...] | None], float] = {}
-        self._stage = lru_cache(maxsize=None)(unplaced_stage)
+        self._stage = lru_cache(maxsize=None)(counted_stage)
 
     @property
     def ways(self) -> range:
@@ -68,11 +60,11 @@ class Judge:
     def _simulate(self, shape: Shape, warmups: Sequence[int] | None) -> float:
         self.spent += 1
         replicas, M = Replicas(len(own) for own in shape.ranks), self.problem.microbatches
-        counts = [counts_of(self.problem.schedule, s, replicas, M) for s in range(shape.stages)]
+        counts = [self.entry.counts(s, replicas, M) for s in range(shape.stages)]
         plan = bare_plan(shape.partition(), self.problem, counts, self._stage)
         try:
             check_actions(plan)
-            execution = execute(plan if warmups is None else with_conditions(plan, warmups=warmups))
+            execution = execute(plan if warmups is None else under(plan, warmups=warmups))
         except PartoptError:  # it deadlocks, or is too long to simulate
             return math.inf
         self.spent += len(execution.order.kind) / ACTIONS
@@ -98,46 +90,3 @@ class Judge:
             [*waits_s, 0.0],
             self.problem.microbatches,
         )
-
-
-def bare_plan(
-    partition: Partition,
-    problem: Problem,
-    counts: Sequence[Counts],
-    stage: Callable[..., Stage] = unplaced_stage,
-) -> Plan:
-    """The plan as the simulator looks at it: without names, sends and formulas.
-
-    `stage` is `unplaced_stage`, which may remember what it made.
-    """
-    stages = []
-    for s, own in enumerate(partition.stages):
-        again, r = problem.recomputes(own), len(own.ranks)
-        base = stage(own.start, own.stop, again, counts[s], r, problem)
-        tied_s = tied_exchange_s(partition, s, problem)
-        stages.append(replace(base, ranks=list(own.ranks), tied_exchange_s=tied_s))
-    # by which a plan under other conditions knows the exchanges of tied gradients
-    tied = [
-        Flow(
-            kind="tied",
-            stage=s,
-            holders=holders,
-            bytes=round(group.size),
-            per="iteration",
-            level="",
-        )
-        for s in (range(len(stages)) if problem.chain.tied else ())
-        for group, holders in tied_groups(partition, s, problem)
-    ]
-    return plan_of(partition, problem, stages, tied, UNKNOWN, "")
-
-
-UNKNOWN = Predicted(
-    period_s=math.inf,
-    iteration_s=None,
-    samples_per_s=0.0,
-    bubble=0.0,
-    speedup_over_one_device=0.0,
-    bound_by="",
-    estimate=Estimate(period_s=math.inf, iteration_s=None, one_device_s=0.0, bound_by="", loads=[]),
-)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partopt import planners
-from partopt.cost.price import price
+from partopt.cost.plan import layout_of, price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
@@ -26,7 +26,6 @@ from partopt.schedules.layout import STRAIGHT, chunks_of
 from partopt.search.bound import certify_simulated
 from partopt.search.warmup import simulate_at_warmup
 from partopt.simulator.execution import check_actions
-from partopt.simulator.restate import layout_of
 
 # a person's own split; the grids of `schedule=auto`, which are not decided by one planner
 UNPROVED = ("manual", "grid")

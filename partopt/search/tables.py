@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partopt.cost.period import stage_variance
+from partopt.cost.estimate import stage_variance
 from partopt.documents.comparison import Comparison, ComparisonRow
 from partopt.documents.plan import Plan
 from partopt.documents.scaling import Scaling, ScalingRow

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from partopt.cost.memory import reserve_of
 from partopt.cost.problem import Partition, Progress, ignore_progress
-from partopt.cost.reserve import reserve_of
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Profile
 from partopt.documents.proof import proof_of

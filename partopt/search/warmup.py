@@ -20,13 +20,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partopt.cost.flight import Counts, blocking_warmups, weight_versions
 from partopt.cost.links import transfer_s
-from partopt.cost.sharding import kept_by
+from partopt.cost.memory import kept_by, with_counts
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Stage
 from partopt.errors import PartoptError
 from partopt.schedules import schedule
+from partopt.schedules.entry import Counts
+from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.simulator.execution import (
     Execution,
     check_actions,
@@ -35,7 +37,6 @@ from partopt.simulator.execution import (
     with_memory,
     with_prediction,
 )
-from partopt.simulator.restate import with_conditions, with_counts
 
 # A warm-up of all stages: (factor, more) is `factor` times the replicas behind a stage and so many
 # more, over its own replicas; ("pace", factor) is what is in flight at so many times the shortest
@@ -150,9 +151,8 @@ def stages_of(plan: Plan) -> Stages | None:
 
 def _bytes(stage: Stage, held: int, plan: Plan) -> int:
     """Bytes on a device of the stage with `held` microbatches in flight."""
-    versions, split = weight_versions(plan.schedule, held), schedule(plan.schedule).split
     counts = Counts(held - 1, held, 1)  # schedules that take warm-ups do whole backwards
-    return with_counts(stage, counts, versions, split, kept_by(plan)).memory.total_bytes
+    return with_counts(stage, counts, schedule(plan.schedule), kept_by(plan)).memory.total_bytes
 
 
 def fits_by_order(execution: Execution) -> bool:
@@ -206,7 +206,7 @@ def simulate_at_warmup(plan: Plan, own: Sequence[int]) -> Plan:
     if not schedule(plan.schedule).takes_warmup or list(own) == usual:
         return simulate_plan(plan)
     check_actions(plan)
-    changed = with_conditions(plan, warmups=own)
+    changed = under(plan, warmups=own)
     check_actions(changed)
     execution = execute(changed)
     return _predicted(Trial(execution, fits_by_order(execution)), try_warmup(plan))
@@ -218,7 +218,7 @@ def try_warmup(plan: Plan, warmup: Sequence[int] | None = None) -> Trial | None:
     It can while it waits for all-reduces.
     """
     try:
-        execution = execute(plan if warmup is None else with_conditions(plan, warmups=warmup))
+        execution = execute(plan if warmup is None else under(plan, warmups=warmup))
     except PartoptError:
         return None
     return Trial(execution, fits_by_order(execution))

@@ -18,19 +18,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from partopt.cost.flight import in_flight, warmup
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import Finding, Varied
 from partopt.documents.stage import stages_text
 from partopt.documents.topology import Level
 from partopt.errors import PartoptError
-from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.bubble import SLOTS
-from partopt.schedules.entry import downstream_warmup
+from partopt.schedules import ACTION_LIMIT, SCHEDULES, schedule
+from partopt.schedules.entry import SLOTS
 from partopt.schedules.layout import MIRRORED, STRAIGHT
+from partopt.schedules.one_f_one_b import downstream
 from partopt.simulator.conditions import Conditions, apply_conditions
-from partopt.simulator.execution import ACTION_LIMIT, Execution, execute, first_microbatches
-from partopt.simulator.restate import with_conditions
+from partopt.simulator.execution import Execution, execute, first_microbatches
 from partopt.units import format_bandwidth, format_bytes, format_seconds
 
 # of the time unless said otherwise
@@ -381,7 +380,7 @@ def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
     if own is not None and not own.asynchronous and own.shape == STRAIGHT:
         # the forwards of the first of two stages before its first backward, of eight microbatches
         usual = {
-            other.name: warmup(other.name, 0, [1, 1], 8)
+            other.name: other.counts(0, [1, 1], 8).warmup
             for other in SCHEDULES.values()
             if other.row is own.row and not other.asynchronous
         }
@@ -410,7 +409,7 @@ def _deepen(case: Case) -> Iterator[Change]:
     stages = case.plan.stages
     now, replicas = [stage.warmup for stage in stages], [stage.replicas for stage in stages]
     for factor in _DEEPER:
-        deeper = [downstream_warmup(factor)(s, replicas, None) for s in range(len(stages))]
+        deeper = [downstream(factor)(s, replicas, None).warmup for s in range(len(stages))]
         if any(then > before for then, before in zip(deeper, now, strict=True)):
             more = f"{deeper[0] + 1} microbatches in flight on each device of the first stage"
             yield Change({"warmup": deeper}, f"{more} instead of {now[0] + 1}")
@@ -571,13 +570,11 @@ def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
         return plan, []
     replicas = [stage.replicas for stage in plan.stages]
     if entry.shape == STRAIGHT and entry.takes_warmup:
-        usual = [
-            in_flight(plan.schedule, s, replicas, plan.microbatches) for s in range(len(replicas))
-        ]
+        usual = [entry.counts(s, replicas, plan.microbatches).held for s in range(len(replicas))]
         held = [stage.in_flight for stage in plan.stages]
         s = max(range(len(usual)), key=lambda s: usual[s] - held[s])
         deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
-        roomy = with_conditions(plan, warmups=deeper)
+        roomy = under(plan, warmups=deeper)
         if usual[s] > held[s] and roomy.peak_memory_bytes > limit:
             lifted = roomy
             texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]

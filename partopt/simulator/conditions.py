@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import documents, units
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
@@ -18,7 +19,6 @@ from partopt.options import check_count, invalid, parse_bytes
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
 from partopt.simulator.execution import first_microbatches
-from partopt.simulator.restate import with_conditions
 
 _MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
@@ -114,7 +114,7 @@ def _restate(
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
-        return with_conditions(plan, name, M, topology, warmups, **waits)
+        return under(plan, name, M, topology, warmups, **waits)
     except PartoptError as error:
         raise error.at(name) from None
 

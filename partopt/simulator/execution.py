@@ -11,29 +11,20 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
-from partopt.cost.flight import Counts
-from partopt.cost.period import utilisation
-from partopt.cost.sharding import kept_by
+from partopt.cost.plan import layout_of, under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
 from partopt.documents.stage import device_bytes
 from partopt.errors import PartoptError
-from partopt.schedules import order, schedule
-from partopt.schedules.in_flight import begun_by_stage, in_flight, in_flight_by_stage
+from partopt.schedules import ACTION_LIMIT, order, schedule
 from partopt.schedules.layout import STRAIGHT
-from partopt.schedules.order import F, I, Order
+from partopt.schedules.order import F, I, Order, in_flight
 from partopt.schedules.torch_csv import from_csv
 from partopt.simulator.engine import simulate
 from partopt.simulator.memory import peak_memory_bytes
 from partopt.simulator.metrics import Shares, level_use, shares
-from partopt.simulator.restate import (
-    forwards_first,
-    layout_of,
-    with_conditions,
-    with_counts,
-    with_steps_of,
-)
 from partopt.simulator.steady import (
     Steady,
     microbatches_to_settle,
@@ -43,7 +34,6 @@ from partopt.simulator.steady import (
 from partopt.simulator.timeline import Timeline
 from partopt.simulator.work import Work, work_of
 
-ACTION_LIMIT = 20_000_000  # of one simulation: some 2 GB and half a minute
 # actions after which an asynchronous plan that has not settled is taken at its mean pace
 SETTLE_LIMIT = 300_000
 # of the first run: where two whole cycles of all replicas are more, they are not waited for
@@ -95,8 +85,7 @@ class Execution:
     @property
     def bubble(self) -> float:
         """Idle share of the time of the ranks with work, between `start_s` and `end_s`."""
-        computes = [stage.compute_s for stage in self.plan.stages]
-        return max(0.0, 1.0 - utilisation(computes, len(self.plan.stages_by_rank()), self.period_s))
+        return idle_share(self.plan, self.period_s)
 
     @cached_property
     def peak_in_flight(self) -> NDArray[np.int64]:
@@ -173,24 +162,9 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     synchronous = replace(plan, schedule=name, microbatches=microbatches, allreduce="overlap")
     synchronous = with_steps_of(synchronous, plan)
     actions = from_csv(text, layout_of(synchronous))
-    split = bool((actions.kind == I).any())
-    # a stage has the warm-up and microbatches in flight of the order, and one version of weights
-    held, begun = in_flight_by_stage(actions), begun_by_stage(actions)
-    stages = [
-        with_counts(
-            stage,
-            Counts(
-                forwards_first(actions, stage.ranks[0], s),
-                *(int(each.most[each.stage == s].max()) for each in (held, begun)),
-            ),
-            versions=1,
-            split=split,
-            kept=kept_by(synchronous),
-        )
-        for s, stage in enumerate(synchronous.stages)
-    ]
-    counted = replace(synchronous, stages=stages)
-    work = work_of(replace(counted, schedule="zb-h1" if split else "1f1b"), False)
+    alike = "zb-h1" if (actions.kind == I).any() else "1f1b"  # with backwards in two parts or whole
+    counted = with_counts_of(actions, synchronous, schedule(alike))
+    work = work_of(replace(counted, schedule=alike), False)
     timeline = simulate(actions, work)
     return Execution(counted, actions, work, timeline, None, 0.0, float(timeline.makespan))
 
@@ -224,7 +198,7 @@ def simulate_plan(plan: Plan) -> Plan:
     several stages, what they keep in flight is counted too.
     """
     check_actions(plan)
-    counted = plan if schedule(plan.schedule).shape == STRAIGHT else with_conditions(plan)
+    counted = plan if schedule(plan.schedule).shape == STRAIGHT else under(plan)
     execution = execute(counted)
     return with_prediction(dataclasses.replace(execution, plan=with_memory(execution)))
 

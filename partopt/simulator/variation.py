@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from partopt.cost.plan import layout_of
 from partopt.documents.simulation import RankFactor, RankSensitivity, Varied
 from partopt.errors import PartoptError
 from partopt.options import check_count, invalid
@@ -23,7 +24,6 @@ from partopt.schedules import order
 from partopt.schedules.order import Order
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
-from partopt.simulator.restate import layout_of
 from partopt.simulator.steady import steady_state
 from partopt.units import parse_share
 

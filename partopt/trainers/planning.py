@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
     NESTED,
@@ -199,7 +199,7 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
     names: Collection[str] = [job.schedule]
     if job.schedule == AUTO:  # those that planners can plan for
         own = [schedule(name) for name in trainer.schedules or SCHEDULES]
-        names = [entry.name for entry in own if entry.tried_by_auto and entry.kernel is not None]
+        names = [entry.name for entry in own if entry.tried_by_auto and entry.overlaps]
     for name in names:
         for mode in modes:
             recompute = {} if mode is None else {"recompute": mode}

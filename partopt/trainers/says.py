@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
-from partopt.schedules.entry import StageCounts
+from partopt.schedules.layout import STRAIGHT
 from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part
 from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, rank_order
 
@@ -62,9 +62,9 @@ def _schedule(plan: Plan, trainer: Trainer) -> Iterator[str]:
     if plan.schedule not in trainer.schedules:
         why = ", which never flushes" if own.asynchronous else ""
         yield f"the schedule is {plan.schedule}{why}; it runs {', '.join(trainer.schedules)}"
-    elif not own.takes_warmup and isinstance(own.counts, StageCounts):
+    elif not own.takes_warmup and own.shape == STRAIGHT:
         replicas = [stage.replicas for stage in plan.stages]
-        usual = [own.counts.warmup(s, replicas, plan.microbatches) for s in range(len(plan.stages))]
+        usual = [own.counts(s, replicas, plan.microbatches).warmup for s in range(len(plan.stages))]
         if [stage.warmup for stage in plan.stages] != usual:
             yield f"its warm-up is not that of {plan.schedule}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from partopt.cost.plan import layout_of
 from partopt.documents import encode
 from partopt.documents.engine import Engine, Layout
 from partopt.documents.plan import Plan
@@ -17,7 +18,6 @@ from partopt.schedules import SCHEDULES, order, schedule
 from partopt.schedules import layout as places
 from partopt.schedules.entry import Schedule
 from partopt.schedules.torch_csv import to_csv
-from partopt.simulator.restate import layout_of
 from partopt.trainers.parts import Part
 from partopt.trainers.trainer import Reading, Says, Text, Trainer, plain
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from partopt.documents.trial import ClosedForm
 from partopt.schedules import schedule
-from partopt.schedules.entry import DeviceCounts, Schedule
+from partopt.schedules.entry import Schedule
+from partopt.schedules.layout import STRAIGHT
 from partopt.simulator.execution import Execution
 from partopt.trials.uniform import Uniform
 from partopt.units import format_seconds
@@ -52,10 +53,10 @@ def closed_form(name: str, pipeline: Uniform, execution: Execution) -> ClosedFor
 
 def _in_flight(entry: Schedule, P: int, v: int, M: int) -> list[int]:
     """The most microbatches that each device holds."""
-    if isinstance(entry.counts, DeviceCounts):
-        return [entry.counts.in_flight(p, P, v, M) for p in range(P)]
+    if entry.shape != STRAIGHT:
+        return [entry.in_flight(p, P, v, M) for p in range(P)]
     of = None if entry.asynchronous else M
-    return [entry.counts.in_flight(p, [1] * P, of) for p in range(P)]
+    return [entry.counts(p, [1] * P, of).held for p in range(P)]
 
 
 def _agree(found: Sequence[float], expected: Sequence[float]) -> bool:

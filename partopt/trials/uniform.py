@@ -23,11 +23,10 @@ from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import CHUNKS, Job
 from partopt.options import Comm, check_count, invalid, parse_bytes
-from partopt.schedules import refusal, schedule
-from partopt.schedules.bubble import Times
+from partopt.schedules import ACTION_LIMIT, refusal, schedule
+from partopt.schedules.entry import Times
 from partopt.schedules.layout import CHUNKS as CHUNKS_OF
 from partopt.schedules.layout import LOOPED, MIRRORED
-from partopt.simulator.execution import ACTION_LIMIT
 
 # P   devices; v   stages on a device
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from partopt import schedules
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
-from partopt.simulator import execution
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 
 
@@ -89,7 +89,7 @@ def test_the_warm_up(partopt, plan_file, synchronous):
 
 
 def test_a_warm_up_that_was_searched_is_kept_on_another_network(partopt, plan_file, tmp_path):
-    deeper = with_conditions(Plan.load(plan_file()), warmups=[7, 5, 3, 0])
+    deeper = under(Plan.load(plan_file()), warmups=[7, 5, 3, 0])
     deeper.save(str(tmp_path / "deep.json"))
     found = partopt(
         "simulate", tmp_path / "deep.json", "--bandwidth", "all=5 GB/s", "--json"
@@ -247,7 +247,7 @@ def test_microbatches_that_do_not_divide(partopt, plan_file):
 
 def test_so_many_that_it_takes_to_settle(partopt, plan_file, monkeypatch):
     path = plan_file()
-    monkeypatch.setattr(execution, "ACTION_LIMIT", 100)
+    monkeypatch.setattr(schedules, "ACTION_LIMIT", 100)
     outcome = partopt("simulate", path)
     assert re.fullmatch(
         r"\d+ microbatches that it takes to settle in 4 stages are \d+ actions, more than 100",

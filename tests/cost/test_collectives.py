@@ -1,4 +1,4 @@
-"""All-reduces worked by hand, and their compiled form; what is left of one beside a backward."""
+"""All-reduces worked by hand; what is left of one beside a backward."""
 
 import msgspec
 import numpy as np
@@ -15,7 +15,6 @@ from partopt.cost.collectives import (
     TREE,
     allreduce_over,
     exposed,
-    exposed_s,
     tail_share,
 )
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
@@ -118,5 +117,4 @@ def test_what_is_left_of_an_exchange_is_neither_none_of_it_nor_more_than_all(
     seconds, size, backward, bucket
 ):
     left = exposed(seconds, size, backward, bucket)
-    assert left == exposed_s(seconds, size, backward, bucket)
     assert max(seconds * tail_share(size, bucket), seconds - backward) <= left <= seconds

@@ -1,20 +1,15 @@
 """Cases worked by hand: bytes over bytes per second, the arithmetic in the assertion."""
 
-import math
-from collections import Counter
-from itertools import accumulate
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
+from partopt.cost.recurrence import cut_s, stage_s
 
-from partopt.cost.collectives import allreduce_over, allreduce_s, members_crossed, tied_s
-from partopt.cost.links import network_of, paired_sides_s, run_sides_s, transfer_s, wait_s
+from partopt.cost.collectives import allreduce_s, members_crossed, tied_s
+from partopt.cost.links import hold_s, port_rate, transfer_s
 from partopt.documents.topology import Device, Level, Topology
-from partopt.planners.pipedream import cut_s, stage_s
-from partopt.simulator.work import ports_of
 from tests.examples import examples
-from tests.simulator.reference_network import port_pair
 
 
 def cluster(*levels: Level) -> Topology:
@@ -34,18 +29,6 @@ def level(
         latency_s=latency_s,
         bus=bus,
     )
-
-
-def sides_s(
-    topology: Topology, ranks: range, before: tuple[float, int] = (0, 0), after=(0, 0), ring=()
-) -> float:
-    """`run_sides_s` of the bytes and the gap of each cut; gap 0 for no cut. Of a `ring` the bytes,
-    and the seconds that it pauses.
-    """
-    (size_before, gap_before), (size_after, gap_after) = before, after
-    none, ends = len(topology.levels) + 1, (ranks[0], ranks[-1])
-    gaps = (gap_before or none, gap_after or none)
-    return run_sides_s(network_of(topology), size_before, size_after, *ends, *gaps, *ring)
 
 
 SERVERS = cluster(level(4, 100.0, latency_s=0.5), level(4, 10.0, links=2, latency_s=3.0))
@@ -100,44 +83,7 @@ def test_an_allreduce_of_one_device_takes_no_time():
 def test_on_a_bus_all_members_and_both_directions_share():
     bus = cluster(level(4, 100.0, bus=True))
     assert allreduce_s(400, range(4), bus) == 2 * 3 * 400 / 100
-    assert sides_s(bus, range(2), (400, 1)) == 2 * 400 / 100
-    assert sides_s(bus, range(2), (400, 1), (200, 1)) == 2 * 600 / 100
-
-
-def test_the_port_of_the_fullest_server_binds_a_side():
-    """Of ranks 0-5 four are in the first server, by whose port of 10 * 2 bytes/s four of six
-    messages leave, wherever the next stage begins behind them.
-    """
-    for gap in (1, 2):
-        assert sides_s(SERVERS, range(6), after=(400, gap)) == pytest.approx(4 / 6 * 400 / 20)
-    assert sides_s(SERVERS, range(2, 8), before=(400, 2)) == pytest.approx(4 / 6 * 400 / 20)
-
-
-def test_messages_of_the_server_at_the_end_of_a_run_may_stay_inside():
-    """Ranks 0-2 take turns at the message to rank 3; what leaves a device goes by its own port, of
-    100 bytes/s, or by that of its server.
-    """
-    assert sides_s(SERVERS, range(3), after=(400, 1)) == 400 / (3 * (100 + 20))
-    assert sides_s(SERVERS, range(3), after=(400, 2)) == 400 / 20
-
-
-def test_both_cuts_pass_one_port_where_their_gaps_agree():
-    """Rank 4 begins the second server, and rank 7 ends it: both cuts pass the server's port. Of
-    rank 5 one cut stays inside.
-    """
-    assert sides_s(SERVERS, range(4, 8), (400, 2), (200, 2)) == (400 + 200) / 20
-    assert sides_s(SERVERS, range(5, 8), (400, 1), (200, 2)) == 200 / 20
-    assert sides_s(SERVERS, range(5, 7), (400, 1), (200, 1)) == (400 + 200) / (2 * (100 + 20))
-
-
-def test_a_device_waits_for_a_message_at_the_quickest_level_that_it_may_take():
-    quick_outside = cluster(level(4, 100.0, latency_s=0.5), level(4, 1000.0, latency_s=1.0))
-    for topology, inside in ((SERVERS, 0.5 + 400 / 100), (quick_outside, 1.0 + 400 / 1000)):
-        network = network_of(topology)
-        assert wait_s(network, 400, 1) == inside
-        assert wait_s(network, 400, 2) == transfer_s(400, 2, topology)
-        assert wait_s(network, 400, 0) == 0
-    assert wait_s(network_of(cluster(level(1, 1.0))), 400, 1) == 0
+    assert port_rate(1, bus) == 100 / 2
 
 
 @examples(100)
@@ -147,7 +93,7 @@ def test_the_published_recurrence_is_this_model_on_a_bus_without_latency(size, m
     assert stage_s(0.0, size, m, float(bandwidth)) * m == pytest.approx(
         allreduce_s(size, range(m), bus)
     )
-    assert cut_s(size, float(bandwidth)) == pytest.approx(sides_s(bus, range(1), (size, 1)))
+    assert cut_s(size, float(bandwidth)) == pytest.approx(size / port_rate(1, bus))
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
@@ -171,81 +117,11 @@ def test_those_on_one_bus_share_it():
     assert allreduce_s(400, range(16), shared_outside) == pytest.approx(2 * 15 / 16 * 400 * 4 / 10)
 
 
-def test_copies_of_a_nested_pipeline_have_a_bus_each():
-    servers = cluster(level(2, 10.0, bus=True), level(2, 10.0))
-    assert paired_sides_s([0, 2], [(60, [1, 3])], servers, {}) == 2 * 60 / (10 * 2)
-
-
-def test_copies_of_a_nested_pipeline_have_a_port_each_and_both_cuts_share_it():
-    """Stages on ranks 0 and 3, 1 and 4, 2 and 5: the one in the middle passes 60 and 30 bytes by
-    its devices' ports.
+def test_messages_take_time_of_devices_that_wait_for_them_or_copy_them():
+    """Two messages of 400 bytes in all, 0.5 s each and 400/100 s to copy; sent, they take 3 s and
+    400/10 s.
     """
-    servers = cluster(level(3, 10.0), level(2, 1.0))
-    around = [(60, [0, 3]), (30, [2, 5])]
-    assert paired_sides_s([1, 4], around, servers, {}) == (60 + 30) / (10 * 2)
-    assert paired_sides_s([1, 4], [(60, [1, 4])], servers, {}) == 0
-
-
-@examples(300)
-@given(st.data())
-def test_no_neighbours_keep_the_ports_of_a_run_less_busy(data):
-    """A stage between two others, anywhere: the messages of a whole round, one by one, keep its
-    busiest port no less busy.
-    """
-    runs = [data.draw(st.integers(least, least + 3)) for least in (0, 1, 0, 1, 0, 1)]
-    ends = list(accumulate(runs))
-    before, own, after = (range(ends[k], ends[k + 1]) for k in (0, 2, 4))
-    inner = data.draw(st.lists(st.integers(1, 4), max_size=2))
-    rates, lanes = st.sampled_from([1.0, 2.0, 8.0]), st.sampled_from([1, 2])
-    topology = cluster(
-        *[
-            level(size, data.draw(rates), data.draw(lanes), bus=data.draw(st.booleans()))
-            for size in (*inner, -(-ends[-1] // math.prod(inner)))
-        ]
-    )
-    G = math.lcm(len(before), len(own), len(after))
-    [of_before, of_own, of_after] = [
-        [ranks[m % len(ranks)] for m in range(G)] for ranks in (before, own, after)
-    ]
-    gaps = topology.common_level(before[-1], own[0]), topology.common_level(own[-1], after[0])
-    for x, y in ((6, 0), (0, 4), (6, 4)):
-        least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1] if y else 0))
-        around = [(x, of_before), (y, of_after)]
-        assert least <= paired_sides_s(of_own, around, topology, {}) * (1 + 1e-12)
-        least = sides_s(topology, own, (x, gaps[0] if x else 0), (y, gaps[1]), (5.0, 2.0))
-        most = busiest_s(topology, own, of_own, [(x, of_before), (y, of_after)], (5.0, 2.0))
-        assert least <= most * (1 + 1e-12)
-        if not inner:
-            assert least == pytest.approx(most)
-
-
-def busiest_s(topology, own, of_own, around, ring) -> float:
-    """Seconds per microbatch of the busiest port of a stage on the ranks `own`: its messages, from
-    and to each rank of `of_own` in turn, and its all-reduce, as the simulator numbers ports.
-    """
-    ports, busy = ports_of(topology), Counter()
-    for size, others in around:
-        for rank, other in zip(of_own, others, strict=True):
-            k = topology.common_level(rank, other)
-            for port in port_pair(ports, rank, k):
-                seconds = size / (ports.bandwidth[k - 1] * ports.lanes[k - 1])
-                busy[port] += seconds / len(of_own)
-    if len(own) > 1:
-        slopes = allreduce_over(own, topology).slopes
-        for port, k in ports.of_ring(own):
-            busy[port] += (slopes[k] * ring[0] + ring[1]) / len(own)
-    return max(busy.values())
-
-
-def test_a_ring_holds_the_ports_of_the_levels_that_it_crosses():
-    """Ranks 0-3 reduce 80 bytes in one server: each port of 100 bytes/s sends 120 bytes, and the
-    ring waits for 0.5 s; once for four messages of 400 bytes, which may leave by the server's port
-    of 20 bytes/s instead. Ranks 0-7 reduce them over that port too.
-    """
-    ring = (80, 0.5)
-    own = (120 + 0.5 * 100) / 4
-    assert sides_s(SERVERS, range(4), after=(400, 1), ring=ring) == (own + 400 / 4) / (100 + 20)
-    assert sides_s(SERVERS, range(4), after=(400, 2), ring=ring) == 400 / 20
-    ring_s = 2 * 7 / 8 * 80 / 20 + 0.5
-    half = 400 / 2 / 20
-    assert sides_s(SERVERS, range(8), after=(400, 2), ring=ring) == ring_s / 8 + half
+    handled = structs.replace(level(4, 10.0, 1, 3.0), overhead_s=0.5, copy_bytes_per_s=100.0)
+    assert hold_s(400, 2, handled, serial=False) == 2 * 0.5 + 4
+    assert hold_s(400, 2, handled, serial=True) == 2 * 0.5 + 4 + 3 + 40
+    assert hold_s(400, 2, SERVERS.levels[1], serial=False) == 0

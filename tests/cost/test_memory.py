@@ -1,14 +1,17 @@
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.chain import chain_of
-from partopt.cost.flight import weight_versions
-from partopt.cost.memory import STATE_BYTES, kept_of, memory_table, stage_memory
-from partopt.documents.stage import MemoryRules
+from partopt.cost.chain import Chain, chain_of
+from partopt.cost.memory import STATE_BYTES, kept_of, memory_table, with_counts
+from partopt.cost.plan import sum_layers
+from partopt.cost.problem import Assignment
+from partopt.documents.stage import Memory, MemoryRules
+from partopt.schedules import SCHEDULES
+from partopt.schedules.entry import Counts
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, with_memory_of
 from tests.planners.problems import chains, memory_rules, problem, topology, with_memory
@@ -67,14 +70,20 @@ CHAIN = chain_of(
 )
 
 
-ADAM, SGD = (kept_of(name, MemoryRules(), sixteen_bit=False) for name in ("adam", "sgd"))
-whole_memory = partial(stage_memory, split=False)  # of a stage whose backwards are in one part
-behind_the_first = partial(whole_memory, i=1, j=3, in_flight=3, replicas=1)  # layers 1 and 2
+def memory_of(
+    model: Chain, i: int, j: int, held: int, begun: int = 1, replicas: int = 1, **options: Any
+) -> Memory:
+    """Of layers [i, j) with so many microbatches in flight, under 1f1b and sgd by default."""
+    usual = {"schedule": "1f1b", "microbatches": 8, "optimizer": "sgd"}
+    given = problem(model, topology((1, 1.0)), **usual | options)
+    stage = sum_layers(Assignment(i, j, range(replicas)), given)
+    entry = SCHEDULES[given.schedule]
+    return with_counts(stage, Counts(held - 1, held, begun), entry, given.kept).memory
 
 
 def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_weights():
     """Layers 1 and 2: W = 500, stash 30 + 4, a = 10 before them and nothing after."""
-    memory = behind_the_first(CHAIN, weight_versions=3, kept=ADAM, begun=1, recompute=False)
+    memory = memory_of(CHAIN, 1, 3, 3, schedule="pipedream", microbatches=None, optimizer="adam")
     assert memory.parameters_bytes == 3 * 500
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 2 * 500
@@ -83,31 +92,26 @@ def test_a_stage_with_three_microbatches_in_flight_and_three_versions_of_its_wei
     assert memory.total_bytes == 1500 + 500 + 1000 + 102 + 30
 
 
-def test_recomputation_keeps_the_inputs_in_their_buffers_and_one_microbatch_of_stash():
-    memory = behind_the_first(CHAIN, weight_versions=1, kept=SGD, begun=1, recompute=True)
-    assert (memory.activations_bytes, memory.buffers_bytes) == (34, 3 * 10)
+@pytest.mark.parametrize("begun", [1, 2])
+def test_recomputation_keeps_the_inputs_in_their_buffers_and_the_stash_of_what_has_begun(begun):
+    memory = memory_of(CHAIN, 1, 3, 3, begun, recompute=True)
+    assert (memory.activations_bytes, memory.buffers_bytes) == (begun * 34, 3 * 10)
 
 
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
 def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
     alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))
-    kept = kept_of("sgd", MemoryRules(shard="parameters"), sixteen_bit=False)
-    memory = whole_memory(alike, 0, 6, 1, 1, kept, replicas, 1, False)
+    rules = MemoryRules(shard="parameters")
+    memory = memory_of(alike, 0, 6, 1, replicas=replicas, memory_rules=rules)
     assert memory.parameters_bytes == held
 
 
-def test_what_is_rebuilt_and_waits_is_kept_for_each_microbatch():
-    memory = behind_the_first(CHAIN, weight_versions=1, kept=SGD, begun=2, recompute=True)
-    assert (memory.activations_bytes, memory.buffers_bytes) == (2 * 34, 3 * 10)
-
-
 def test_a_stage_in_the_middle_receives_from_both_sides():
-    assert whole_memory(CHAIN, 1, 2, 2, 1, SGD, 1, 1, False).buffers_bytes == 2 * (10 + 20)
+    assert memory_of(CHAIN, 1, 2, 2).buffers_bytes == 2 * (10 + 20)
 
 
 def test_sixteen_bit_weights_bring_a_master_copy():
-    kept = kept_of("adam", MemoryRules(), sixteen_bit=True)
-    memory = whole_memory(replace(CHAIN, sixteen_bit=True), 0, 1, 1, 1, kept, 1, 1, False)
+    memory = memory_of(replace(CHAIN, sixteen_bit=True), 0, 1, 1, optimizer="adam")
     assert memory.optimizer_bytes == 100 * 2 + 2 * 100 * 2
 
 
@@ -124,15 +128,15 @@ def test_frozen_parameters_are_held_once_and_one_backward_runs_at_a_time():
     assert [chain.trained_bytes(i, i + 1) for i in range(3)] == [100, 50, 250]
     assert (chain.trained_bytes(1, 3), chain.frozen_bytes(1, 3)) == (300, 200)
     assert chain.tied == []
-    memory = behind_the_first(chain, weight_versions=3, kept=ADAM, begun=1, recompute=False)
+    memory = memory_of(chain, 1, 3, 3, schedule="pipedream", microbatches=None, optimizer="adam")
     assert memory.parameters_bytes == 3 * 300 + 200
     assert (memory.gradients_bytes, memory.optimizer_bytes) == (300, 600)
     assert memory.transient_bytes == 90
     assert memory.total_bytes == 1100 + 300 + 600 + 3 * 30 + 3 * 10 + 90
 
 
-@pytest.mark.parametrize("split, beside", [(False, 60), (True, 90)])
-def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(split, beside):
+@pytest.mark.parametrize("schedule, beside", [("1f1b", 60), ("zb-h1", 90)])
+def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(schedule, beside):
     """Layer 1 takes 90 bytes, when the 30 that layer 2 alone keeps are freed; layer 2 takes 40, and
     a stage that ends with layer 1 has nothing to free.
     """
@@ -140,10 +144,10 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
         [measurement([1.0] * 3, output_bytes=[0] * 3, stash_groups=[([0, 1], 500), ([2], 30)])]
     )
     chain = chain_of(with_memory_of(profile, [0] * 3, [0, 90, 40]))
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, False, split).transient_bytes == beside
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, False, split).activations_bytes == 3 * 530
-    assert stage_memory(chain, 1, 3, 3, 1, SGD, 1, 1, True, split).transient_bytes == beside
-    assert stage_memory(chain, 0, 2, 3, 1, SGD, 1, 1, False, split).transient_bytes == 90
+    memory = memory_of(chain, 1, 3, 3, schedule=schedule)
+    assert (memory.transient_bytes, memory.activations_bytes) == (beside, 3 * 530)
+    assert memory_of(chain, 1, 3, 3, schedule=schedule, recompute=True).transient_bytes == beside
+    assert memory_of(chain, 0, 2, 3, schedule=schedule).transient_bytes == 90
 
 
 @pytest.mark.parametrize("optimizer", sorted(STATE_BYTES))
@@ -157,20 +161,11 @@ def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     model = replace(model, sixteen_bit=data.draw(st.booleans()))
     r, rules = data.draw(st.integers(1, 4)), data.draw(memory_rules(M))
     held, recompute = data.draw(st.integers(1, 6)), data.draw(st.booleans())
-    given = problem(
-        model,
-        topology((4, 1.0)),
-        schedule=schedule,
-        microbatches=M,
-        optimizer=optimizer,
-        recompute=recompute,
-        memory_bytes=100,
-        memory_rules=rules,
-    )
-    versions = weight_versions(schedule, held)
-    split = schedule == "zb-h1"
-    table = memory_table(model, held, versions, given.kept, r, recompute, split)
+    options = {"schedule": schedule, "microbatches": M, "optimizer": optimizer}
+    options |= {"recompute": recompute, "memory_rules": rules}
+    kept, entry = problem(model, topology((4, 1.0)), **options).kept, SCHEDULES[schedule]
+    table = memory_table(model, held, entry.versions_of(held), kept, r, recompute, entry.split)
     for i in range(model.layers):
         for j in range(i + 1, model.layers + 1):
-            formula = stage_memory(model, i, j, held, versions, given.kept, r, 1, recompute, split)
+            formula = memory_of(model, i, j, held, replicas=r, **options)
             assert formula.total_bytes == table[i, j]

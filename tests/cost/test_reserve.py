@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from partopt import Job, solve
-from partopt.cost.reserve import reserve_of
+from partopt.cost.memory import reserve_of
 from partopt.documents.profile import Device, Profile
 from partopt.errors import PartoptError
 from partopt.search.verify import verify

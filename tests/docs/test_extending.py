@@ -3,21 +3,19 @@
 import sys
 import tomllib
 import types
-from dataclasses import replace
 
 import pytest
 
 from partopt import importers, planners, schedules
+from partopt.cost.plan import layout_of
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules.check import check
-from partopt.schedules.entry import StageCounts
-from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import Layout
+from partopt.schedules.order import in_flight
 from partopt.search.auto import search_schedules
 from partopt.simulator import execute, simulate_plan
-from partopt.simulator.restate import layout_of
 from tests.docs.documents import blocks, read
 from tests.helpers import flat, uniform_profile
 
@@ -97,22 +95,6 @@ def test_the_automatic_search_tries_it(patient):
     found = search_schedules(Job(uniform_profile(8), flat(4), schedule="auto", microbatches=8))
     assert patient in {plan.schedule for plan in found}
     assert {"1f1b", "zbv", "interleaved"} < {plan.schedule for plan in found}
-
-
-def test_a_schedule_that_compiled_code_cannot_count_is_left_to_the_other_planners(
-    patient, monkeypatch
-):
-    entry = schedules.schedule(patient)
-    assert isinstance(entry.counts, StageCounts)
-    own = replace(entry, counts=replace(entry.counts, kernel=None))
-    monkeypatch.setitem(schedules.SCHEDULES.builtin, patient, own)
-    problem = problem_of(uniform_profile(8), flat(4), schedule=patient, microbatches=8)
-    assert planners.plan("gpipe", problem).stages[0].in_flight == 8
-    with pytest.raises(PartoptError) as raised:
-        planners.plan("optimal", problem)
-    assert raised.value.code == "planner-cannot-plan-for-schedule"
-    assert "`planner=gpipe`" in raised.value.hint
-    assert "optimal" not in raised.value.hint
 
 
 def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):

@@ -11,16 +11,13 @@ import pytest
 from partopt import planners
 from partopt.cli import VERBS
 from partopt.cost.collectives import allreduce_s
-from partopt.cost.flight import in_flight, noam, warmup
-from partopt.cost.iteration import iteration_s, stage_iteration_s
 from partopt.cost.links import transfer_s
-from partopt.cost.passes import most_in_flight, passes_of
-from partopt.cost.period import binding, stage_loads, tied_exchange_s, update_s
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
 from partopt.planners.pipedream import cut_s, stage_s
+from partopt.schedules.one_f_one_b import noam
 from tests.docs.documents import NAMES, blocks, read
 from tests.helpers import ROOT
 
@@ -40,6 +37,8 @@ levels: [{name: host, size: 3, bandwidth: 10 GB/s, bus: true}]
 )
 SPLIT = Partition(CONTIGUOUS, consecutive([0, 2, 3], [2, 1]))
 CHAIN, TOPOLOGY, PLAN = PROBLEM.chain, PROBLEM.topology, price(SPLIT, PROBLEM, "manual")
+ITERATED = price(SPLIT, SYNCHRONOUS, "manual")
+LOADS = {load.what: load.seconds for load in PLAN.predicted.estimate.loads}
 B = TOPOLOGY.levels[0].bandwidth_bytes_per_s
 MS, MB = 1e3, 1e-6
 STEPPING = replace(CHAIN, optimizer_s=1.9 / MS).with_steps()
@@ -57,36 +56,28 @@ COMPUTED = {
     "allreduce of stage 0": lambda: (
         allreduce_s(CHAIN.parameter_bytes(0, 2), range(2), TOPOLOGY) * MS
     ),
-    "compute load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[0].seconds * MS,
-    "tied exchange": lambda: tied_exchange_s(SPLIT, 0, PROBLEM) * MS,
-    "all-reduce load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[1].seconds * MS,
-    "side of stage 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[2].seconds * MS,
-    "ports of stage 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[3].seconds * MS,
-    "compute load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[0].seconds * MS,
-    "all-reduce load 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[1].seconds * MS,
-    "side of stage 1": lambda: stage_loads(SPLIT, 1, PROBLEM)[2].seconds * MS,
-    "round of stage 0": lambda: passes_of(SPLIT.stages[0], PROBLEM).round_s * MS,
-    "most in flight 0": lambda: most_in_flight(SPLIT.stages[0], PROBLEM),
-    "held load 0": lambda: stage_loads(SPLIT, 0, PROBLEM)[4].seconds * MS,
-    "period": lambda: binding(SPLIT, PROBLEM).seconds * MS,
+    "compute load 0": lambda: LOADS["compute"] * MS,
+    "tied exchange": lambda: PLAN.stages[0].tied_exchange_s * MS,
+    "all-reduce load 0": lambda: LOADS["all-reduce"] * MS,
+    "cut 1": lambda: LOADS["cut"] * MS,
+    "ports of stage 0": lambda: LOADS["ports"] * MS,
+    "compute load 1": lambda: PLAN.stages[1].compute_s * MS,
+    "all-reduce load 1": lambda: PLAN.stages[1].gradients_s * MS,
+    "period": lambda: PLAN.predicted.estimate.period_s * MS,
     "samples/s": lambda: PLAN.predicted.samples_per_s,
     "speedup": lambda: PLAN.predicted.speedup_over_one_device,
     "bubble": lambda: PLAN.predicted.bubble,
-    "period, host a bus": lambda: binding(SPLIT, ON_A_BUS).seconds * MS,
+    "period, host a bus": lambda: price(SPLIT, ON_A_BUS, "manual").predicted.period_s * MS,
     "data parallel period": lambda: planners.plan("data_parallel", PROBLEM).predicted.period_s * MS,
     "NOAM": lambda: noam(3, 2),
-    "in flight 0": lambda: in_flight("pipedream", 0, [2, 1], None),
-    "in flight 1": lambda: in_flight("pipedream", 1, [2, 1], None),
-    "warm-up 0": lambda: warmup("pipedream", 0, [2, 1], None),
+    "in flight 0": lambda: PLAN.stages[0].in_flight,
+    "in flight 1": lambda: PLAN.stages[1].in_flight,
+    "warm-up 0": lambda: PLAN.stages[0].warmup,
     "memory 0": lambda: PLAN.stages[0].memory.total_bytes * MB,
     "memory 1": lambda: PLAN.stages[1].memory.total_bytes * MB,
-    "update of stage 0": lambda: update_s(SPLIT, 0, SYNCHRONOUS) * MS,
-    "update of stage 1": lambda: update_s(SPLIT, 1, SYNCHRONOUS) * MS,
-    "head of stage 1": lambda: passes_of(SPLIT.stages[1], SYNCHRONOUS).head_s * MS,
-    "tail of stage 1": lambda: passes_of(SPLIT.stages[1], SYNCHRONOUS).tail_s * MS,
-    "iteration of stage 0": lambda: stage_iteration_s(SPLIT, 0, SYNCHRONOUS) * MS,
-    "iteration of stage 1": lambda: stage_iteration_s(SPLIT, 1, SYNCHRONOUS) * MS,
-    "1F1B iteration, M=8": lambda: iteration_s(SPLIT, SYNCHRONOUS) * MS,
+    "update of stage 0": lambda: ITERATED.stages[0].gradients_s * MS,
+    "update of stage 1": lambda: ITERATED.stages[1].gradients_s * MS,
+    "1F1B iteration, M=8": lambda: (ITERATED.predicted.iteration_s or 0) * MS,
     "T(0..2, 2)": lambda: stage_s(CHAIN.compute_s(0, 2), CHAIN.parameter_bytes(0, 2), 2, B) * MS,
     "T(0..3, 3)": lambda: stage_s(CHAIN.compute_s(0, 3), CHAIN.parameter_bytes(0, 3), 3, B) * MS,
     "recurrence's cut 2": lambda: cut_s(CHAIN.a[2], B) * MS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from partopt.cost.chain import Chain
 from partopt.cost.collectives import ALGORITHMS
 from partopt.cost.memory import SHARDED
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import Decision, Partition, Problem, with_steps
 from partopt.cost.ranges import Group, RangeMax, RangeSum
 from partopt.documents.plan import Certificate, Plan

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from partopt.cost.chain import chain_of
-from partopt.cost.memory import kept_of, stage_memory
+from partopt.cost.plan import price
+from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.profile import Measurement, Profile
-from partopt.documents.stage import MemoryRules
 from partopt.profiler.step import run_loss, tensors_in
+from tests.helpers import flat
 
 _RELEASE = "release of the graph"
 
@@ -73,10 +73,9 @@ def kept_bytes(model: nn.Module, inputs: Any, loss_fn: Any) -> int:
 
 def modelled_bytes(profile: Profile) -> int:
     """What a plan says that one stage of all layers holds: weights, gradients and activations."""
-    chain = chain_of(profile)
-    kept = kept_of("sgd", MemoryRules(), chain.sixteen_bit, None)
-    stage = stage_memory(chain, 0, chain.layers, 1, 1, kept, 1, 1, recompute=False, split=False)
-    return stage.total_bytes
+    problem = problem_of(profile, flat(1), optimizer="sgd")
+    whole = Partition(CONTIGUOUS, consecutive([0, problem.chain.layers]))
+    return price(whole, problem, "manual").stages[0].memory.total_bytes
 
 
 def stash_bytes(measurement: Measurement) -> int:

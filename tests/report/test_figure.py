@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
+from partopt.cost.plan import under
 from partopt.errors import PartoptError
 from partopt.report import figure
 from partopt.report.actions import COLOURS, DARKENED
 from partopt.report.pictures import look
 from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import execute
-from partopt.simulator.restate import with_conditions
 from partopt.units import format_bytes
 from tests.helpers import ROOT, flat
 from tests.report import timelines
@@ -39,7 +39,7 @@ CASES = {
 
 def executed(case, **changes):
     """A case, executed; `changes` are fields of its plan."""
-    return execute(with_conditions(replace(CASES[case](), **changes)))
+    return execute(under(replace(CASES[case](), **changes)))
 
 
 def texts_of(execution, *window):
@@ -149,7 +149,7 @@ def test_the_legend_says_what_estimated_times_rest_on_in_a_line_of_its_own():
 
 def test_all_reduces_beside_compute_are_drawn():
     plan = plan_of("1f1b", [[0, 1], [2, 3]], 4, parameter_bytes=10**6, topology=flat(4, 1e9))
-    content = figure.render(execute(with_conditions(plan)), "svg").decode()
+    content = figure.render(execute(under(plan)), "svg").decode()
     assert "all-reduce" in content
     assert COLOURS["A"].lower() in content.lower()
 
@@ -185,7 +185,7 @@ def test_too_much_is_refused(monkeypatch):
 
 
 def test_more_ranks_than_fit_are_sampled():
-    execution = execute(with_conditions(example("1f1b", P=100, M=4)))
+    execution = execute(under(example("1f1b", P=100, M=4)))
     assert "64 of 100 ranks are shown, at even distances" in texts_of(execution)
 
 

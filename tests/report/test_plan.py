@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from partopt import planners
-from partopt.cost.period import stage_variance
+from partopt.cost.estimate import stage_variance
 from partopt.cost.problem import certify, problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Load, MemoryRules
@@ -49,8 +49,8 @@ def test_a_plan_is_read_at_a_glance():
         "speed    0.8889 samples/s, 2.67 times one device; devices idle 11.1%",
         "period   4.50 s a microbatch",
         "binds    compute of stage 0",
-        "slack    cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0",
-        "         100%, all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
+        "slack    cut before stage 1 (after layer 1) 100%, ports of stage 0 100%,",
+        "         all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
@@ -113,13 +113,13 @@ def test_what_binds_is_named_and_of_the_rest_the_slack():
     assert loads(two_one_plan(), 100_000) == [
         "compute of stage 0",
         (
-            "cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0 100%, "
+            "cut before stage 1 (after layer 1) 100%, ports of stage 0 100%, "
             "all-reduce of stage 0 100%, memory of stage 0 12% (12 kB)"
         ),
     ]
     assert (
         loads(two_one_plan())[1]
-        == "cut before stage 1 (after layer 1) 100%, cuts and all-reduce of stage 0 100%, "
+        == "cut before stage 1 (after layer 1) 100%, ports of stage 0 100%, "
         "all-reduce of stage 0 100%"
     )
     assert loads(two_one_plan(), 50_000)[1].endswith("of stage 0 100%")
@@ -139,20 +139,13 @@ def test_of_many_loads_the_three_tightest_are_named():
     plan = with_loads(
         Load("all-reduce", 0, 0.9),
         Load("cut", 1, 1.8),
-        Load("both cuts", 1, 3.6),
-        Load("microbatches in flight", 1, 3.15),
+        Load("ports", 1, 3.6),
+        Load("compute and all-reduce", 1, 3.15),
     )
     assert loads(plan)[1] == (
-        "both cuts of stage 1 20%, microbatches in flight of stage 1 30%, cut before stage 1 "
+        "ports of stage 1 20%, compute and all-reduce of stage 1 30%, cut before stage 1 "
         "(after layer 1) 60%"
     )
-
-
-def test_a_stage_that_computes_for_as_long_as_it_holds_microbatches_is_named_once():
-    assert loads(with_loads(Load("microbatches in flight", 1, 3.0)))[1:] == []
-    assert loads(with_loads(Load("microbatches in flight", 1, 3.1)))[1:] == [
-        "microbatches in flight of stage 1 31%"
-    ]
 
 
 def test_a_cut_that_binds_is_named_with_its_layer():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from partopt import documents
+from partopt.cost.plan import under
 from partopt.documents.simulation import SimulationDocument
 from partopt.report.simulation import render
 from partopt.report.width import page_width
@@ -17,7 +18,6 @@ from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute
 from partopt.simulator.advice import findings
 from partopt.simulator.document import document_of, drawn_windows
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, two_level
 from tests.report.timelines import plan_of
 
@@ -38,7 +38,7 @@ def case(schedule="1f1b", ranks=None, microbatches=8, **fields):
         msgspec.structs.replace(stage, input_bytes=10**6 if s else 0)
         for s, stage in enumerate(plan.stages)
     ]
-    plan = with_conditions(msgspec.structs.replace(plan, stages=stages))
+    plan = under(msgspec.structs.replace(plan, stages=stages))
     execution = execute(plan)
     return plan, execution
 
@@ -171,7 +171,7 @@ def test_a_level_that_is_used():
 
 def test_what_was_changed_is_told_with_before_and_after():
     before, execution = case("1f1b")
-    after = with_conditions(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
+    after = under(before, "zb-h1", 16, topology=flat(4, 2e9, latency=1e-6))
     text = text_of(before, execute(after))
     for change in (
         "schedule 1f1b -> zb-h1",
@@ -186,7 +186,7 @@ def test_what_was_changed_is_told_with_before_and_after():
 
 def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
     before, _ = case("pipedream", [[0, 1], [2]])
-    after = with_conditions(before, warmups=[3, 1], comm="serial", allreduce="blocking")
+    after = under(before, warmups=[3, 1], comm="serial", allreduce="blocking")
     found = document_of(execute(after), before, [])
     assert found.changed == [
         "warm-up 1,0 -> 3,1",
@@ -220,7 +220,7 @@ def test_nothing_to_point_at():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
     plan, execution = case(schedule, allreduce="blocking", parameter_bytes=10**6)
-    live = document(with_conditions(plan, comm="serial"), execution)
+    live = document(under(plan, comm="serial"), execution)
     live.save(str(tmp_path / "simulation.json"))
     loaded = SimulationDocument.load(str(tmp_path / "simulation.json"))
     assert loaded == live

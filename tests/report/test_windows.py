@@ -7,11 +7,11 @@ import click
 import pytest
 from msgspec.structs import replace
 
+from partopt.cost.plan import under
 from partopt.report.gantt import render
 from partopt.schedules.order import KINDS
 from partopt.simulator.document import drawn_timeline, drawn_windows
 from partopt.simulator.execution import execute
-from partopt.simulator.restate import with_conditions
 from partopt.simulator.timeline import exchanges, slots
 from partopt.units import parse_seconds
 from tests.helpers import flat
@@ -45,7 +45,7 @@ CASES = {
 
 def page_of(case, width, whole=False):
     """An execution, what is drawn of it, and its page: the cells of each rank in each window."""
-    execution = execute(with_conditions(CASES[case]()))
+    execution = execute(under(CASES[case]()))
     windows = drawn_windows(execution, 10**9 if whole else 68)
     drawn = drawn_timeline(execution.timeline, windows)
     page = click.unstyle(render(drawn, width, ascii_only=True))
@@ -126,7 +126,7 @@ def test_a_heading_says_from_when_to_when():
 
 
 def test_a_wider_drawing_shows_more():
-    execution = execute(with_conditions(CASES["1f1b"]()))
+    execution = execute(under(CASES["1f1b"]()))
     narrow, wide = (drawn_windows(execution, columns) for columns in (68, 300))
     assert wide[0].end_s > 2 * narrow[0].end_s
     assert [each.what for each in drawn_windows(execution, 1300)] == ["all"]

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.runtime.versions import batch_of
 from partopt.schedules import order
 from partopt.schedules.order import A, B, F, Order
-from partopt.simulator.restate import layout_of
 from tests.runtime.engine_cases import Case, optimizer_of
 from tests.runtime.stages import whole_loss, whole_model
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
@@ -23,7 +24,6 @@ from partopt.runtime.stale_reference import used_versions
 from partopt.runtime.training import Training
 from partopt.runtime.visible_rates import SEEN, visible_rates
 from partopt.schedules import order
-from partopt.simulator.restate import layout_of
 from tests.helpers import flat
 from tests.runtime.check_cases import CASES, MODEL, RIGHT, WRONG
 from tests.runtime.launched import outcome_of

@@ -6,12 +6,12 @@ import statistics
 
 import pytest
 
+from partopt.cost.plan import layout_of
 from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.routes import actions_of
 from partopt.runtime.stage_seconds import stage_seconds
 from partopt.schedules import order
 from partopt.schedules.order import KINDS
-from partopt.simulator.restate import layout_of
 from tests.runtime.plans import straight
 
 MS = 10**6  # nanoseconds

@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch.distributed.pipelining.schedules import RECV_B, RECV_F, _Action, _add_send_recv
 
+from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.report import trace
@@ -23,7 +24,6 @@ from partopt.schedules import SCHEDULES, order
 from partopt.schedules.order import A, U
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.execution import execute as simulate
-from partopt.simulator.restate import layout_of
 from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, recomputing
 from tests.runtime.launched import outcome_of
 from tests.runtime.odd_cuts import CUTS

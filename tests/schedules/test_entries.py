@@ -1,4 +1,4 @@
-"""The facts of every schedule: all stated, free of contradictions, and those of its orders."""
+"""The facts of every schedule: free of contradictions, and those of its orders."""
 
 import dataclasses
 import itertools
@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal, schedule
-from partopt.schedules.entry import (
-    ALL_IN_FLIGHT,
-    OWN,
-    DeviceCounts,
-    Kernel,
-    Schedule,
-    StageCounts,
-    downstream,
-)
-from partopt.schedules.in_flight import in_flight
+from partopt.schedules.entry import ALL_IN_FLIGHT, Counts, Schedule
 from partopt.schedules.layout import STRAIGHT, VEE
-from partopt.schedules.order import B, F, I, R, W
+from partopt.schedules.one_f_one_b import downstream
+from partopt.schedules.order import B, F, I, R, W, in_flight
 from tests.examples import examples
 from tests.schedules.executed import built, chunks, layout_of, straight
 
@@ -47,30 +39,27 @@ def test_an_unknown_name_is_answered_with_the_nearest_known():
     assert raised.value.hint == 'did you mean "1f1b"?'
 
 
-@pytest.mark.parametrize("fact", FACTS)
-def test_no_fact_may_be_left_out(fact):
+@pytest.mark.parametrize("fact", ["name", "summary", "row", "bubble", "comm_source"])
+def test_what_no_two_schedules_share_may_not_be_left_out(fact):
     entry = schedule("1f1b")
     stated = {name: getattr(entry, name) for name in FACTS if name != fact}
     with pytest.raises(TypeError, match=f"'{fact}'"):
         Schedule(**stated)
 
 
-@pytest.mark.parametrize("counts", [StageCounts, Kernel, DeviceCounts])
-def test_no_count_may_be_left_out(counts):
-    with pytest.raises(TypeError, match="missing"):
-        counts()
-
-
 @pytest.mark.parametrize(
     "name, facts, message",
     [
         ("1f1b", {"shape": "ring"}, "unknown shape 'ring'"),
-        ("1f1b", {"shape": VEE}, "counts are StageCounts with one stage on each device"),
-        ("zbv", {"shape": STRAIGHT}, "counts are StageCounts with one stage on each device"),
+        ("1f1b", {"shape": VEE}, "one stage on each device has `counts`"),
+        (
+            "zbv",
+            {"shape": STRAIGHT},
+            "one stage on each device has `counts`",
+        ),
         ("1f1b", {"weight_versions": 3}, "weight_versions is 1, 2 or ALL_IN_FLIGHT"),
         ("1f1b", {"asynchronous": True}, '`schedule="auto"` does not try it'),
         ("zbv", {"asynchronous": True, "tried_by_auto": False}, "asynchronous: one stage on each"),
-        ("1f1b", {"one_at_a_time": True}, "one_at_a_time: the optimal planner cannot plan"),
     ],
 )
 def test_facts_that_contradict_each_other_are_refused(name, facts, message):
@@ -78,10 +67,11 @@ def test_facts_that_contradict_each_other_are_refused(name, facts, message):
         dataclasses.replace(schedule(name), **facts)
 
 
-def test_numbers_without_meaning_for_compiled_code_are_refused():
-    with pytest.raises(ValueError, match="depends_on is DOWNSTREAM, OWN or DEPTH, not 3"):
-        Kernel(3)
-    assert Kernel(OWN).depends_on == OWN
+def test_counts_of_a_device_are_not_those_of_a_stage():
+    with pytest.raises(AssertionError, match="`in_flight` counts those of a device"):
+        schedule("zbv").counts(0, [1, 1], 4)
+    with pytest.raises(AssertionError, match="`counts` counts those of a stage"):
+        schedule("1f1b").in_flight(0, 2, 1, 4)
 
 
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
@@ -95,7 +85,7 @@ def test_stages_hold_exactly_what_the_entry_says(entry, replicas, M):
     layout = straight(entry.name, replicas, M)
     peaks = in_flight(order(entry.name, layout))
     for s, ranks in enumerate(layout.ranks):
-        held = entry.counts.in_flight(s, replicas, None if entry.asynchronous else M)
+        held = entry.counts(s, replicas, None if entry.asynchronous else M).held
         assert max(peaks[ranks]) == min(held, -(-M // replicas[s]))
 
 
@@ -116,7 +106,7 @@ def test_as_many_backwards_have_begun_as_the_entry_says(entry, replicas, M):
             row = found.kind[found.rows[rank] : found.rows[rank + 1]]
             kept = np.cumsum(np.isin(row, rebuilding)) - np.cumsum(np.isin(row, [B, W]))
             most = max(most, int((kept + np.isin(row, [B, W])).max(initial=0)))
-        assert most == entry.counts.begun(s, replicas, None if entry.asynchronous else M)
+        assert most == entry.counts(s, replicas, None if entry.asynchronous else M).begun
 
 
 @pytest.mark.parametrize("entry", STRAIGHTS, ids=by_name)
@@ -131,7 +121,7 @@ def test_rows_begin_with_the_warm_up_of_the_entry(entry, replicas, M):
     for s, ranks in enumerate(layout.ranks):
         row = found.kind[found.rows[ranks[0]] : found.rows[ranks[0] + 1]]
         first = int(np.argmax(row != F))  # forwards before the first backward
-        warmup = entry.counts.warmup(s, replicas, M)
+        warmup = entry.counts(s, replicas, M).warmup
         # the forward that is alternated with the first backward comes before it too
         assert first == min(warmup + 1, -(-M // replicas[s]))
 
@@ -150,9 +140,7 @@ def test_devices_hold_exactly_what_the_entry_says(entry, data, d):
     P, v, M = data.draw(st.sampled_from(possible(entry.name)))
     layout = layout_of(entry.name, P, v, M * d, d)
     peaks = in_flight(order(entry.name, layout))
-    assert peaks.tolist() == [
-        entry.counts.in_flight(p, P, v, M) for p in range(P) for _ in range(d)
-    ]
+    assert peaks.tolist() == [entry.in_flight(p, P, v, M) for p in range(P) for _ in range(d)]
 
 
 @pytest.mark.parametrize(("action", "fact"), [(R, "recomputes"), (W, "split")])
@@ -176,7 +164,7 @@ def test_plans_state_the_warm_up_where_rows_follow_it():
     taking = {entry.name for entry in ENTRIES if entry.takes_warmup}
     assert taking == {"pipedream", "pipedream-2bw", "1f1b-eager"}
     for entry in STRAIGHTS:
-        usual = [entry.counts.warmup(s, [1, 1, 1], 12) for s in range(3)]
+        usual = [entry.counts(s, [1, 1, 1], 12).warmup for s in range(3)]
         deeper = straight(entry.name, [1, 1, 1], 12, warmup=[count + 1 for count in usual])
         if entry.takes_warmup:
             assert order(entry.name, deeper).names(0) != built(entry.name, 3, 1, 12).names(0)
@@ -190,14 +178,13 @@ def test_plans_state_the_warm_up_where_rows_follow_it():
 def test_an_order_of_fewer_microbatches_cuts_the_warm_up(entry, M):
     """A plan's warm-up is that of its own iteration; short runs have fewer microbatches."""
     replicas = [2, 1, 2] if entry.uneven else [2, 2, 2]
-    usual = [entry.counts.warmup(s, replicas, 12) for s in range(3)]
+    usual = [entry.counts(s, replicas, 12).warmup for s in range(3)]
     short = order(entry.name, straight(entry.name, replicas, M, warmup=usual))
     assert short.names(0) == order(entry.name, straight(entry.name, replicas, M)).names(0)
 
 
 def test_deeper_counts_are_multiples_of_the_devices_downstream():
     """Stages of 2, 3 and 1 replicas; downstream of the first are 4 devices: ceil(3 * 4 / 2) + 1."""
-    counts = downstream(3, takes_warmup=False)
-    assert [counts.in_flight(s, [2, 3, 1], None) for s in range(3)] == [7, 2, 1]
-    assert [counts.warmup(s, [2, 3, 1], None) for s in range(3)] == [6, 1, 0]
-    assert [counts.in_flight(s, [2, 3, 1], 6) for s in range(3)] == [3, 2, 1]
+    free = [downstream(3)(s, [2, 3, 1], None) for s in range(3)]
+    assert free == [Counts(6, 7, 1), Counts(1, 2, 1), Counts(0, 1, 1)]
+    assert [downstream(3)(s, [2, 3, 1], 6).held for s in range(3)] == [3, 2, 1]

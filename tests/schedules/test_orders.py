@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partopt.cost.flight import blocking_warmups
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, order, refusal
 from partopt.schedules.check import check
 from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.one_f_one_b import blocking_warmups
 from partopt.schedules.order import KINDS
 from partopt.simulator.work import Work
 from tests.examples import examples

@@ -2,111 +2,31 @@
 holds several.
 """
 
+from pathlib import Path
+
 import pytest
 
 from partopt.errors import PartoptError
-from partopt.schedules import order, refusal, schedule
+from partopt.schedules import SCHEDULES, order, refusal, schedule
 from partopt.schedules.layout import Layout
 from tests.schedules.executed import built, picture, straight
 
-
-def test_naive_two_devices_two_microbatches():
-    assert picture(built("naive", 2, 1, 2)) == [
-        "F0 B0 F1 B1",
-        "F0 B0 F1 B1",
-    ]
+PICTURES = Path(__file__).parent / "pictures"
 
 
-def test_gpipe_two_devices_three_microbatches():
-    assert picture(built("gpipe", 2, 1, 3)) == [
-        "F0 F1 F2 B0 B1 B2",
-        "F0 F1 F2 B0 B1 B2",
-    ]
-
-
-def test_1f1b_three_devices_four_microbatches():
-    assert picture(built("1f1b", 3, 1, 4)) == [
-        "F0 F1 F2 B0 F3 B1 B2 B3",
-        "F0 F1 B0 F2 B1 F3 B2 B3",
-        "F0 B0 F1 B1 F2 B2 F3 B3",
-    ]
-
-
-def test_1f1b_eager_three_devices_six_microbatches():
-    assert picture(built("1f1b-eager", 3, 1, 6)) == [
-        "F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5",
-        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
-        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5",
-    ]
-
-
-def test_pipedream_two_devices_three_microbatches():
-    assert picture(built("pipedream", 2, 1, 3)) == [
-        "F0 F1 B0 F2 B1 B2",
-        "F0 B0 F1 B1 F2 B2",
-    ]
-
-
-def test_pipedream_2bw_two_devices_three_microbatches():
-    assert picture(built("pipedream-2bw", 2, 1, 3)) == [
-        "F0 F1 B0 F2 B1 B2",
-        "F0 B0 F1 B1 F2 B2",
-    ]
-
-
-def test_interleaved_two_devices_two_chunks_four_microbatches():
-    assert picture(built("interleaved", 2, 2, 4)) == [
-        "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
-        "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
-    ]
-
-
-def test_zb_h1_three_devices_four_microbatches():
-    assert picture(built("zb-h1", 3, 1, 4)) == [
-        "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
-        "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
-        "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
-    ]
-
-
-def test_interleaved_zb_two_devices_two_chunks_two_microbatches():
-    assert picture(built("interleaved-zb", 2, 2, 2)) == [
-        "0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1",
-        "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1",
-    ]
-
-
-def test_zbv_two_devices_two_chunks_four_microbatches():
-    assert picture(built("zbv", 2, 2, 4)) == [
-        (
-            "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 "
-            "3W3 0I2 0W2 0I3 0W3"
-        ),
-        (
-            "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 "
-            "2I3 1I3 1W2 2W3 1W3"
-        ),
-    ]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_order_is_that_of_the_picture(name):
+    """`pictures/NAME.txt`: P, v and M, then a line a rank, by hand or checked against the paper."""
+    path = PICTURES / f"{name}.txt"
+    assert path.exists(), f"draw it by hand: {path.relative_to(PICTURES.parent)}"
+    sizes, *rows = path.read_text().splitlines()
+    assert picture(built(name, *map(int, sizes.split()))) == rows
 
 
 def test_zbv_two_devices_two_chunks_two_microbatches():
     assert picture(built("zbv", 2, 2, 2)) == [
         "0F0 0F1 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 0I1 0W1",
         "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1",
-    ]
-
-
-def test_dualpipe_two_devices_two_chunks_four_microbatches():
-    assert picture(built("dualpipe", 2, 2, 4)) == [
-        "0F0 1F1 0F2 1B1 1F3&0B0 1B3 1A0 0I2 0W2 0A0",
-        "0F1 1F0 0F3 1B0 1F2&0B1 1B2 1A0 0I3 0W3 0A0",
-    ]
-
-
-def test_dualpipev_two_devices_two_chunks_four_microbatches():
-    assert picture(built("dualpipev", 2, 2, 4)) == [
-        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3&3B1 3F2&0B0 3B2 3F3&0B1 3B3 0I2 0W2 0I3 0W3",
-        "1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2I3 1I3 2W3 1W3",
     ]
 
 

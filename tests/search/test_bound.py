@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
+from partopt.cost.plan import under
 from partopt.cost.problem import Partition, Problem, consecutive
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES
@@ -15,10 +16,9 @@ from partopt.schedules.layout import STRAIGHT
 from partopt.search.bound import lower_bound_s
 from partopt.search.warmup import simulate_with_best_warmup
 from partopt.simulator.execution import execute
-from partopt.simulator.restate import with_conditions
+from tests.cost.test_estimate_and_simulation import contiguous, nested, problems
 from tests.examples import examples
 from tests.planners.problems import chain, priced, problem, topology
-from tests.simulator.test_bounds import contiguous, nested, problems
 
 FILTERED = [HealthCheck.filter_too_much, HealthCheck.too_slow]
 PLANNED = [
@@ -33,7 +33,7 @@ def simulated_s(partition: Partition, problem: Problem, warmups: list[int] | Non
         if warmups is not None and SCHEDULES[problem.schedule].takes_warmup:
             own = zip(warmups, plan.stages, strict=False)
             most = [w if M is None else min(w, -(-M // s.replicas) - 1) for w, s in own]
-            plan = with_conditions(plan, warmups=[max(0, w) for w in most])
+            plan = under(plan, warmups=[max(0, w) for w in most])
         run = execute(plan)
     except PartoptError:
         assume(False)

@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition, Problem, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import Problem, problem_of
 from partopt.errors import PartoptError
 from partopt.planners import optimal

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partopt.cost.price import price
+from partopt.cost.plan import price, under
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -24,7 +24,6 @@ from partopt.search.warmup import (
     try_warmup,
 )
 from partopt.simulator.execution import execute, simulate_plan
-from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat, limited, two_level
 from tests.search.problems import slow
@@ -34,7 +33,7 @@ from tests.simulator.plans import plan_of
 def period_at(plan: Plan, depth: tuple[int, ...] | list[int]) -> float:
     """What the plan does at a warm-up; infinite where it deadlocks."""
     try:
-        return execute(with_conditions(plan, warmups=depth)).period_s
+        return execute(under(plan, warmups=depth)).period_s
     except PartoptError:
         return math.inf
 
@@ -94,9 +93,7 @@ def test_latency_asks_for_more_than_the_formula(stages, latency):
 )
 def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, options):
     plan = plan_of([2, 1, 1], **options)
-    monkeypatch.setattr(
-        warmup, "with_conditions", lambda *_, **__: pytest.fail("it tried another warm-up")
-    )
+    monkeypatch.setattr(warmup, "under", lambda *_, **__: pytest.fail("it tried another warm-up"))
     assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 

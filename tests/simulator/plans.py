@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt import planners
+from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import ranks_of
-from partopt.simulator.restate import with_conditions
 from tests.helpers import chain_profile, flat
 from tests.simulator.cases import topologies
 
@@ -72,7 +72,7 @@ def chunked(name: str, P: int, v: int, microbatches: int, d: int = 1, **costs: A
     laid = structs.replace(
         straight, stages=stages, topology=costs.get("topology") or flat(P * d, 1.0)
     )
-    return with_conditions(laid, name, microbatches)
+    return under(laid, name, microbatches)
 
 
 @st.composite

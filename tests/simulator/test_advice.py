@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 import partopt
+from partopt.cost.plan import under
 from partopt.documents.topology import Level
 from partopt.simulator import execute
 from partopt.simulator.advice import BUSY, FULL, NOTICED, WORTH
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.report.timelines import plan_of
 from tests.simulator import plans
@@ -37,7 +37,7 @@ def case(schedule="1f1b", ranks=STRAIGHT, microbatches=16, warmups=None, slower=
         for s, stage in enumerate(plan.stages)
         for factor in [dict(slower).get(s, 1.0)]
     ]
-    return with_conditions(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
+    return under(msgspec.structs.replace(plan, stages=stages), warmups=warmups)
 
 
 TIMES = ("forward_s", "backward_s", "backward_weight_s", "compute_s")
@@ -129,7 +129,7 @@ def test_the_bandwidth_that_hides_what_waits_for_a_full_port():
     # 10 ms a message at 100 MB/s, and a stage takes 9 ms
     assert finding.options == {"bandwidth": {"all": "130 MB/s"}}
     assert finding.speedup == pytest.approx(10 / 9)
-    better = with_conditions(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
+    better = under(plan, topology=flat(2, 1.3e8), warmups=[8, 0])
     assert not {"transfers", "port"} & found(better).keys()
 
 
@@ -172,7 +172,7 @@ def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
         allreduce="blocking",
     )
     assert found(plan)["all-reduce"].options == {"allreduce": "overlap"}
-    assert "all-reduce" not in found(with_conditions(plan, allreduce="overlap"))
+    assert "all-reduce" not in found(under(plan, allreduce="overlap"))
 
 
 def test_memory():
@@ -192,7 +192,7 @@ def test_a_plan_that_does_not_fit_is_told_the_fastest_schedule_that_does():
     naive schedule holds 1 and takes four times as long.
     """
     plan = case("gpipe", topology=FAST)
-    fits = int(execute(with_conditions(plan, "1f1b")).peak_memory_bytes.max())
+    fits = int(execute(under(plan, "1f1b")).peak_memory_bytes.max())
     fault = found(plan, fits)["memory"]
     assert fault.options == {"schedule": "1f1b"}
     assert fault.peak_memory_bytes == fits

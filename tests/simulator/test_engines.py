@@ -10,16 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from partopt.cost.plan import under
 from partopt.documents.topology import AllReduceRates, Topology
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A
 from partopt.simulator import execute
-from partopt.simulator.restate import with_conditions
+from tests.cost.test_estimate_and_simulation import FLAT, contiguous, problems
 from tests.examples import examples
 from tests.helpers import flat
 from tests.planners.problems import priced
 from tests.simulator.plans import plan_of
-from tests.simulator.test_bounds import FLAT, contiguous, problems
 
 
 def with_level(topology: Topology, **fields: object) -> Topology:
@@ -109,7 +109,7 @@ def test_less_of_what_messages_take_is_never_slower(given, data):
     slow = with_level(plan.topology, overhead_s=0.5, copy_bytes_per_s=4.0)
     fast = with_level(plan.topology, overhead_s=0.25, copy_bytes_per_s=8.0)
     none = with_level(plan.topology, overhead_s=0.0, copy_bytes_per_s=msgspec.UNSET)
-    taken = [execute(with_conditions(plan, topology=on)).makespan_s for on in (none, fast, slow)]
+    taken = [execute(under(plan, topology=on)).makespan_s for on in (none, fast, slow)]
     assert taken == sorted(taken)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners, schedules
+from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
@@ -19,7 +20,6 @@ from partopt.simulator.memory import (
     memory_over_time,
     peak_memory_bytes,
 )
-from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat, uniform_profile, with_memory_of
 from tests.report.timelines import example, plan_of, simulated
@@ -143,7 +143,7 @@ def test_under_zb_h1_the_formula_says_what_the_simulation_says(recompute, S, r, 
     priced = planners.plan("manual", problem)
     simulated = simulate_plan(priced)
     assert [stage.memory for stage in priced.stages] == [stage.memory for stage in simulated.stages]
-    again = with_conditions(simulated)
+    again = under(simulated)
     assert [stage.memory for stage in again.stages] == [stage.memory for stage in priced.stages]
 
 
@@ -254,4 +254,4 @@ def test_under_another_schedule_a_plan_takes_what_one_made_for_it_takes(
     plans = [plan_under(each, groups, transient, recompute) for each in ("1f1b", "zb-h1")]
     expected = [stage.memory for stage in plan_under(name, groups, transient, recompute).stages]
     for plan in plans:
-        assert [stage.memory for stage in with_conditions(plan, name).stages] == expected
+        assert [stage.memory for stage in under(plan, name).stages] == expected

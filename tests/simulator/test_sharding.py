@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.stage import MemoryRules
 from partopt.simulator import execute
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
 
@@ -30,7 +30,7 @@ def replicated(shard: str, sixteen_bit: bool = False, **options: Any) -> Plan:
     )
     rules = MemoryRules(shard=shard, gradients="float32")  # type: ignore[arg-type]
     profile = structs.replace(plan.profile, dtype="bfloat16" if sixteen_bit else "float32")
-    return with_conditions(plan, memory_rules=rules, profile=profile)
+    return under(plan, memory_rules=rules, profile=profile)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_backwards_in_two_parts_gather_for_the_first_and_scatter_in_the_second()
         schedule="zb-h1",
         microbatches=2,
     )
-    shared = with_conditions(plan, memory_rules=MemoryRules(shard="parameters"))
+    shared = under(plan, memory_rules=MemoryRules(shard="parameters"))
     assert execute(shared).makespan_s == pytest.approx(5 + 5 + 5)
 
 
 def test_one_replica_exchanges_nothing():
     plan = plan_of([1], [1.0], [2.0], weights=[100], schedule="1f1b", microbatches=2)
-    shared = with_conditions(plan, memory_rules=MemoryRules(shard="parameters"))
+    shared = under(plan, memory_rules=MemoryRules(shard="parameters"))
     assert execute(shared).makespan_s == execute(plan).makespan_s == 2 * 3
 
 
@@ -123,5 +123,5 @@ def test_half_an_all_reduce_has_half_its_latency():
     options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "weights": [100]}
     slow = plan_of([2], [1.0], [2.0], topology=flat(2, 10.0, latency=3.0), **options)
     assert execute(slow).makespan_s == pytest.approx(1 + 2 + 10 + 6)
-    shared = with_conditions(slow, memory_rules=MemoryRules(shard="gradients"))
+    shared = under(slow, memory_rules=MemoryRules(shard="gradients"))
     assert execute(shared).makespan_s == pytest.approx(1 + (5 + 3) + (5 + 3))

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from partopt.cost.plan import under
 from partopt.schedules.order import F
 from partopt.simulator import execute
 from partopt.simulator.metrics import shares
-from partopt.simulator.restate import with_conditions
 from tests.examples import examples
 from tests.helpers import flat
 from tests.simulator.plans import plan_of, plans
@@ -72,7 +72,7 @@ def test_computations_that_repeat_while_all_reduces_fall_behind_are_not_a_steady
 
 def test_queues_that_fill_slowly_are_not_a_steady_state():
     """A warm-up of 40 forwards runs ahead of a second stage that is slower by a thousandth."""
-    plan = with_conditions(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
+    plan = under(plan_of([1, 1], [1.0, 1.001], [1.0, 1.001]), warmups=[40, 0])
     found = execute(plan)
     assert found.steady.settled
     assert found.period_s == pytest.approx(2.002, rel=1e-9)
@@ -94,9 +94,9 @@ def test_bursts_that_latency_parts_are_not_a_steady_state(
     """
     on = flat(3, 1.0, latency=latency_s)
     plan = plan_of([1, 1, 1], forward, backward, cuts, weights, on)
-    found = execute(with_conditions(plan, warmups=warmups))
+    found = execute(under(plan, warmups=warmups))
     assert found.steady.settled
-    longer = execute(with_conditions(plan, warmups=warmups), 4 * found.microbatches)
+    longer = execute(under(plan, warmups=warmups), 4 * found.microbatches)
     assert found.period_s == pytest.approx(slope_s(longer, found.steady.microbatches), rel=1e-9)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from partopt import Job, Plan, solve
 from partopt.cost.chain import chain_of
+from partopt.cost.plan import under
 from partopt.simulator import execute
-from partopt.simulator.restate import with_conditions
 from tests.helpers import chain_profile, flat
 
 # layers of 3 s; a step on all 16 bytes takes 4 s
@@ -70,9 +70,9 @@ def test_no_other_backward_ends_with_a_step(options: dict[str, Any]):
 def test_a_plan_takes_its_steps_into_backwards_and_out_of_them_with_its_schedule():
     asynchronous = plan_of()
     synchronous = plan_of(schedule="1f1b", microbatches=8)
-    assert with_conditions(asynchronous, "1f1b", 8).stages == synchronous.stages
-    assert with_conditions(synchronous, "pipedream").stages == asynchronous.stages
-    assert with_conditions(asynchronous, "pipedream").stages == asynchronous.stages
+    assert under(asynchronous, "1f1b", 8).stages == synchronous.stages
+    assert under(synchronous, "pipedream").stages == asynchronous.stages
+    assert under(asynchronous, "pipedream").stages == asynchronous.stages
 
 
 def test_a_tied_parameter_is_stepped_once():

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from partopt import Job, solve
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.topology import Topology
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, uniform_profile
 
 BLOCKS = 12
@@ -46,7 +46,7 @@ def planned(
     if asked["schedule"] not in ("pipedream", "pipedream-2bw"):
         asked.setdefault("microbatches", 8)
     on = cluster or flat(sum(replicas))
-    return with_conditions(solve(Job(profile or transformer(), on, **asked)).plan)
+    return under(solve(Job(profile or transformer(), on, **asked)).plan)
 
 
 def on_ranks(plan: Plan, ranks: list[list[int]]) -> Plan:

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, PartoptError, export_plan, writers
+from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import from_csv
-from partopt.simulator.restate import layout_of
 from tests.helpers import flat
 from tests.trainers.plans import (
     LOOPS,

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from partopt import Plan, export_plan
+from partopt.cost.plan import layout_of
 from partopt.documents.profile import Group
 from partopt.schedules import order
-from partopt.simulator.restate import layout_of
 from tests.helpers import ROOT, flat
 from tests.trainers.own_code import as_rank, needs
 from tests.trainers.plans import PAIRS, on_ranks, planned, transformer

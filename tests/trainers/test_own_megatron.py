@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from partopt import Plan, export_plan
+from partopt.cost.plan import layout_of
 from partopt.schedules import order
-from partopt.simulator.restate import layout_of
 from tests.trainers.megatron_core import build, configured
 from tests.trainers.own_code import needs
 from tests.trainers.plans import LOOPS, PAIRS, contents, on_ranks, planned

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.cost.price import price
+from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
 from partopt.errors import PartoptError
 from partopt.simulator.execution import simulate_plan

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from partopt import TRAINERS, PartoptError, Plan, Profile, export_plan, writers
+from partopt.cost.plan import under
 from partopt.documents.engine import Engine
 from partopt.documents.profile import Group
 from partopt.simulator.execution import execute
-from partopt.simulator.restate import with_conditions
 from tests.helpers import flat, uniform_profile
 from tests.trainers.plans import LOOPS, PAIRS, names, on_ranks, planned, recomputing, transformer
 
@@ -256,7 +256,7 @@ def test_a_file_that_torchtitan_could_not_import_is_refused(stem):
 
 @pytest.mark.parametrize("to", sorted(TRAINING - {"torchgpipe"}))
 def test_a_warm_up_that_the_schedule_does_not_have(to):
-    altered = with_conditions(planned(), warmups=[5, 3, 2, 0])
+    altered = under(planned(), warmups=[5, 3, 2, 0])
     assert "its warm-up is not that of 1f1b" in reasons(altered, to)
     with pytest.raises(PartoptError, match="stage 0 does 5 forwards first; under 1f1b it does 3"):
         execute(altered)

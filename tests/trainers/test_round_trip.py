@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners
+from partopt.cost.plan import under
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Group
 from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import LOOPED, MIRRORED, VEE
-from partopt.simulator.restate import with_conditions
 from partopt.trainers import TRAINERS, export_plan, readers
 from partopt.trainers.judging import plan_layout
 from partopt.trainers.layout import read_layout
@@ -122,7 +122,7 @@ def test_an_order_that_is_written_is_read_again(schedule, stages, devices, warmu
         replicas=[2] * stages,
         **chunks,
     )
-    plan = with_conditions(planners.plan("manual", job.problem), warmups=warmups)
+    plan = under(planners.plan("manual", job.problem), warmups=warmups)
     text = export_plan(plan, "torch-csv").main
     layout = read_layout("torch-csv", text, job.profile, cuts=cuts)
     options = layout.options(job.topology)

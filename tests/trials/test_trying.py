@@ -9,8 +9,8 @@ from msgspec.structs import replace
 import partopt
 from partopt.errors import PartoptError
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.in_flight import in_flight
 from partopt.schedules.layout import MIRRORED
+from partopt.schedules.order import in_flight
 from tests.schedules.executed import built, makespan
 
 BY_NAME = {own.schedule: own for own in partopt.try_schedules(partopt.Uniform()).tried}

@@ -1,13 +1,11 @@
 import pytest
 
-from partopt.cost.flight import (
-    blocking_warmups,
-    chunks_in_flight,
-    in_flight,
-    noam,
-    warmup,
-    weight_versions,
-)
+from partopt.schedules import schedule
+from partopt.schedules.one_f_one_b import blocking_warmups, noam
+
+
+def warmups(name, replicas, microbatches):
+    return [schedule(name).counts(s, replicas, microbatches).warmup for s in range(len(replicas))]
 
 
 @pytest.mark.parametrize(
@@ -18,7 +16,7 @@ def test_noam_is_devices_over_input_replicas_rounded_up(devices, input_replicas,
 
 
 @pytest.mark.parametrize(
-    "schedule, replicas, microbatches, expected",
+    "name, replicas, microbatches, expected",
     [
         ("pipedream", [1, 1, 1, 1], None, [4, 3, 2, 1]),
         ("pipedream", [3, 1], None, [2, 1]),
@@ -40,21 +38,24 @@ def test_noam_is_devices_over_input_replicas_rounded_up(devices, input_replicas,
         ("zb-h1", [1, 1, 1], 2, [2, 2, 2]),
     ],
 )
-def test_microbatches_in_flight_by_schedule(schedule, replicas, microbatches, expected):
-    assert [
-        in_flight(schedule, s, replicas, microbatches) for s in range(len(replicas))
-    ] == expected
+def test_microbatches_in_flight_by_schedule(name, replicas, microbatches, expected):
+    counts = [schedule(name).counts(s, replicas, microbatches) for s in range(len(replicas))]
+    assert [own.held for own in counts] == expected
 
 
 def test_noam_is_what_the_first_stage_holds():
     for replicas in ([1, 1], [3, 1], [15, 1], [2, 1, 1], [4, 3, 2]):
-        assert in_flight("pipedream", 0, replicas, None) == noam(sum(replicas), replicas[0])
+        assert schedule("pipedream").counts(0, replicas, None).held == noam(
+            sum(replicas), replicas[0]
+        )
 
 
 def test_warmup_is_the_downstream_devices_less_one_over_the_replicas_rounded_down():
     for replicas in ([1, 1, 1], [3, 1], [2, 1, 1], [1, 2], [5, 2, 3]):
         expected = [(sum(replicas[s:]) - 1) // replicas[s] for s in range(len(replicas))]
-        assert [warmup("pipedream", s, replicas, None) for s in range(len(replicas))] == expected
+        assert [
+            schedule("pipedream").counts(s, replicas, None).warmup for s in range(len(replicas))
+        ] == expected
 
 
 def test_waiting_for_all_reduces_may_need_a_longer_warmup():
@@ -66,22 +67,20 @@ def test_waiting_for_all_reduces_may_need_a_longer_warmup():
 
 
 def test_gpipe_forwards_everything_first():
-    assert warmup("gpipe", 0, [1, 1], 8) == 8
+    assert schedule("gpipe").counts(0, [1, 1], 8).warmup == 8
 
 
 def test_the_eager_warmup_is_twice_the_devices_downstream():
-    assert [warmup("1f1b-eager", s, [1, 1, 1, 1], 16) for s in range(4)] == [6, 4, 2, 0]
-    assert [warmup("1f1b-eager", s, [2, 1, 1], 16) for s in range(3)] == [2, 2, 0]
+    assert warmups("1f1b-eager", [1, 1, 1, 1], 16) == [
+        6,
+        4,
+        2,
+        0,
+    ]
+    assert warmups("1f1b-eager", [2, 1, 1], 16) == [2, 2, 0]
 
 
 def test_interleaving_four_stages_with_two_chunks_each():
     """M = 8, v = 2, S = 4: 2(S-1-s) + (v-1)S + 1, at most Mv = 16."""
-    assert [chunks_in_flight("interleaved", p, 4, 2, 8) for p in range(4)] == [11, 9, 7, 5]
-    assert chunks_in_flight("interleaved", 0, 4, 2, 4) == 8
-
-
-def test_weight_versions():
-    assert [
-        weight_versions(schedule, 3)
-        for schedule in ("pipedream", "pipedream-2bw", "1f1b", "gpipe", "naive")
-    ] == [3, 2, 1, 1, 1]
+    assert [schedule("interleaved").in_flight(p, 4, 2, 8) for p in range(4)] == [11, 9, 7, 5]
+    assert schedule("interleaved").in_flight(0, 4, 2, 4) == 8

@@ -1,0 +1,217 @@
+"""What the formulas say of a plan: how busy its devices and ports are, and its seconds.
+
+An estimate, which hardly exceeds what the simulator finds: that says how long a plan takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+
+import numpy as np
+
+from partopt.cost.collectives import allreduce_over, exposed
+from partopt.cost.links import hold_s, port_rate
+from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
+from partopt.documents.plan import Estimate, Plan
+from partopt.documents.stage import Load, Stage
+from partopt.documents.topology import Topology
+from partopt.schedules import schedule
+from partopt.schedules.layout import STRAIGHT
+from partopt.schedules.order import Integers
+
+# C        compute seconds of a stage for one microbatch on one replica
+# r        replicas of a stage
+# M        microbatches of an iteration; n of them on the replica with the most
+# port     of level k and a member of it: of all members where the level is a bus
+
+Ports = dict[tuple[int, int], float]  # seconds for each microbatch in which a port is busy
+TURNS = 1024  # of replicas at a cut, that are looked at
+
+
+def estimate_of(plan: Plan, one_device_s: float) -> Estimate:
+    """What the formulas say of a plan; one device takes `one_device_s` for a microbatch.
+
+    A synchronous schedule exchanges gradients once an iteration, so its all-reduces pace nothing.
+    """
+    M, largest = plan.microbatches, dict[str, Load]()
+    for load in _loads(plan):
+        if load.seconds > (largest[load.what].seconds if load.what in largest else 0.0):
+            largest[load.what] = load
+    pacing = [load for load in largest.values() if M is None or load.what != "all-reduce"]
+    binds = max(pacing, key=lambda load: load.seconds, default=Load("compute", 0, 0.0))
+    iteration_s = None if M is None else _iteration_s(plan, largest)
+    in_turn = schedule(plan.schedule).one_at_a_time  # one thing is busy at a time
+    return Estimate(
+        period_s=binds.seconds if M is None or iteration_s is None else iteration_s / M,
+        iteration_s=iteration_s,
+        one_device_s=one_device_s,
+        bound_by="every stage in turn" if in_turn else str(binds),
+        loads=[] if in_turn else list(largest.values()),
+    )
+
+
+def _loads(plan: Plan) -> Iterator[Load]:
+    """Seconds for each microbatch in which something is busy, by stages and cuts.
+
+    Devices compute, and handle messages or wait for them; all-reduces and tied exchanges take place
+    once for r microbatches, one on each replica, or once an iteration. Ports carry what crosses
+    each cut; the busiest counts with all that goes through it, asynchronous all-reduces too.
+    """
+    M, stages = plan.microbatches, plan.stages
+    on_device = {s: held for held in plan.stages_by_rank().values() for s in held}
+    for s, stage in enumerate(stages):
+        computing = sum(stages[t].compute_s / stages[t].replicas for t in on_device[s])
+        exchanging = stage.gradients_s / stage.replicas
+        handling = _handling_s(plan, s) / stage.replicas
+        yield Load("compute and transfers" if handling else "compute", s, computing + handling)
+        left = exchanging if M is None else _exchange_left_s(stage, plan) / M
+        yield Load("all-reduce", s, left)
+        if M is None and plan.allreduce == "blocking":
+            yield Load("compute and all-reduce", s, computing + exchanging)
+    users = [_cut_s(plan, c) for c in range(1, len(stages))]
+    for c, own in enumerate(users, start=1):
+        yield Load("cut", c, max(own.values(), default=0.0))
+    users += [_ring_s(stage, plan) for stage in stages if M is None]
+    together: Ports = {}
+    for own in users:
+        for port, seconds in own.items():
+            together[port] = together.get(port, 0.0) + seconds
+    busiest = max(together, key=lambda port: together[port], default=None)
+    if busiest and sum(busiest in own for own in users) > 1:
+        k, member = busiest
+        size = _port_size(k, plan.topology)
+        behind = [any(rank // size == member for rank in stage.ranks) for stage in stages]
+        yield Load("ports", behind.index(True), together[busiest])
+
+
+def _port_size(k: int, topology: Topology) -> int:
+    """Ranks behind a port of level k."""
+    return topology.group_size(k if topology.levels[k - 1].bus else k - 1)
+
+
+def _crossing(plan: Plan, c: int) -> tuple[Integers, Integers, Integers]:
+    """The ranks before and behind cut c of one microbatch after the other, and where they part."""
+    topology, M = plan.topology, plan.microbatches or TURNS
+    before, after = (np.array(stage.ranks) for stage in plan.stages[c - 1 : c + 1])
+    turns = np.arange(min(math.lcm(len(before), len(after)), M, TURNS))
+    source, target = before[turns % len(before)], after[turns % len(after)]
+    sizes = [topology.group_size(k) for k in range(len(topology.levels) + 1)]
+    return source, target, np.sum([source // size != target // size for size in sizes], axis=0)
+
+
+def _cut_s(plan: Plan, c: int) -> Ports:
+    """Seconds for each microbatch in which the messages over cut c keep ports busy.
+
+    They are the mean of both ways, which a port of both directions carries or more in one of them.
+    A device that passes to itself uses none.
+    """
+    stage, topology = plan.stages[c], plan.topology
+    size_bytes = (stage.input_bytes + stage.gradient_bytes) / 2
+    source, target, level = _crossing(plan, c)
+    found: Ports = {}
+    for k in np.unique(level[level > 0]).tolist():
+        each_s = size_bytes / port_rate(k, topology) / len(level)
+        for side in (source,) if topology.levels[k - 1].bus else (source, target):
+            members, many = np.unique(
+                side[level == k] // _port_size(k, topology), return_counts=True
+            )
+            for member, n in zip(members.tolist(), many.tolist(), strict=True):
+                found[k, member] = found.get((k, member), 0.0) + n * each_s
+    return found
+
+
+def _ring_s(stage: Stage, plan: Plan) -> Ports:
+    """Seconds for each microbatch in which the all-reduce of a stage keeps ports busy."""
+    found: Ports = {}
+    if stage.replicas == 1 or not stage.trained_bytes:
+        return found
+    topology = exchange_topology(plan.topology, exchange_by(plan))
+    reduced = allreduce_over(stage.ranks, topology)
+    for k, slope in reduced.slopes.items():
+        inner, outer = topology.group_size(k - 1), topology.group_size(k)
+        members = {rank // inner for rank in stage.ranks}
+        inside = Counter(member * inner // outer for member in members)
+        seconds = slope * stage.trained_bytes + reduced.latency_s + stage.tied_exchange_s
+        for member in members:
+            if inside[member * inner // outer] > 1:
+                found[k, member * inner // _port_size(k, topology)] = seconds / stage.replicas
+    return found
+
+
+def _handling_s(plan: Plan, s: int) -> float:
+    """Seconds for which the messages of a microbatch keep a device of stage s from computing."""
+    serial, levels = plan.comm == "serial", plan.topology.levels
+    if not serial and not any(level.message_s or level.copy_byte_s for level in levels):
+        return 0.0
+    seconds = 0.0
+    for c in (s, s + 1):
+        if 0 < c < len(plan.stages):
+            stage, (_, _, parted) = plan.stages[c], _crossing(plan, c)
+            for k, n in Counter(parted[parted > 0].tolist()).items():
+                share, level = n / len(parted), levels[k - 1]
+                seconds += share * hold_s(stage.input_bytes, stage.messages, level, serial)
+                seconds += share * hold_s(stage.gradient_bytes, stage.back_messages, level, serial)
+    return seconds
+
+
+def _exchange_left_s(stage: Stage, plan: Plan) -> float:
+    """Seconds of a stage's exchange of gradients that are left when its last backward has ended."""
+    last = stage.backward_weight_s if schedule(plan.schedule).split else stage.backward_s
+    bucket = early_bytes(plan.bucket_bytes, exchange_by(plan), plan.allreduce == "overlap")
+    left = exposed(stage.allreduce_s, stage.trained_bytes, last, bucket)
+    return float(left) + stage.tied_exchange_s
+
+
+def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
+    """Seconds of an iteration of a synchronous schedule, of the device or port that takes longest.
+
+    A device begins when its first microbatch has come, works through its own, and updates its
+    weights, while its last gradient passes through the stages before. A port is busy in between.
+    """
+    entry, M, stages = schedule(plan.schedule), plan.microbatches, plan.stages
+    assert M is not None
+    whole = entry.shape == STRAIGHT and not entry.split
+    backs = [
+        stage.backward_s if entry.recomputes else stage.compute_s - stage.forward_s
+        for stage in stages
+    ]
+    heads = [0.0, *accumulate(stage.forward_s for stage in stages)]
+    tails = [0.0, *accumulate(backs)]
+    longest = 0.0
+    for held in set(map(tuple, plan.stages_by_rank().values())):
+        work, end = 0.0, math.inf
+        for s in held:
+            stage, n = stages[s], -(-M // stages[s].replicas)
+            # the first message that comes and the last that leaves keep nothing waiting
+            work += n * stage.compute_s + (n - 1) * _handling_s(plan, s)
+            end = min(end, _exchange_left_s(stage, plan) + stage.optimizer_s)
+            trip = heads[-1] - heads[s] + tails[-1] - tails[s]
+            if entry.one_at_a_time:
+                work = n * trip
+            if whole:  # behind the last forward or before the first backward is a round trip
+                work = max(work, trip + (n - 1) * max(stage.forward_s, backs[s]))
+                end = max(end, tails[s])
+        longest = max(longest, min(heads[s] for s in held) + work + end)
+    for load in largest.values():
+        if load.what in ("cut", "ports"):
+            longest = max(longest, heads[load.place] + M * load.seconds + tails[load.place])
+    return longest
+
+
+def idle_share(plan: Plan, period_s: float) -> float:
+    """The share of the time of its devices that a plan leaves unused, at so many s a microbatch."""
+    busy = sum(stage.compute_s for stage in plan.stages)
+    return max(0.0, 1.0 - busy / (len(plan.stages_by_rank()) * period_s))
+
+
+def stage_variance(plan: Plan) -> float:
+    """Variance of the stages' seconds per microbatch, C / r, in s^2.
+
+    GPipe's heuristic minimises it.
+    """
+    costs = [stage.compute_s / stage.replicas for stage in plan.stages]
+    mean = sum(costs) / len(costs)
+    return sum((cost - mean) ** 2 for cost in costs) / len(costs)
