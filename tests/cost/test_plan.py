@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -62,7 +62,7 @@ def test_a_plan_under_another_schedule_holds_and_costs_what_one_made_for_that_sc
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@examples(25)
+@examples(25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_plan_under_its_own_conditions_is_the_plan_that_was_priced(name, data):
     entry, model = SCHEDULES[name], data.draw(stashed(8))

@@ -92,7 +92,6 @@ a(1)                  = 8                                                = 8
 C(2,3)                = 1+2                                              = 3
 W(0,3)                = 10+6+140-4                                       = 152
 all-reduce load 1     = (0+0.42)/1                                       = 0.42
-side of stage 1       = 12/(10*1)                                        = 1.2
 period, host a bus    = max(4.5, 2*(2-1)*(16+4)/10/2, 2*12/10)           = 4.5
 data parallel period  = max(12, 2*2/3*152/10+2*2*0.01)/3                 = 6.769
 NOAM                  = ceil(3/2)                                        = 2
