@@ -300,8 +300,9 @@ class _Search:
 def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
     """Plans of the dynamic program, with the seconds a microbatch of their slowest stage.
 
-    They have any replicas on layouts of few places, and equal ones on others. Plans without room
-    for all that fills the devices behind a stage count as a little slower.
+    They have any replicas on layouts of few places; up to `ALIKE` where ranks are in their order;
+    equal ones on others. Plans without room for all that fills the devices behind a stage count as
+    a little slower.
     """
     entry, N, topology = costs.entry, costs.N, costs.problem.topology
     filled = entry.takes_warmup and costs.problem.memory_bytes is not None
@@ -313,6 +314,8 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             asked: list[Sequence[int]] = [range(1, U + 1)]
         else:
             asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
+            if not costs.even and list(places) == [(rank,) for rank in range(U)]:
+                asked.append(range(1, min(U, ALIKE) + 1))
         for sizes, full in product(asked, (False, True) if filled and few else (filled,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
             allowed = [S for S in numbers if costs.problem.stages in (None, S)]
