@@ -88,18 +88,21 @@ class StageCosts:
     # ---- of stages on their places ------------------------------------------------------------
 
     def stage(self, places: Places, first: int, end: int, recompute: bool, stages: int) -> Table:
-        """Seconds of a stage on places [first, end), of a plan of so many stages."""
+        """Seconds of a stage on places [first, end), of a plan of so many stages.
+
+        Where backwards are in two parts, of the first stage: later ones have less room.
+        """
         seconds, room, least = self.parts(places, first, end, recompute, stages)
         return seconds if room is None else np.where(room >= least, seconds, np.inf)
 
     def parts(
-        self, places: Places, first: int, end: int, recompute: bool, stages: int
+        self, places: Places, first: int, end: int, recompute: bool, stages: int, s: int = 0
     ) -> tuple[Table, Table | None, int]:
-        """The seconds of `stage` where it has room; that room, and how much is the least.
+        """The seconds of stage s where it has room; that room, and how much is the least.
 
         The room is None where the seconds are infinite without it anyway.
         """
-        key = id(places), first, end, recompute, stages
+        key = id(places), first, end, recompute, stages, s if self.entry.split else 0
         if key not in self._parts:
             ranks, common = ranks_of(places[first:end]), self.problem.topology.common_level
             before = places[first - 1] if first else ()
@@ -111,12 +114,8 @@ class StageCosts:
             seconds = self.on(ranks, before, after, levels, recompute, stages)
             least = self.least_in_flight(len(ranks), sum(map(len, places[end:])), stages)
             tight = least > 1 and self.problem.memory_bytes is not None
-            s = min(first // (end - first), stages - 1)  # of equal stages; idle ones count
             room = self.room(len(ranks), recompute, self.begun(len(ranks), s, stages))
-            self._parts[key] = (
-                places,
-                (seconds, room if tight else None, least),
-            )  # `places` keeps its id
+            self._parts[key] = places, (seconds, room if tight else None, least)  # keeps the id
         return self._parts[key][1]
 
     def on(
@@ -155,8 +154,10 @@ class StageCosts:
 
     def of_shape(self, shape: Shape) -> list[tuple[Table, Table | None, int]]:
         """The `parts` of each stage of a plan."""
-        stages = zip(shape.spans, self.recomputes(shape), strict=True)
-        return [self.parts(shape.places, *span, again, shape.stages) for span, again in stages]
+        stages = enumerate(zip(shape.spans, self.recomputes(shape), strict=True))
+        return [
+            self.parts(shape.places, *span, again, shape.stages, s) for s, (span, again) in stages
+        ]
 
     def slowest_s(self, shape: Shape) -> float:
         """What the slowest stage of a plan takes, or a bus: hardly more than the simulator says."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -154,7 +154,20 @@ def slowest_fastest(
             choice[s + 1, i, q] = own
     for wanted in stages:
         if T[wanted, 0, U // step * step] < np.inf:
-            yield _backtrack(choice, places, wanted, len(costs.modes) > 1, step)
+            yield from _fitting(
+                costs, _backtrack(choice, places, wanted, len(costs.modes) > 1, step)
+            )
+
+
+def _fitting(costs: StageCosts, shape: Shape) -> Iterator[Shape]:
+    """The plan, cut anew or all recomputed where later stages have too little room."""
+    if not costs.entry.split or costs.slowest_s(shape) < np.inf:
+        yield shape
+        return
+    again = (True,) * shape.stages
+    modes = [shape.recompute, again] if costs.chooses_recompute else [shape.recompute]
+    recuts = (recut(costs, replace(shape, recompute=own)) for own in modes)
+    yield from islice((own for own in recuts if own is not None), 1)
 
 
 def _fills(
