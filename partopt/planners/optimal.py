@@ -109,7 +109,8 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
     for replicas in every:
         for stages in [[S] for S in numbers] if costs.even else [numbers]:
             if stages and (replicas or 1) * min(stages) <= U * max(widths):
-                yield from slowest_fastest(costs, places, sizes, stages, replicas=replicas)
+                for full in (False, True) if costs.short else (False,):
+                    yield from slowest_fastest(costs, places, sizes, stages, full, replicas)
         if costs.buses and problem.stages is None:
             yield from least_bus_load(costs, places, sizes, replicas)
 

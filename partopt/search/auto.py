@@ -305,7 +305,6 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
     a little slower.
     """
     entry, N, topology = costs.entry, costs.N, costs.problem.topology
-    filled = entry.takes_warmup and costs.problem.memory_bytes is not None
     found: dict[Shape, float] = {}
     for places in layouts_of(topology, PLACES):
         U, alike = len(places), len({len(place) for place in places}) == 1
@@ -316,14 +315,14 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
             if not costs.even and list(places) == [(rank,) for rank in range(U)]:
                 asked.append(range(1, min(U, ALIKE) + 1))
-        for sizes, full in product(asked, (False, True) if filled and few else (filled,)):
+        for sizes, full in product(asked, (False, True) if costs.short and few else (costs.short,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
             allowed = [S for S in numbers if costs.problem.stages in (None, S)]
             allowed = [S for S in allowed if S > 1 or entry.data_parallel]
             if not allowed:
                 continue
             for shape in optimal.slowest_fastest(costs, places, sizes, allowed, full):
-                factor = 1 if full or not filled else UNFILLED
+                factor = 1 if full or not costs.short else UNFILLED
                 found[shape] = min(factor, found.get(shape, inf))
     least_s = {shape: factor * costs.slowest_s(shape) for shape, factor in found.items()}
     kept: list[tuple[float, Shape]] = []
