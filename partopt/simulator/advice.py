@@ -572,10 +572,11 @@ def _without_limit(plan: Plan) -> tuple[Plan, list[str]]:
     if entry.shape == STRAIGHT and entry.takes_warmup:
         usual = [entry.counts(s, replicas, plan.microbatches).held for s in range(len(replicas))]
         held = [stage.in_flight for stage in plan.stages]
-        s = max(range(len(usual)), key=lambda s: usual[s] - held[s])
+        short = [s for s in range(len(usual)) if usual[s] > held[s]]
         deeper = [max(pair) - 1 for pair in zip(usual, held, strict=True)]
         roomy = under(plan, warmups=deeper)
-        if usual[s] > held[s] and roomy.peak_memory_bytes > limit:
+        if short and roomy.peak_memory_bytes > limit:
+            s = max(short, key=lambda s: plan.stages[s].memory.total_bytes)  # the fullest one
             lifted = roomy
             texts = [f"{held[s]} in flight on stage {s} in place of {usual[s]}"]
     again = [s for s, stage in enumerate(plan.stages) if stage.recompute]
