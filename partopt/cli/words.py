@@ -26,7 +26,7 @@ _OPTIONS = (
     "replicas comm messages allreduce bucket cost servers warmup "
     "bandwidth latency links device devices dtype granularity steps autocast compile "
     "resume larger_than_memory name force scaling weak estimate calibrate "
-    "group topology jitter slow seed draws backend rate clip check save every ranks "
+    "group topology jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )

@@ -107,8 +107,8 @@ def train_with(
         )
     if plan.memory_rules.shard != "none":
         raise PartoptError(
-            f"a plan with `shard={plan.memory_rules.shard}`: a loop of one's own steps whole "
-            "parameters, not the rows of a replica",
+            f"a plan with `shard={plan.memory_rules.shard}`: the optimizer is the loop's own, and "
+            "no replica's share of one",
             "plan with `shard=none`",
             code="cannot-run",
         )

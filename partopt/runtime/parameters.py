@@ -85,10 +85,3 @@ def _parameter(
         return nn.Parameter(empty, requires_grad=False)
     given = value.detach().to(device or value.device, like.dtype, copy=True)
     return nn.Parameter(given, requires_grad=like.requires_grad)
-
-
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, zeros where no backward has reached it."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
