@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
-    from partopt.links.fitted import FittedLinks
+    from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
     from partopt.report.picture import draw
-    from partopt.runtime.link_run import prepare_links
+    from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.run_document import TrainingRun
     from partopt.runtime.running import run_source
     from partopt.schedules import SCHEDULES
@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
-    "FittedLinks": "partopt.links.fitted",
+    "FittedLinks": "partopt.links",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
@@ -92,7 +92,7 @@ _PLACES = {
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
     "plan_layout": "partopt.trainers.judging",
-    "prepare_links": "partopt.runtime.link_run",
+    "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
     "run_source": "partopt.runtime.running",
