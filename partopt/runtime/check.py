@@ -12,6 +12,7 @@ from torch import Tensor
 
 from partopt.documents.run import Check
 from partopt.runtime.context import Context
+from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.one_process import (
     Reference,
     WholeModel,
@@ -19,7 +20,6 @@ from partopt.runtime.one_process import (
     switch_off_dropout,
     train_alone,
 )
-from partopt.runtime.parameters import own_parameter_names
 from partopt.runtime.stale_reference import train_stale
 from partopt.runtime.training import RankTraining, Training
 from partopt.runtime.visible_rates import visible_rates

@@ -21,18 +21,12 @@ from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import Inputs, Loss, loss_of_output
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.crossings import check_cuts
+from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
 from partopt.runtime.inputs import SPREAD, Microbatches
-from partopt.runtime.module import StageModule
+from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
-from partopt.runtime.parameters import (
-    build_whole,
-    materialise,
-    own_parameter_names,
-    shared_parameters,
-)
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import execute_on_torch
@@ -133,7 +127,7 @@ class RankTraining:
     def _stages(self) -> dict[int, ReplayStage]:
         if not self.held:
             return {}
-        whole = build_whole(self.training.build, self.training.seed)
+        whole = build_whole(self.training)
         return {s: self._stage(s, whole) for s in self.held}
 
     def _stage(self, s: int, whole: nn.Module) -> ReplayStage:
@@ -224,6 +218,15 @@ class RankTraining:
                 make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )
         return self._stepping[s]
+
+
+def build_whole(training: Training) -> nn.Module:
+    """The whole model with the weights of the seed; random numbers go on as they were."""
+    numbers = RandomNumbers()
+    torch.manual_seed(training.seed)
+    whole = training.build()
+    numbers.restore()
+    return whole
 
 
 def without_weights(training: Training, device: torch.device) -> tuple[nn.Module, Loss]:

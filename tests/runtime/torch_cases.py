@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from partopt.documents.plan import Plan
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
+from partopt.runtime.cuts import shared_parameters
 from partopt.runtime.engine import execute
-from partopt.runtime.parameters import shared_parameters
 from partopt.runtime.processes import run_local
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import can_say, execute_on_torch
