@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
-    from partopt.report.picture import draw
+    from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.run_document import TrainingRun
     from partopt.runtime.running import run_source
@@ -78,7 +78,7 @@ _PLACES = {
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
-    "draw": "partopt.report.picture",
+    "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",

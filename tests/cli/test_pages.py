@@ -11,7 +11,6 @@ from click import unstyle
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.documents.difference import Difference
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
@@ -57,7 +56,6 @@ def kinds() -> Iterator[tuple[str, po.Plan]]:
     yield "scaling", po.scale(job, [4, 12])
     yield "simulation", po.simulate(plan, microbatches=7, jitter="5%", draws=3).document
     yield "verification", po.verify(plan, HEAVY)
-    yield "difference", Difference.between(HEAVY, HEAVY, (f"{NAME}.json", "other.json"))
     grouped = replace(HEAVY, group=Group(ranks=2))
     jobs = {f"{NAME}.json": job, "tp2.json": po.Job(grouped, NAMELESS, schedule="pipedream")}
     yield "groups", po.compare_groups(jobs)[0]
