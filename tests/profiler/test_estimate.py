@@ -398,6 +398,14 @@ def test_other_faults_of_the_model_are_explained_as_ever() -> None:
         estimate(frozen, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1])
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_measured_not_estimated(kind: type[nn.Module]) -> None:
+    model = Parts(lambda parts, x: parts.recurrent(x)[0], recurrent=kind(4, 4))
+    with pytest.raises(PartoptError, match="recurrent layers") as failed:
+        estimate(model, lambda size: torch.randn(3, size, 4), "h100", microbatch_sizes=[1])
+    assert failed.value.code == "no-rule"
+
+
 @torch.library.custom_op("partopt_tests::halve", mutates_args=())
 def halve(x: Tensor) -> Tensor:
     return x / 2

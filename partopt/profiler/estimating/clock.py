@@ -1,6 +1,6 @@
 """A clock that goes on by what each operation would take on a device that is not there.
 
-    t = max(flops / (peak * efficiency), bytes / bandwidth) + launches * launch
+    t = max(flops / (peak * efficiency), bytes / bandwidth) + launch
 
 The roofline of Williams, Waterman and Patterson (2009), for each operation of the step.
 """
@@ -63,7 +63,7 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.only in (None, name):
             self.now_s += self.seconds(work)
         self.bytes += work.bytes
-        self.launches += work.launches
+        self.launches += 1
         self.flops[work.kind] += work.flops
         if not work.has_rule:
             self.without_rule.add(name)
@@ -75,7 +75,7 @@ class RooflineClock(TorchDispatchMode):  # type: ignore[no-untyped-call]
             peak = device.peaks_flops[self._format(work)]
             compute_s = work.flops / (peak * getattr(device, work.kind))
         memory_s = work.bytes / device.bandwidth_bytes_per_s
-        return max(compute_s, memory_s) + work.launches * device.launch_s
+        return max(compute_s, memory_s) + device.launch_s
 
     def _format(self, work: Work) -> str:
         """The number format whose peak counts: float32 may be multiplied as TF32."""
