@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from partopt.profiler.step import tensors_in
+from partopt.profiler.tensors import tensors_in
 from partopt.runtime.events import (
     EVERYWHERE,
     READ_BETWEEN,

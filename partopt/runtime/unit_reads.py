@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import Inputs, local_tensors
+from partopt.profiler.step import Inputs
+from partopt.profiler.tensors import local_tensors
 from partopt.runtime.events import IN_AN_OBJECT
 
 

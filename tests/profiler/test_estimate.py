@@ -22,7 +22,6 @@ from partopt.documents.device import Roofline
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.estimate import estimate, estimate_source
-from partopt.profiler.estimating import estimator
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.collectives import Interconnect
 from partopt.profiler.estimating.kernels import kernels_of
@@ -238,19 +237,6 @@ def of_gpt(**options: Any) -> Profile:
 
 def test_the_same_estimate_is_the_same_bytes() -> None:
     assert documents.encode(of_gpt()) == documents.encode(plain_gpt())
-
-
-def test_layers_that_are_alike_are_estimated_as_if_each_had_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short = plain_gpt()
-    monkeypatch.setattr(estimator, "choose_skipped", lambda *_: {})
-    whole = of_gpt()
-    for few, all_of_them in zip(short.measurements, whole.measurements, strict=True):
-        for one, other in zip(few.layers, all_of_them.layers, strict=True):
-            assert one.forward_s == pytest.approx(other.forward_s)
-            assert one.backward_s == pytest.approx(other.backward_s)
-            assert one.backward_input_s == pytest.approx(other.backward_input_s)
 
 
 def test_everything_but_time_is_as_measured() -> None:
