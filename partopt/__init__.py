@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partopt.documents import Note
     from partopt.documents.plan import Certificate, Plan
     from partopt.documents.profile import Profile
+    from partopt.documents.repeat import repeat
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.html_report import write_report
@@ -95,6 +96,7 @@ _PLACES = {
     "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
+    "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
@@ -151,6 +153,7 @@ __all__ = [
     "prepare_links",
     "read_layout",
     "readers",
+    "repeat",
     "run_source",
     "scale",
     "schedule_for",

@@ -25,7 +25,7 @@ _OPTIONS = (
     "optimizer_bytes gradients buffers shard memory reserve stages chunks tied cut_at cuts "
     "replicas comm messages allreduce bucket cost servers warmup "
     "bandwidth latency links device devices dtype granularity steps autocast compile "
-    "resume larger_than_memory name force scaling weak estimate calibrate "
+    "resume repeat name force scaling weak estimate calibrate "
     "group topology jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
