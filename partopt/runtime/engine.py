@@ -121,10 +121,10 @@ def check_tied(plan: Plan, holders: Sequence[Sequence[int]]) -> None:
     if not entry.steps_in_backwards:
         return
     hint = "plan with `tied=together`, or with `schedule=pipedream-2bw` or `schedule=1f1b`"
-    if plan.memory_rules.shard != "none":
+    if plan.shard != "none":
         raise PartoptError(
             f"{plan.schedule}: a tied parameter that several stages hold is of another version "
-            f"than others, and replicas step it apart: not with `shard={plan.memory_rules.shard}`",
+            f"than others, and replicas step it apart: not with `shard={plan.shard}`",
             hint,
             code="cannot-run",
         )
@@ -164,7 +164,7 @@ class _Run:
         self.plan, self.stages, self.actions = plan, stages, actions
         self.microbatches, self.delivery, self.updates = microbatches, delivery, updates
         # an asynchronous stage that blocks exchanges its gradients before it sends them on
-        self.blocking = plan.allreduce == "blocking" and plan.microbatches is None
+        self.blocking = plan.engine.allreduce == "blocking" and plan.microbatches is None
         self.held_back: tuple[Action, list[Tensor]] | None = None
         self.step = 0
 
@@ -199,7 +199,7 @@ class _Run:
         record.begin[step, place], record.end[step, place] = begin_ns, time.perf_counter_ns()
         record.waited[step, place] += begin_ns - came_ns
         self.delivery.post_next_receive(action)
-        if self.plan.comm == "serial" and action.sends and not action.sends.is_local:
+        if self.plan.waits and action.sends and not action.sends.is_local:
             self._wait_for_sends(place)
 
     def _wait_for_sends(self, place: int) -> None:

@@ -105,9 +105,9 @@ def train_with(
             "plan with a schedule that flushes, such as `schedule=1f1b`",
             code="cannot-run",
         )
-    if plan.memory_rules.shard != "none":
+    if plan.shard != "none":
         raise PartoptError(
-            f"a plan with `shard={plan.memory_rules.shard}`: a loop of one's own steps whole "
+            f"a plan with `shard={plan.shard}`: a loop of one's own steps whole "
             "parameters, not the rows of a replica",
             "plan with `shard=none`",
             code="cannot-run",

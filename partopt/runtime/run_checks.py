@@ -47,13 +47,13 @@ def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
 def check_optimizer(training: Training) -> None:
     """Refuse an optimizer that replicas cannot step their own rows with."""
     plan, source = training.plan, training.source
-    if plan.memory_rules.shard != "none" and not steps_rows_alone(
+    if plan.shard != "none" and not steps_rows_alone(
         lambda parameters: optimizer_of(source, plan.optimizer, training.rate, parameters)
     ):
         named = plan.optimizer if source.optimizer is None else f"of {source.place}"
         raise PartoptError(
             f"the optimizer {named} steps a row of a parameter otherwise where other rows are not "
-            f"there, and with `shard={plan.memory_rules.shard}` each replica has rows of its own",
+            f"there, and with `shard={plan.shard}` each replica has rows of its own",
             "plan with `shard=none`, or with an optimizer that steps each number alone",
             code="cannot-run",
         )

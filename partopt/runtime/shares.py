@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
-from msgspec import structs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -187,7 +186,7 @@ def shares_of(
 
     Every rank calls it. They are for all steps: optimizers know them.
     """
-    if plan.memory_rules.shard == "none":
+    if plan.shard == "none":
         return {}
     found = {}
     apart = [parameter for each in tied for parameter in each.parameters]
@@ -195,7 +194,7 @@ def shares_of(
         if stage.replicas > 1:  # every rank makes all groups, in one order
             groups = tuple(context.group(stage.ranks, f"{use} of {s}") for use in ("sums", "rows"))
             if s in parameters:
-                found[s] = Shares(context, parameters[s], apart, groups, plan.bucket_bytes)
+                found[s] = Shares(context, parameters[s], apart, groups, plan.engine.bucket_bytes)
                 if scatters(plan):
                     found[s].scatter_in_backwards()
     return found
@@ -203,7 +202,7 @@ def shares_of(
 
 def scatters(plan: Plan) -> bool:
     """Whether the gradients of a synchronous plan add up in shares, after every backward."""
-    return plan.memory_rules.shard == "gradients" and plan.microbatches is not None
+    return plan.shard == "gradients" and plan.microbatches is not None
 
 
 def check_shares(plan: Plan, microbatches: int | None) -> None:
@@ -213,9 +212,9 @@ def check_shares(plan: Plan, microbatches: int | None) -> None:
     every round: where one would have to be done before another can be, they would wait for ever.
     That is as in an exchange that blocks.
     """
-    if plan.memory_rules.shard == "none":
+    if plan.shard == "none":
         return
-    if plan.memory_rules.shard == "parameters":
+    if plan.shard == "parameters":
         raise PartoptError(
             "a plan with `shard=parameters`: replicas that hold shares of the parameters would "
             "have to gather those of each layer before it runs, and that is not run",
@@ -224,10 +223,10 @@ def check_shares(plan: Plan, microbatches: int | None) -> None:
         )
     if schedule(plan.schedule).asynchronous:
         try:
-            simulate(structs.replace(plan, allreduce="blocking"), microbatches)
+            simulate(plan.with_engine(allreduce="blocking"), microbatches)
         except PartoptError as error:
             raise PartoptError(
-                f"{plan.schedule} of {plan.shape} with `shard={plan.memory_rules.shard}`: replicas "
+                f"{plan.schedule} of {plan.shape} with `shard={plan.shard}`: replicas "
                 "of a stage would wait for each other for ever, to gather the weights of a round",
                 "plan with `shard=none`, or with `schedule=1f1b`",
                 code="cannot-run",

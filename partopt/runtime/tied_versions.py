@@ -78,7 +78,7 @@ def known_rounds(plan: Plan, order: Order, s: int) -> list[int]:
     They are the exchanges before it in its rank's row, but for the last one if that blocks nothing.
     """
     known = [0] * (int(order.microbatch.max()) + 1)
-    late = plan.allreduce != "blocking"
+    late = plan.engine.allreduce != "blocking"
     for rank in plan.stages[s].ranks:
         row = slice(order.rows[rank], order.rows[rank + 1])
         own, kind = order.stage[row] == s, order.kind[row]

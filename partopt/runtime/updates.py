@@ -47,8 +47,8 @@ class Updates:
         graded = {s: shares[s].graded if s in shares else own for s, own in parameters.items()}
         ranks = [stage.ranks for stage in plan.stages]
         # buckets begin beside the last backward of an iteration
-        self.overlaps = plan.microbatches is not None and plan.allreduce == "overlap"
-        bucket_bytes = plan.bucket_bytes if self.overlaps else math.inf
+        self.overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+        bucket_bytes = plan.engine.bucket_bytes if self.overlaps else math.inf
         self.gradients = Gradients(
             context, graded, ranks, tied, clip is not None, bucket_bytes, shares
         )

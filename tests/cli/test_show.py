@@ -48,7 +48,7 @@ def test_a_plan(partopt, plan_file):
     assert outcome.err == f"next:    partopt simulate {plan_file}\n"
 
 
-@pytest.mark.parametrize("what_if", [[], ["--comm", "serial", "--microbatches", 40]])
+@pytest.mark.parametrize("what_if", [[], ["--with", "waits=gpipe", "--microbatches", 40]])
 def test_a_simulation_as_simulate_printed_it(partopt, plan_file, tmp_path, what_if):
     (tmp_path / "sim.json").write_text(partopt("simulate", plan_file, *what_if, "--json").out)
     shown = partopt("show", tmp_path / "sim.json")

@@ -95,7 +95,7 @@ def test_shares_that_cannot_be_held_are_refused(plan: Plan, reason: str):
     with pytest.raises(PartoptError, match=reason) as raised:
         check_shares(plan, None if plan.microbatches else 24)
     assert raised.value.code == "cannot-run"
-    check_shares(replace(plan, memory_rules=replace(plan.memory_rules, shard="none")), 24)
+    check_shares(replace(plan, shard="none"), 24)
 
 
 def test_torch_adds_up_whole_gradients_alone():

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 from torch.distributed.pipelining.schedules import RECV_B, RECV_F, _Action, _add_send_recv
 
 from partopt.cost.plan import layout_of
-from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.report import trace
 from partopt.runtime import torch_engine
@@ -207,7 +205,7 @@ def test_an_older_torch_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_torch_runs_a_plan_whose_devices_wait():
-    plan: Plan = replace(straight("1f1b", [1, 1], 4), comm="serial")
+    plan = straight("1f1b", [1, 1], 4).with_engine(waits=("1f1b",))
     assert can_say(plan) is None
 
 

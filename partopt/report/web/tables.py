@@ -125,8 +125,8 @@ def memory_table(plan: Plan) -> WebTable:
         for s, stage in enumerate(plan.stages)
     ]
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
-    if plan.memory_rules.reserve_bytes:
-        note += f" {format_bytes(plan.memory_rules.reserve_bytes)} more are reserved."
+    if plan.reserve.size_bytes:
+        note += f" {format_bytes(plan.reserve.size_bytes)} more are reserved."
     headings = ["stage", "of the limit", *MEMORY, "all"]
     return WebTable(
         headings, rows, (0, 1), note, dict(enumerate((colour for colour, _ in MEMORY.values()), 2))
