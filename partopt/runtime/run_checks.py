@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import torch
-from msgspec import structs
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
@@ -49,7 +48,7 @@ def _check_shards(plan: Plan, microbatches: int | None) -> None:
     every round. Where one would have to be done before another can be, they would wait for ever, as
     in an exchange that blocks.
     """
-    shard = plan.memory_rules.shard
+    shard = plan.shard
     if shard in ("gradients", "parameters"):
         raise PartoptError(
             f"a plan with `shard={shard}` is simulated and exported, and not run: replicas hold "
@@ -59,7 +58,7 @@ def _check_shards(plan: Plan, microbatches: int | None) -> None:
         )
     if shard != "none" and microbatches is not None:
         try:
-            simulate(structs.replace(plan, allreduce="blocking"), microbatches)
+            simulate(plan.with_engine(allreduce="blocking"), microbatches)
         except PartoptError as error:
             raise PartoptError(
                 f"{plan.schedule} of {plan.shape} with `shard={shard}`: replicas of a stage would "

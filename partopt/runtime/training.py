@@ -105,7 +105,7 @@ class RankTraining:
         self.stages = self.context.in_turns(whole_bytes(self.training), self._stages)
         self.tied = self._tied()
         # every rank makes all groups, in one order; sums of gradients and weights have one each
-        shared = plan.memory_rules.shard == "optimizer"
+        shared = plan.shard == "optimizer"
         self._sharing = {
             s: self.context.group(stage.ranks, "weights")
             for s, stage in enumerate(plan.stages)
