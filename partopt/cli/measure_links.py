@@ -110,7 +110,6 @@ def command(
 
 def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
     """Print and, where the fit is good or accepted, write."""
-    from partopt.links import POOR
     from partopt.report.links import render
 
     words.print_notes(links.notes)
@@ -121,8 +120,8 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off where "
-            f"{POOR:.0%} is allowed",
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off at "
+            f"{far.level}, {far.what}",
             "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,
