@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partopt.documents import Note
     from partopt.documents.plan import Certificate, Plan
     from partopt.documents.profile import Profile
+    from partopt.documents.repeat import repeat
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.html_report import write_report
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
-    from partopt.report.picture import draw
+    from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.measured import TrainingRun
     from partopt.runtime.run import run_source
@@ -78,7 +79,7 @@ _PLACES = {
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
-    "draw": "partopt.report.picture",
+    "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",
@@ -95,6 +96,7 @@ _PLACES = {
     "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
+    "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
@@ -151,6 +153,7 @@ __all__ = [
     "prepare_links",
     "read_layout",
     "readers",
+    "repeat",
     "run_source",
     "scale",
     "schedule_for",

@@ -80,6 +80,14 @@ memory_option = click.option(
     metavar="SIZE",
     help='Limit of a device, such as "40 GB", instead of the topology\'s.',
 )
+with_option = click.option(
+    "--with",
+    "facts",
+    multiple=True,
+    metavar="FACT=VALUE",
+    help="Replace a fact of the trainer's engine, such as bucket=50MB or waits=1f1b (repeat; "
+    "partopt trainer show).",
+)
 
 _JOB_OPTIONS = [
     click.option(
@@ -163,26 +171,6 @@ _JOB_OPTIONS = [
         help="For its memory.",
     ),
     click.option(
-        "--optimizer-bytes",
-        type=float,
-        metavar="N",
-        help="Bytes of optimizer state for each parameter, whatever the optimizer.",
-    ),
-    click.option(
-        "--gradients",
-        type=click.Choice(["parameters", "float32"]),
-        default="parameters",
-        show_default=True,
-        help="Number format that gradients are kept in.",
-    ),
-    click.option(
-        "--buffers",
-        type=click.Choice(["flight", "all"]),
-        default="flight",
-        show_default=True,
-        help="Microbatches with receive buffers: all of an iteration, as torch's runtime has them.",
-    ),
-    click.option(
         "--shard",
         type=click.Choice(["none", "optimizer", "gradients", "parameters"]),
         default="none",
@@ -190,40 +178,7 @@ _JOB_OPTIONS = [
         help="What replicas of a stage hold a share of (ZeRO 1, 2, 3; each with those before).",
     ),
     memory_option,
-    click.option(
-        "--reserve",
-        metavar="SIZE",
-        help="Of a device for context, workspaces and fragments (default: 1 GB + 3 %, or what the "
-        "profile measured; nothing with --memory, or of a CPU).",
-    ),
-    click.option(
-        "--comm",
-        type=click.Choice(["auto", "overlap", "serial"]),
-        default="auto",
-        show_default=True,
-        help="Whether transfers hide; auto: as engines of the schedule do.",
-    ),
-    click.option(
-        "--messages",
-        type=click.Choice(["packed", "split"]),
-        default="packed",
-        show_default=True,
-        help="Whether the tensors of a cut are one message, or one each.",
-    ),
-    click.option(
-        "--allreduce",
-        type=click.Choice(["overlap", "blocking"]),
-        default="overlap",
-        show_default=True,
-        help="Whether gradients are exchanged beside the backward or after it.",
-    ),
-    click.option(
-        "--bucket",
-        default="25 MiB",
-        show_default=True,
-        metavar="SIZE",
-        help="Gradients exchanged at once beside a synchronous backward.",
-    ),
+    with_option,
     click.option(
         "--cost",
         default="time",
@@ -269,6 +224,7 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
+    options["facts"] = parse_facts(given["facts"])
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])
     try:
@@ -278,6 +234,21 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
             message = error.message.replace("`cost`", given["cost"])
             raise PartoptError(message, error.hint, code=error.code, option="cost") from None
         raise
+
+
+def parse_facts(given: Sequence[str]) -> dict[str, str]:
+    """The values of `FACT=VALUE` by fact. Raises PartoptError for one without a value, or twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        fact = name.strip().replace("-", "_")
+        if not equals or not value.strip():
+            what, hint = "not of the form FACT=VALUE", "write --with bucket=50MB"
+            raise PartoptError(f"--with {text}: {what}", hint, code="usage")
+        if fact in found:
+            raise PartoptError(f"--with {fact}: given twice", "give each fact once", code="usage")
+        found[fact] = value.strip()
+    return found
 
 
 def write_json(document: Struct | dict[str, Any]) -> None:

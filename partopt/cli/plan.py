@@ -126,7 +126,7 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
     if scaling and picture:
         raise PartoptError("--picture: --scaling has no plan", "use -o scaling.svg", code="usage")
     if picture:
-        from partopt.report.picture import check
+        from partopt.report.pictures import check
 
         check(picture, force)
     if output and scaling:

@@ -136,7 +136,7 @@ class _Loop:
     def __init__(self, run: RankRun, messages: Messages) -> None:
         self.run, self.messages = run, messages
         # an asynchronous stage that blocks exchanges its gradients before it sends them on
-        self.blocks = run.plan.allreduce == "blocking" and run.plan.microbatches is None
+        self.blocks = run.plan.engine.allreduce == "blocking" and run.plan.microbatches is None
         self.held_back: tuple[Action, list[Tensor]] | None = None
 
     def run_action(self, step: int, action: Action) -> None:
@@ -167,7 +167,7 @@ class _Loop:
                 self.messages.send(step, action, made)
         record.end[step, place] = time.perf_counter_ns()
         self.messages.replace_receive(action)
-        if run.plan.comm == "serial" and action.message_out:
+        if run.plan.waits and action.message_out:
             progress.note(SENDING)
             self.messages.drain()
 

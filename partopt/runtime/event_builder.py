@@ -15,7 +15,8 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import Inputs, local_tensors, tensors_in
+from partopt.profiler.step import Inputs
+from partopt.profiler.tensors import local_tensors, tensors_in
 from partopt.runtime.events import (
     EVERYWHERE,
     IN_AN_OBJECT,

@@ -90,7 +90,7 @@ def put_together(
             microbatch_size=plan.microbatch_size,
             microbatches=training.microbatches,
             topology=plan.topology.name,
-            shard=plan.memory_rules.shard,
+            shard=plan.shard,
             tokens_per_sample=plan.profile.tokens_per_sample,
             estimated=plan.profile.estimated,
         ),

@@ -88,9 +88,9 @@ def train_with(
             "plan with a schedule that flushes, such as `schedule=1f1b`",
             code="cannot-run",
         )
-    if plan.memory_rules.shard != "none":
+    if plan.shard != "none":
         raise PartoptError(
-            f"a plan with `shard={plan.memory_rules.shard}`: the optimizer is the loop's own, and "
+            f"a plan with `shard={plan.shard}`: the optimizer is the loop's own, and "
             "no replica's share of one",
             "plan with `shard=none`",
             code="cannot-run",

@@ -17,7 +17,8 @@ from partopt.errors import PartoptError
 from partopt.profiler.fake import replace_attribute
 from partopt.profiler.foreign_errors import explain
 from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, Loss, loss_of_output, run_forward, tensors_in
+from partopt.profiler.step import Inputs, Loss, loss_of_output, run_forward
+from partopt.profiler.tensors import tensors_in
 from partopt.profiler.tracker import LayerKey
 from partopt.runtime.buffers import BufferState, BufferUses, BufferWatch, buffer_slots
 from partopt.runtime.event_builder import Call, EventBuilder, NewTree, UnitReads

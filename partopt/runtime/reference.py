@@ -198,7 +198,7 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
         return [max(0, m // G - 1) for m in range(M)]
     own = orders.stage == s
     exchanges = plan.stages[s].replicas > 1
-    late = exchanges and plan.allreduce != "blocking"
+    late = exchanges and plan.engine.allreduce != "blocking"
     used = [0] * M
     for rank in plan.stages[s].ranks:
         updates = 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import structs
 
 from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
@@ -212,7 +211,7 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
     round. Where one round would have to be done before another can be, they would wait for ever, as
     in an exchange that blocks.
     """
-    shard = plan.memory_rules.shard
+    shard = plan.shard
     if plan.topology.group is not None:
         raise _cannot_run(
             f"a plan for groups of {plan.topology.group.ranks} ranks: a group is not run yet",
@@ -232,7 +231,7 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
     passing = microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
     if schedule(plan.schedule).asynchronous and shard != "none":
         try:
-            simulate(structs.replace(plan, allreduce="blocking"), passing)
+            simulate(plan.with_engine(allreduce="blocking"), passing)
         except PartoptError as error:
             raise _cannot_run(
                 f"{plan.schedule} of {plan.shape} with `shard={shard}`: replicas of a stage would "

@@ -19,7 +19,8 @@ from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.load import ModelSource
 from partopt.profiler.precision import cast
 from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, Loss, loss_of_output, place
+from partopt.profiler.step import Inputs, Loss, loss_of_output
+from partopt.profiler.tensors import place
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
@@ -241,7 +242,7 @@ class RankTraining:
             if name in self.trained
         ]
         # every rank makes all groups, in one order; sums of gradients and weights have one each
-        shared = plan.memory_rules.shard == "optimizer"
+        shared = plan.shard == "optimizer"
         self._sharing = {
             s: context.group(stage.ranks, "weights")
             for s, stage in enumerate(plan.stages)

@@ -88,8 +88,8 @@ class Updates:
         self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
         self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
         # buckets begin beside the last backward of an iteration
-        self.overlaps = plan.microbatches is not None and plan.allreduce == "overlap"
-        self.bucket_bytes = plan.bucket_bytes if self.overlaps else math.inf
+        self.overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+        self.bucket_bytes = plan.engine.bucket_bytes if self.overlaps else math.inf
         self.exchanging = set(order.stage[order.kind == A].tolist())
         self.watched: dict[int, Sum] = {}
         self.sums: dict[int, tuple[int, Sum]] = {}  # the round that is exchanged, by stage

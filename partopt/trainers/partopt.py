@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.documents.engine import Engine
+from partopt.documents.engine import OWN
 from partopt.trainers.trainer import Says, Trainer
 
 PARTOPT = Trainer(
@@ -11,14 +11,10 @@ PARTOPT = Trainer(
     tried="this version",
     schedules=None,
     says=Says(replicas="any", recomputed="each", orders=()),
-    engine=Engine(
-        waits=("1f1b",),
-        recompute=("none", "stage"),
-        shard=("none", "optimizer"),
-    ),
+    engine=OWN,
     sources={
         "schedules": "partopt.runtime.engine: every action in the order of the plan",
-        "waits": "partopt.runtime.engine: as the plan says; under 1f1b as other trainers do",
+        "waits": "partopt.runtime.engine: as the plan says, in the order of the actions",
         "messages": "partopt.runtime.messages: the tensors of a cut are one message",
         "gradients": "autograd's own, in the number format of the parameters",
         "allreduce": "partopt.runtime.gradients: beside the last backward",

@@ -74,7 +74,7 @@ def test_what_a_script_says_beside_the_layout_holds_where_no_option_does(partopt
     script.write_text(SCRIPT.format(tp=1))
     said = partopt("import", "megatron", script, *given, "--json").document
     assert said["microbatches"] == 12
-    assert said["memory_rules"]["shard"] == "optimizer"
+    assert said["shard"] == "optimizer"
     assert {stage["recompute"] for stage in said["stages"]} == {True}
     words = ["--microbatches", 8, "--recompute", "never", "--shard", "none"]
     stated = partopt("import", "megatron", script, *given, *words, "--json").document

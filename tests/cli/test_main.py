@@ -46,7 +46,7 @@ def test_the_version(partopt, option):
         (["topology", "show", "dgx-h10"], 'did you mean "dgx-h100"?'),
         (["show", "dgx-h10"], 'did you mean "dgx-h100"?'),
         (["show"], "see partopt show --help"),
-        (["show", "a", "b", "c"], "see partopt show --help"),
+        (["schema", "a", "b"], "see partopt schema --help"),
         (["schema", "plam"], 'did you mean "plan"?'),
         (["import", "pipedrem", "x"], 'did you mean "pipedream"?'),
         (["plan", "p"], "see partopt plan --help"),

@@ -208,6 +208,7 @@ class Main(NamedTuple):
 def plan_of(case: Case, profile: Profile) -> Plan:
     options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
     del options["fault"], options["tied"]
+    options["facts"] = {"allreduce": options.pop("allreduce")}
     microbatches = 8 if case.schedule == "1f1b" else None
     job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
     return solve(job).plan

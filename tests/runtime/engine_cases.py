@@ -72,15 +72,15 @@ def cases() -> list[Case]:
             if entry.shape == STRAIGHT:
                 plan = straight(name, replicas, M)
                 found += [Case(f"{name} {replicas}", plan, *([M, 1] if entry.asynchronous else []))]
-    blocking = replace(straight("pipedream", [1, 2], 0), allreduce="blocking")
+    blocking = straight("pipedream", [1, 2], 0).with_engine(allreduce="blocking")
     pipeline = straight("1f1b", [1, 1, 1, 1], 6)
     return [
         *found,
         Case("fewer microbatches than replicas", straight("gpipe", [3, 1], 2)),
         Case("blocking exchange", blocking, 9, 1),
-        Case("serial messages", replace(straight("1f1b", [1, 2, 1], 8), comm="serial")),
-        Case("buckets", replace(straight("1f1b", [3, 1], 6), bucket_bytes=64)),
-        Case("buckets beside W", replace(straight("zb-h1", [2, 2], 8), bucket_bytes=64)),
+        Case("serial messages", straight("1f1b", [1, 2, 1], 8).with_engine(waits=("1f1b",))),
+        Case("buckets", straight("1f1b", [3, 1], 6).with_engine(bucket_bytes=64)),
+        Case("buckets beside W", straight("zb-h1", [2, 2], 8).with_engine(bucket_bytes=64)),
         Case("recompute", recomputing(straight("1f1b", [2, 1], 6))),
         Case("recompute in the backward", recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
         Case("recompute apart", recomputing(straight("gpipe", [1, 1, 1], 5))),
@@ -116,7 +116,7 @@ def sharing() -> list[Case]:
 
 
 def with_shares(plan: Plan, shard: Shard) -> Plan:
-    return replace(plan, memory_rules=replace(plan.memory_rules, shard=shard))
+    return replace(plan, shard=shard)
 
 
 def recomputing(plan: Plan) -> Plan:
@@ -148,7 +148,7 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
     sharing = {  # every rank makes all groups
         s: context.group(stage.ranks, "weights")
         for s, stage in enumerate(case.plan.stages)
-        if case.plan.memory_rules.shard == "optimizer" and stage.replicas > 1
+        if case.plan.shard == "optimizer" and stage.replicas > 1
     }
 
     def noted(s: int, parameters: Sequence[nn.Parameter]) -> Stepping:

@@ -74,7 +74,7 @@ def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
     An exchange that blocks nothing is used when the next one begins.
     """
     used, exchanging = {}, set(orders.stage[orders.kind == A].tolist())
-    blocking = plan.allreduce == "blocking"
+    blocking = plan.engine.allreduce == "blocking"
     for rank in range(orders.ranks):
         made = 0
         for place in range(orders.rows[rank], orders.rows[rank + 1]):

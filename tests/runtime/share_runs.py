@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
@@ -61,7 +60,7 @@ def plan_of(profile: Profile, shard: str, replicas: Sequence[int]) -> Plan:
     options = {"schedule": "1f1b", "microbatches": 5, "optimizer": "adam", "shard": shard}
     cuts = [2][: len(replicas) - 1]
     job = Job(profile, flat(sum(replicas)), cuts=cuts, replicas=list(replicas), **options)
-    return replace(solve(job).plan, bucket_bytes=1)
+    return solve(job).plan.with_engine(bucket_bytes=1)
 
 
 def main() -> Outcome:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
@@ -82,7 +81,7 @@ def test_versions_of_two_batches():
 def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(
     replicas: list[int], allreduce: str
 ):
-    plan = structs.replace(straight("pipedream", replicas, 0), allreduce=allreduce)
+    plan = straight("pipedream", replicas, 0).with_engine(allreduce=allreduce)
     walked = versions_used(order(plan.schedule, layout_of(plan, 13)), plan)
     found = used(plan, 13)
     assert {(s, m): found[s][m] for s, m in walked} == walked

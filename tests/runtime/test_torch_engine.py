@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
 
-from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.report import trace
 from partopt.runtime import torch_engine
@@ -197,5 +195,5 @@ def test_an_older_torch_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_torch_runs_a_plan_whose_devices_wait():
-    plan: Plan = replace(straight("1f1b", [1, 1], 4), comm="serial")
+    plan = straight("1f1b", [1, 1], 4).with_engine(waits=("1f1b",))
     assert can_say(plan) is None
