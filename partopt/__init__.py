@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from partopt.profiler.estimate import estimate, estimate_source
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
-    from partopt.runtime.run_document import TrainingRun
-    from partopt.runtime.running import run_source
+    from partopt.runtime.measured import TrainingRun
+    from partopt.runtime.run import run_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
@@ -75,7 +75,7 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "Trainer": "partopt.trainers.trainer",
     "TrainerLayout": "partopt.trainers.layout",
-    "TrainingRun": "partopt.runtime.run_document",
+    "TrainingRun": "partopt.runtime.measured",
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
@@ -97,7 +97,7 @@ _PLACES = {
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
     "repeat": "partopt.documents.repeat",
-    "run_source": "partopt.runtime.running",
+    "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",

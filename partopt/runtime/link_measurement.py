@@ -28,9 +28,8 @@ from partopt.links import (
     levels_of,
 )
 from partopt.profiler.device import describe_device
-from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context, lost_connections
-from partopt.runtime.processes import is_under_torchrun, run_ranks
+from partopt.runtime.processes import choose_backend, is_under_torchrun, run_ranks
 
 # before a small message: one behind the other takes a third of what one takes that comes out of a
 # pause, as those of a training do, when the other end sleeps and caches hold other things

@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.report.run import render
-from partopt.runtime.running import check_run, run_plan
+from partopt.runtime.run import check_plan, run_plan
 from tests.forked import run_forked
 from tests.helpers import flat
 
@@ -224,7 +224,7 @@ def test_another_world_size_is_refused(made, monkeypatch):
 def test_a_tied_parameter_of_an_asynchronous_plan_is_refused_with_the_way_out(made, schedule):
     plan, _ = made(schedule, schedule=schedule, microbatches=None, cuts=[2], replicas=[1, 1])
     with pytest.raises(PartoptError, match="several stages hold the parameter") as raised:
-        check_run(Plan.load(plan), 1, None)
+        check_plan(Plan.load(plan))
     assert "`tied=together`" in raised.value.hint
 
 
