@@ -133,7 +133,7 @@ class _Recorder(TorchFunctionMode):
             _hooked(self._modules, self._layers) | self._functions,
         )
 
-    def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _unit(self, name: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return forward(*args, **kwargs)
         with _pop_mode_temporarily():
