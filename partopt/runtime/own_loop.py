@@ -19,8 +19,8 @@ from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.context import Context
-from partopt.runtime.module import StageModule
 from partopt.runtime.processes import choose_backend, run_ranks
+from partopt.runtime.replay import StageModule
 from partopt.runtime.run import RunOptions, prepare, ranks_here
 from partopt.runtime.training import RankTraining, Training, losses_of
 from partopt.schedules import schedule

@@ -26,10 +26,9 @@ from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
-from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage
+from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
 from partopt.runtime.updates import Stepping, Tied
