@@ -37,7 +37,8 @@ def materialise(
     values = dict(whole.named_parameters(remove_duplicate=False))
     buffers = dict(whole.named_buffers(remove_duplicate=False))
     modules = dict(whole.named_modules())
-    keep = {id(each) for name, each in model.named_parameters() if name in set(names)}
+    own_names = set(names)
+    keep = {id(each) for name, each in model.named_parameters() if name in own_names}
     made: dict[int, nn.Parameter] = {}
 
     def copy(value: Tensor, dtype: torch.dtype) -> Tensor:

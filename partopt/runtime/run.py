@@ -14,6 +14,7 @@ import torch
 from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
+from partopt.options import invalid
 from partopt.profiler.device import describe_device
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.check import check_first
@@ -63,9 +64,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise _refused("steps", self.steps, "at least 1")
+            raise invalid("steps", self.steps, "not possible", "give at least 1")
         if self.every is not None and (self.save is None or self.every < 1):
-            raise _refused("every", self.every, "at least 1, beside `save`")
+            raise invalid("every", self.every, "not possible", "give at least 1, beside `save`")
 
     @property
     def folder(self) -> Path | None:
@@ -164,12 +165,7 @@ def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
     """
     passing, engine = check_plan(plan, options.microbatches), options.engine
     if engine not in ENGINES:
-        raise PartoptError(
-            f"`engine={engine}`: unknown engine",
-            did_you_mean(engine, ENGINES),
-            code="invalid-option",
-            option="engine",
-        )
+        raise invalid("engine", engine, "unknown engine", did_you_mean(engine, ENGINES))
     reason = can_say(plan)
     if engine == "torch" and reason is not None:
         raise PartoptError(
@@ -221,7 +217,8 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
     check_tied(plan, list(tied_stages(plan)))
     if plan.microbatches is not None:
         if microbatches not in (None, plan.microbatches):
-            raise _refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
+            hint = f"give those of the plan: {plan.microbatches}"
+            raise invalid("microbatches", microbatches, "not possible", hint)
         return plan.microbatches
     passing = microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
     if schedule(plan.schedule).asynchronous and shard != "none":
@@ -238,12 +235,6 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
 
 def _cannot_run(message: str, hint: str) -> PartoptError:
     return PartoptError(message, hint, code="cannot-run")
-
-
-def _refused(option: str, value: object, allowed: str) -> PartoptError:
-    return PartoptError(
-        f"`{option}={value}`: not possible", f"give {allowed}", code="invalid-option", option=option
-    )
 
 
 def ranks_here(ranks: int) -> int:

@@ -25,14 +25,14 @@ from partopt.schedules import schedule
 from partopt.schedules.order import A, Order
 
 
-class Stepping(Protocol):
+class Stepper(Protocol):
     """What changes weights by gradients: an optimizer of torch, or that of several replicas."""
 
     def step(self) -> Any:
         """Change the weights."""
 
 
-OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Stepping]
+OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Stepper]
 
 
 @dataclass(frozen=True)
