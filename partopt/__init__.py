@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
-    from partopt.trials.trying import Trial, try_schedule, try_schedules
-    from partopt.trials.uniform import Uniform
+    from partopt.trials import Trial, Uniform, try_schedule, try_schedules
 
 __version__ = "0.1.0"
 
@@ -76,8 +75,8 @@ _PLACES = {
     "Trainer": "partopt.trainers.trainer",
     "TrainerLayout": "partopt.trainers.layout",
     "TrainingRun": "partopt.runtime.measured",
-    "Trial": "partopt.trials.trying",
-    "Uniform": "partopt.trials.uniform",
+    "Trial": "partopt.trials",
+    "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimate",
@@ -103,8 +102,8 @@ _PLACES = {
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.trainers.planning",
-    "try_schedule": "partopt.trials.trying",
-    "try_schedules": "partopt.trials.trying",
+    "try_schedule": "partopt.trials",
+    "try_schedules": "partopt.trials",
     "verify": "partopt.search.verify",
     "write_report": "partopt.html_report",
     "writers": "partopt.trainers",

@@ -19,9 +19,9 @@ from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.context import Context
-from partopt.runtime.module import StageModule
 from partopt.runtime.processes import choose_backend, run_ranks
-from partopt.runtime.run import prepare, ranks_here
+from partopt.runtime.replay import StageModule
+from partopt.runtime.run import RunOptions, prepare, ranks_here
 from partopt.runtime.training import RankTraining, Training, losses_of
 from partopt.schedules import schedule
 
@@ -29,15 +29,19 @@ from partopt.schedules import schedule
 class Pipeline:
     """The part of one rank in the pipeline of a plan with a synchronous schedule.
 
-    `parameters` are those of this rank's stages by their names in the model; a tied one once.
+    `parameters` are those of this rank's stages by their names in the model; one that several of
+    them hold is there once.
     """
 
     def __init__(self, training: Training, context: Context) -> None:
         self._own = RankTraining(training, context)
         self.rank, self.ranks, self.device = context.rank, context.ranks, context.device
         self.parameters: dict[str, nn.Parameter] = {}
+        self._copies: list[tuple[nn.Parameter, nn.Parameter]] = []  # of it, in the other stages
         for stage in self._own.stages.values():
-            self.parameters = stage.own_parameters | self.parameters
+            for name, each in stage.own_parameters.items():
+                if self.parameters.setdefault(name, each) is not each:
+                    self._copies.append((each, self.parameters[name]))
 
     def step(self) -> float:
         """Run an iteration: the mean loss of its microbatches, on every rank.
@@ -45,8 +49,8 @@ class Pipeline:
         The gradients of that mean are then in the parameters, summed over replicas and over the
         stages that hold a tied one. They are in place of what was there before.
         """
-        for each in self.parameters.values():
-            each.grad = None
+        for copy, whole in self._copies:
+            copy.data.copy_(whole.data)
         self._own.step(learn=False)
         return losses_of(self._own.context.gather(self._own.end_step()))
 
@@ -77,7 +81,7 @@ def train_with(
     `model` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, built with these `arguments`. Under
     `torchrun` this process is one of the ranks, and gets its own result; else they are started
     here, and results and the loop have to be picklable. `backend` and `engine` are those of
-    `partopt.runtime.run.run_plan`.
+    `partopt.runtime.run.RunOptions`.
 
     Raises PartoptError for a plan that cannot run here or is asynchronous, a model that is not the
     plan's, and where a rank fails.
@@ -98,7 +102,7 @@ def train_with(
     found = find_model(model, arguments)
     try:
         name = choose_backend(backend, ranks_here(plan.world_size))
-        training = prepare(plan, found, None, engine, seed)
+        training = prepare(plan, found, RunOptions(engine=engine, seed=seed))
         return run_ranks(_Loop(training, loop), plan.world_size, name)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
+from partopt.options import invalid
 from partopt.profiler.device import keep_freed_memory
 from partopt.runtime.context import (
     FIELDS,
@@ -66,9 +67,7 @@ def choose_backend(name: str, ranks_here: int) -> str:
         what, hint = "unknown backend", did_you_mean(name, BACKENDS)
     elif built:
         what = f"{ranks_here} ranks need a GPU each, torch sees {devices}"
-    raise PartoptError(
-        f"`backend={name}`: {what}", hint, code="invalid-option", option="backend", value=name
-    )
+    raise invalid("backend", name, what, hint)
 
 
 def is_under_torchrun() -> bool:

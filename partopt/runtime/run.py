@@ -14,6 +14,7 @@ import torch
 from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
+from partopt.options import invalid
 from partopt.profiler.device import describe_device
 from partopt.profiler.load import ModelSource, find_model
 from partopt.runtime.check import check_first
@@ -38,6 +39,41 @@ ENGINES = ("auto", "torch", "partopt")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a plan is run.
+
+    A step is an iteration; of an asynchronous plan it is `microbatches` from an empty pipeline to
+    an empty one. `engine` is "torch", its pipeline runtime, the default where that can run the
+    plan, or "partopt", which runs every plan. With `check` a first step is held against one
+    process, and dropped. Checkpoints are written into the folder `save` at the end and after
+    `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
+    or another.
+    """
+
+    steps: int = 10
+    check: bool = False
+    backend: str = "auto"
+    engine: str = "auto"
+    seed: int = 0
+    rate: float = 1e-3
+    microbatches: int | None = None
+    save: str | None = None
+    every: int | None = None
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise invalid("steps", self.steps, "not possible", "give at least 1")
+        if self.every is not None and (self.save is None or self.every < 1):
+            raise invalid("every", self.every, "not possible", "give at least 1, beside `save`")
+
+    @property
+    def folder(self) -> Path | None:
+        """Where checkpoints go."""
+        return None if self.save is None else Path(self.save)
+
+
 def run_source(
     plan: Plan,
     source: str | os.PathLike[str],
@@ -47,58 +83,31 @@ def run_source(
 ) -> TrainingRun | None:
     """Train by `plan` the model that `source` names, built with these `arguments`.
 
-    `source` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`; `options` are those of `run_plan`, and
-    so are the errors, which name the file where they are about it.
+    `source` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`; `options` are `RunOptions`. Errors are
+    those of `run_plan`, and name the file where they are about it.
     """
     found = find_model(source, arguments)
     try:
-        return run_plan(plan, found, **options)
+        return run_plan(plan, found, RunOptions(**options))
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
 
 
-def run_plan(
-    plan: Plan,
-    source: ModelSource,
-    *,
-    steps: int = 10,
-    check: bool = False,
-    backend: str = "auto",
-    engine: str = "auto",
-    seed: int = 0,
-    rate: float = 1e-3,
-    microbatches: int | None = None,
-    save: str | None = None,
-    every: int | None = None,
-    resume: str | None = None,
-) -> TrainingRun | None:
-    """Train the model of `source` by `plan` for so many steps.
+def run_plan(plan: Plan, source: ModelSource, options: RunOptions) -> TrainingRun | None:
+    """Train the model of `source` by `plan`.
 
     Here as processes of this machine; under `torchrun` as its ranks, of which all but rank 0 get
-    None. A step is an iteration; of an asynchronous plan it is `microbatches` from an empty
-    pipeline to an empty one. `engine` is "torch", its pipeline runtime, the default where that can
-    run the plan, or "partopt", which runs every plan. With `check` a first step is held against
-    one process, and dropped. Checkpoints are written into the folder `save` at the end and after
-    `every` so many steps; `resume` is a folder of them, whose last is gone on from, under this plan
-    or another.
-
-    Raises PartoptError for a plan that cannot run here, a model that is not the plan's, and where a
-    rank fails.
+    None. Raises PartoptError for a plan that cannot run here, a model that is not the plan's, and
+    where a rank fails.
     """
-    if steps < 1:
-        raise _refused("steps", steps, "at least 1")
-    if every is not None and (save is None or every < 1):
-        raise _refused("every", every, "at least 1, beside `save`")
-    folder = None if save is None else Path(save)
-    if folder is not None:
-        check_folder(folder)
-    start = None if resume is None else last_checkpoint(Path(resume))
-    name = choose_backend(backend, ranks_here(plan.world_size))
-    training = prepare(plan, source, microbatches, engine, seed, rate)
-    main = _Main(training, steps, check, folder, every, start)
+    if options.folder is not None:
+        check_folder(options.folder)
+    start = None if options.resume is None else last_checkpoint(Path(options.resume))
+    name = choose_backend(options.backend, ranks_here(plan.world_size))
+    training = prepare(plan, source, options)
     before = os.getloadavg()[0]
-    with removing_partial(folder):
-        results = run_ranks(main, plan.world_size, name)
+    with removing_partial(options.folder):
+        results = run_ranks(_Main(training, options, start), plan.world_size, name)
     if not results:  # of a rank that torchrun started, but for the first
         return None
     load = MachineLoad(before=before, after=os.getloadavg()[0], cores=os.cpu_count() or 1)
@@ -107,17 +116,10 @@ def run_plan(
 
 @dataclass(frozen=True)
 class _Main:
-    """What every process runs; a class, so that it can be sent to one.
-
-    Checkpoints go into `folder`, after `every` so many steps and at the end; `start` is the one
-    that is gone on from.
-    """
+    """What every process runs, from the checkpoint `start`; a class, that can be sent to one."""
 
     training: Training
-    steps: int
-    check: bool
-    folder: Path | None
-    every: int | None
+    options: RunOptions
     start: Path | None
 
     def __call__(self, context: Context) -> list[RankResult]:
@@ -126,8 +128,9 @@ class _Main:
         return every if context.rank == 0 else []
 
     def _train(self, context: Context) -> RankResult:
-        outcome = check_first(self.training, context) if self.check else None
-        own, steps = RankTraining(self.training, context), self.steps
+        options, steps = self.options, self.options.steps
+        outcome = check_first(self.training, context) if options.check else None
+        own = RankTraining(self.training, context)
         if self.start is not None:
             resume(own, self.start)
         cuda, counted = context.device.type == "cuda", counted_step(own, steps)
@@ -144,9 +147,9 @@ class _Main:
                 records.append(own.step())
             seconds = time.perf_counter() - began
             losses.append(losses_of(context.gather(own.end_step())))
-            due = self.every is not None and (step + 1) % self.every == 0
-            if self.folder is not None and (due or step + 1 == steps):
-                save(own, self.folder)
+            due = options.every is not None and (step + 1) % options.every == 0
+            if options.folder is not None and (due or step + 1 == steps):
+                save(own, options.folder)
             context.say(f"step {step + 1} of {steps}: loss {losses[-1]:.6g}, {seconds:.3g} s")
         if cuda:
             peak = torch.cuda.max_memory_allocated(context.device)
@@ -154,27 +157,15 @@ class _Main:
         return RankResult(records, losses, peak, counted, device, outcome)
 
 
-def prepare(
-    plan: Plan,
-    source: ModelSource,
-    microbatches: int | None = None,
-    engine: str = "auto",
-    seed: int = 0,
-    rate: float = 1e-3,
-) -> Training:
+def prepare(plan: Plan, source: ModelSource, options: RunOptions) -> Training:
     """The training of a model by a plan, before any process starts.
 
     Raises PartoptError for a plan that cannot run, an engine that is unknown or cannot run it, and
     a model that is not the plan's or cannot be cut so.
     """
-    passing = check_plan(plan, microbatches)
+    passing, engine = check_plan(plan, options.microbatches), options.engine
     if engine not in ENGINES:
-        raise PartoptError(
-            f"`engine={engine}`: unknown engine",
-            did_you_mean(engine, ENGINES),
-            code="invalid-option",
-            option="engine",
-        )
+        raise invalid("engine", engine, "unknown engine", did_you_mean(engine, ENGINES))
     reason = can_say(plan)
     if engine == "torch" and reason is not None:
         raise PartoptError(
@@ -193,7 +184,7 @@ def prepare(
                 "plan for a multiple, or leave data(rank, replicas) out",
                 code="uneven-data",
             )
-    training = Training(plan, source, passing, seed, rate, engine)
+    training = Training(plan, source, passing, options.seed, options.rate, engine)
     if not is_under_torchrun():
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # processes are forked, which threads do not survive
@@ -226,7 +217,8 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
     check_tied(plan, list(tied_stages(plan)))
     if plan.microbatches is not None:
         if microbatches not in (None, plan.microbatches):
-            raise _refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
+            hint = f"give those of the plan: {plan.microbatches}"
+            raise invalid("microbatches", microbatches, "not possible", hint)
         return plan.microbatches
     passing = microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
     if schedule(plan.schedule).asynchronous and shard != "none":
@@ -243,12 +235,6 @@ def check_plan(plan: Plan, microbatches: int | None = None) -> int:
 
 def _cannot_run(message: str, hint: str) -> PartoptError:
     return PartoptError(message, hint, code="cannot-run")
-
-
-def _refused(option: str, value: object, allowed: str) -> PartoptError:
-    return PartoptError(
-        f"`{option}={value}`: not possible", f"give {allowed}", code="invalid-option", option=option
-    )
 
 
 def ranks_here(ranks: int) -> int:

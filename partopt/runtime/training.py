@@ -26,13 +26,12 @@ from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
-from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage
+from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
-from partopt.runtime.updates import Stepping, Tied
+from partopt.runtime.updates import Stepper, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 
@@ -217,7 +216,7 @@ class RankTraining:
         self.training, self.context = training, context
         self.steps = self.first = 0  # steps so far, number of the step's first microbatch
         self.optimizers: dict[int, Optimizer] = {}
-        self._stepping: dict[int, Stepping] = {}  # what steps all parameters of a stage
+        self._steppers: dict[int, Stepper] = {}  # what steps all parameters of a stage
         self.rates = [training.rate] * len(plan.stages)
         self.inputs: dict[int, Microbatches] = {}
         for s, stage in enumerate(plan.stages):
@@ -276,7 +275,7 @@ class RankTraining:
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self._stepping_of if learn else None,
+            optimizer_of=self._stepper_of if learn else None,
             tied=self.tied,
         )
 
@@ -300,9 +299,9 @@ class RankTraining:
         """Make what steps the stages, which the first step would else do."""
         for s, stage in self.stages.items():
             if stage.parameters:
-                self._stepping_of(s, stage.parameters)
+                self._stepper_of(s, stage.parameters)
 
-    def _stepping_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepping:
+    def _stepper_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
         def make(own: Sequence[nn.Parameter]) -> Optimizer:
@@ -314,12 +313,12 @@ class RankTraining:
             self.optimizers[s] = made
             return made
 
-        if s not in self._stepping:
+        if s not in self._steppers:
             group = self._sharing.get(s)
-            self._stepping[s] = (
+            self._steppers[s] = (
                 make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )
-        return self._stepping[s]
+        return self._steppers[s]
 
 
 def losses_of(parts: Sequence[Mapping[int, float]]) -> float:

@@ -112,6 +112,15 @@ def test_a_loop_over_unequal_replicas(made):
     assert {name.split(".")[0] for name in names} == {"embed", "body"}
 
 
+def test_a_loop_over_a_vee_whose_first_rank_holds_a_parameter_twice(made):
+    _, model = made(2, cuts=[2])
+    profile = measure_source(model, microbatch_sizes=[2], steps=1, granularity="leaf")
+    plan = solve(Job(profile, flat(2), schedule="zbv", microbatches=4, cuts=[2, 4, 6])).plan
+    losses, names = train_with(adam, plan, model)
+    assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
+    assert "embed.weight" in names
+
+
 def test_an_asynchronous_plan_has_no_loop(made):
     options = {"schedule": "pipedream", "microbatches": None, "tied": "together"}
     plan, model = made(2, cuts=None, **options)
