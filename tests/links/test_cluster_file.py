@@ -6,7 +6,7 @@ from partopt.links.errors import compare
 from partopt.links.fit import fit_topology
 from partopt.links.fitted import FittedLinks, notes_of
 from partopt.links.layout import ALL, SERVERS, levels_of
-from partopt.report.links import render
+from partopt.report.clusters import render_links as render
 from tests.links.synthetic import SWITCHED, level_samples, measurement
 
 LEVELS = [level_samples(level, {**SWITCHED, SERVERS: 2, ALL: 2}) for level in levels_of(4, 2)]
