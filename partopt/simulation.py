@@ -16,7 +16,7 @@ from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid
+from partopt.options import invalid, with_facts
 from partopt.report import trace
 from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
@@ -186,15 +186,14 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
 
 def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
     """The order in the file `path`, on the plan's stages."""
-    for option in ("warmup", "allreduce"):
-        value = getattr(conditions, option)
-        if value is not None:
+    for option, value in {"warmup": conditions.warmup, **conditions.facts}.items():
+        if value is not None and option in ("warmup", "allreduce"):
             raise invalid(
                 option, value, f"the order in {path} says what is done when", f"drop `{option}`"
             )
     text = documents.read_bytes(str(path)).decode(errors="replace")
     network = change_network(plan.topology, conditions)
-    changed = replace(plan, topology=network, comm=conditions.comm or plan.comm)
+    changed = replace(plan, topology=network, engine=with_facts(plan.engine, conditions.facts))
     try:
         M = conditions.microbatches or microbatches_in(text, plan)
         check_size(plan, str(path), M, most_actions)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from partopt.documents.device import DeviceFile
 from partopt.documents.topology import Topology
+from partopt.links import FittedLinks
 from partopt.report.phrases import format_money
 from partopt.report.text import Column, label_lines, paragraph, table_of, width
 from partopt.units import format_bandwidth, format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from partopt.links.fitted import FittedLinks
 
 
 def render_topologies(topologies: dict[str, Topology]) -> str:
@@ -78,27 +75,16 @@ def _engine_lines(topology: Topology) -> Iterator[str]:
 
 def render_links(links: FittedLinks) -> str:
     """The table of all that was measured, the topology, and whether the fit is good."""
-    from partopt.links.cluster_file import quality
-
-    measurement, rows = links.measurement, []
-    for own in links.comparisons:
-        error = f"{own.error:+z.1%}{' poor' if own.is_poor else ''}"
-        fitted = format_seconds(own.fitted_s)
-        rows.append((own.level, own.what, own.size_bytes, own.measured_s, fitted, error))
-    rows += [
-        (samples.name, "late receive", late.size_bytes, late.late_s, "-", "-")
-        for samples in measurement.levels
-        for late in samples.handling
-    ]
+    measurement = links.measurement
     table = table_of(
-        rows,
+        links.comparisons,
         [
-            Column("LEVEL", lambda own: own[0], "text"),
-            Column("TRAFFIC", lambda own: own[1], "text"),
-            Column("SIZE", lambda own: format_bytes(own[2])),
-            Column("MEASURED", lambda own: format_seconds(own[3])),
-            Column("FITTED", lambda own: own[4]),
-            Column("ERROR", lambda own: own[5]),
+            Column("LEVEL", lambda own: own.level, "text"),
+            Column("TRAFFIC", lambda own: own.what, "text"),
+            Column("SIZE", lambda own: format_bytes(own.size_bytes)),
+            Column("MEASURED", lambda own: format_seconds(own.measured_s)),
+            Column("FITTED", lambda own: format_seconds(own.fitted_s)),
+            Column("ERROR", lambda own: f"{own.error:+z.1%}{' poor' if own.is_poor else ''}"),
         ],
     )
     hosts = len(set(measurement.hosts))
@@ -108,7 +94,7 @@ def render_links(links: FittedLinks) -> str:
         [
             ("ranks", f"{measurement.ranks} on {where}"),
             ("load", f"{load} before the measurement"),
-            ("fit", quality(links.comparisons)),
+            ("fit", links.quality),
         ]
     )
     return f"{table}\n\n{render_topology(links.topology)}\n\n{below}"

@@ -204,13 +204,13 @@ def _flight(plan: Plan) -> str:
 
 def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
     """The fullest device against its limit: in all, as a bar, and part by part."""
-    peak, limit, rules = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.memory_rules
+    peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
     on = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
     yield on + against_limit(peak, limit)
     parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
     parts |= {
         "free": 0 if limit is None else max(0, limit - peak),
-        "reserve": rules.reserve_bytes,
+        "reserve": reserve.size_bytes,
     }
     parts = {name: size for name, size in parts.items() if size > 0}
     # each part's cells end where it would, rounded
@@ -220,7 +220,7 @@ def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
         label, marks = _PARTS[name]
         done += size
         cells += marks[ascii_only] * (round(min(_CELLS, room) * done / whole) - len(cells))
-        why = _WHY.get(rules.reserve, "") if name == "reserve" else ""
+        why = _WHY.get(reserve.basis, "") if name == "reserve" else ""
         word = f"{marks[ascii_only]} {label} {format_bytes(size)}{why}"
         # in as few lines as hold them, none broken
         if words and len(words[-1]) + len(word) + 3 <= room:

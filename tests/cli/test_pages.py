@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click import unstyle
 from msgspec.structs import replace
+from partopt.links.fitted import FittedLinks
+from partopt.links.layout import levels_of
 
 import partopt as po
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
-from partopt.links.fitted import FittedLinks
-from partopt.links.layout import levels_of
 from partopt.printable import shorten
 from partopt.report import profile
 from partopt.report.clusters import render_links

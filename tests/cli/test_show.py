@@ -56,7 +56,7 @@ def test_several_files_are_pages_one_after_the_other(partopt, profile_file, plan
     assert (refused.code, refused.errors) == (2, ["--json: takes one file, not 2"])
 
 
-@pytest.mark.parametrize("what_if", [[], ["--comm", "serial", "--microbatches", 40]])
+@pytest.mark.parametrize("what_if", [[], ["--with", "waits=gpipe", "--microbatches", 40]])
 def test_a_simulation_as_simulate_printed_it(partopt, plan_file, tmp_path, what_if):
     (tmp_path / "sim.json").write_text(partopt("simulate", plan_file, *what_if, "--json").out)
     shown = partopt("show", tmp_path / "sim.json")

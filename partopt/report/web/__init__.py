@@ -268,8 +268,8 @@ def _memory_table(plan: Plan) -> dict[str, Any]:
         return lambda own: format_bytes(own[1][name]) if own[1][name] else "-"
 
     note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
-    if plan.memory_rules.reserve_bytes:
-        note += f" {format_bytes(plan.memory_rules.reserve_bytes)} more are reserved."
+    if plan.reserve.size_bytes:
+        note += f" {format_bytes(plan.reserve.size_bytes)} more are reserved."
     return _table(
         rows,
         [
