@@ -38,7 +38,7 @@ from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
-from partopt.trainers.parts import Part, find_parts
+from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
@@ -118,7 +118,7 @@ def solve_within(
             return plan
         return _with_bound_of(plan, moved, problem)
 
-    _check_ties(job, trainer)
+    _check_model(job, trainer, parts)
     results, refusals = [], []
     waiting = deque(restrictions(job, trainer, parts))
     while waiting:
@@ -234,9 +234,22 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
             )
 
 
-def _check_ties(job: Job, trainer: Trainer) -> None:
-    """Refuse a model without a cut between layers that share parameters, which a trainer needs."""
-    layers = job.profile.layers
+def _check_model(job: Job, trainer: Trainer, parts: Sequence[Part]) -> None:
+    """Refuse a model of which the trainer can say no plan, however it is cut.
+
+    It may lack a part, or have no cut between layers that share parameters, where these have to
+    stay together.
+    """
+    layers, kinds = job.profile.layers, {part.kind for part in parts}
+    for kind in (EMBEDDING, HEAD):
+        if parts and kind not in kinds:
+            raise PartoptError(
+                f"the model has no {kind}, and {trainer.name} asks for one",
+                f"say which layers it is: `map=NAME={kind}`",
+                ANSWER_IS_NO,
+                code="target-cannot-say",
+                target=trainer.name,
+            )
     users: dict[str, list[int]] = {}
     for i, layer in enumerate(layers):
         for parameter in layer.shared_parameters:
