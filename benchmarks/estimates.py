@@ -19,6 +19,7 @@ topology, and the optimizer's step on an eighth of the weights. The truth lies b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import warnings
@@ -33,16 +34,16 @@ from torch.nn import functional
 # a checkout in which nothing is installed
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 from benchmarks import machine
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.documents.topology import Topology
 from partopt.profiler import find_model
-from partopt.profiler.building import build_within
 from partopt.profiler.clock import CpuClock
 from partopt.profiler.device import hold_still
 from partopt.profiler.estimating.clock import RooflineClock
-from partopt.profiler.free_memory import ENDLESS
+from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import check_settings
 from partopt.profiler.subject import Subject
@@ -230,14 +231,11 @@ def profile(case: Case, clock: Any, steps: int, dtype: str = "float32") -> Profi
     """The profile of a case, measured by a clock or estimated by one."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.arguments)
     settings = check_settings([case.microbatch], "cpu", dtype, "auto", (), steps, None)
-    estimated = isinstance(clock, RooflineClock)
     torch.manual_seed(0)
-    if estimated:
-        model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
-    else:
+    estimated = isinstance(clock, RooflineClock)
+    with build_without_weights(fake_mode()) if estimated else contextlib.nullcontext():
         model = found.build()
-    within = ENDLESS if estimated else None
-    subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock, within)
+    subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock)
     return measure_subject(subject, Model(name=case.name))
 
 

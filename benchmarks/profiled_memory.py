@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machine import describe
 
-from partopt.profiler.step import tensors_in
+from partopt.profiler.tensors import tensors_in
 from tests.profiler import witnesses
 from tests.profiler.helpers import example
 from tests.profiler.zoo import ZOO, Animal

@@ -35,8 +35,9 @@ from partopt.profiler.clock import Clock
 from partopt.profiler.device import clock_of, hold_still
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import Settings, check_settings
-from partopt.profiler.step import place, run_loss, tensors_in
+from partopt.profiler.step import run_loss
 from partopt.profiler.subject import Subject
+from partopt.profiler.tensors import place, tensors_in
 from partopt.units import format_seconds
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

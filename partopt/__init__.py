@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partopt.documents import Note
     from partopt.documents.plan import Certificate, Plan
     from partopt.documents.profile import Profile
+    from partopt.documents.repeat import repeat
     from partopt.documents.stage import Stage
     from partopt.documents.topology import Topology
     from partopt.html_report import write_report
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
-    from partopt.links.fitted import FittedLinks
+    from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import ProfilingStopped, measure, measure_source
     from partopt.profiler.estimate import estimate, estimate_source
-    from partopt.report.picture import draw
-    from partopt.runtime.link_run import prepare_links
+    from partopt.report.pictures import draw
+    from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.run_document import TrainingRun
     from partopt.runtime.running import run_source
     from partopt.schedules import SCHEDULES
@@ -56,7 +57,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
-    "FittedLinks": "partopt.links.fitted",
+    "FittedLinks": "partopt.links",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
@@ -78,7 +79,7 @@ _PLACES = {
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
-    "draw": "partopt.report.picture",
+    "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimate",
     "estimate_source": "partopt.profiler.estimate",
     "compare_groups": "partopt.search.groups",
@@ -93,9 +94,10 @@ _PLACES = {
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
     "plan_layout": "partopt.trainers.judging",
-    "prepare_links": "partopt.runtime.link_run",
+    "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
+    "repeat": "partopt.documents.repeat",
     "run_source": "partopt.runtime.running",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
@@ -153,6 +155,7 @@ __all__ = [
     "prepare_links",
     "read_layout",
     "readers",
+    "repeat",
     "run_source",
     "scale",
     "schedule_for",

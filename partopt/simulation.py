@@ -17,7 +17,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid, with_facts
-from partopt.report import figure, trace
+from partopt.report import trace
+from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.advice import Trials, findings
@@ -97,10 +98,10 @@ class Simulation:
     def draw(self, form: str, window: tuple[float, float] | None = None) -> bytes:
         """The timeline as a figure: "svg", "pdf" or "png".
 
-        It shows the seconds from and to which `window` goes, by default what a page shows: all, or
-        of a long timeline the beginning, a part of the middle and the end.
+        It shows the seconds from and to which `window` goes, by default all, or of very many
+        actions the beginning.
         """
-        return figure.render(self.execution, form, window)
+        return draw_timeline(self.execution, form, window)
 
     @staticmethod
     def form_of(path: str) -> str:

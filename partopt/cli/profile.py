@@ -93,10 +93,12 @@ if TYPE_CHECKING:
     "--name", metavar="NAME", help="What the profile calls the model [default: the file's name]."
 )
 @click.option(
-    "--larger-than-memory/--no-larger-than-memory",
-    default=None,
-    help="Build without weights and run a few layers of each kind; the default for a model that "
-    "does not fit.",
+    "--repeat",
+    "repeats",
+    multiple=True,
+    metavar="LIST=N",
+    help="The model has N blocks in the list of this name, of which four or more were built: the "
+    "others have the measurements of the second.",
 )
 @click.option(
     "--estimate",
@@ -140,6 +142,7 @@ def command(
     from_run: str | None,
     onto: str | None,
     force: bool,
+    repeats: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Measure the time, memory and output of each layer of MODEL, or estimate the time.
@@ -168,6 +171,7 @@ def command(
       partopt profile examples/gpt.py:build --set layers=12 --set width=768 -o big.json
       partopt profile package.model --device cuda --dtype bfloat16 -o model.json
       partopt profile examples/llama.py --set size=70b --estimate h100 -o m.json
+      partopt profile examples/gpt.py --set layers=4 --repeat blocks=96 -o deep.json
       torchrun --nproc-per-node 4 -m partopt profile my_parallel.py -o tp4.json
       partopt profile --from-run run.json --onto gpt.json -o again.json
     """
@@ -185,7 +189,7 @@ def command(
     }
     check_estimate(given)
     with stopping.stopped_by_signals():
-        measured = _measure(model, given, output, force)
+        measured = _repeat(_measure(model, given, output, force), repeats)
         _save(measured, output, force)
     if output != "-" and _writes():
         from partopt.documents.estimates import next_cluster
@@ -193,6 +197,24 @@ def command(
 
         say(render_sizes(measured))
         _tell_written(output, options["topology"] or next_cluster(measured))
+
+
+def _repeat(measured: Profile, repeats: tuple[str, ...]) -> Profile:
+    """The profile of the model with as many blocks in each list as --repeat says."""
+    from partopt import repeat
+
+    for each in repeats:
+        blocks, _, count = each.rpartition("=")
+        if not (blocks and count.isdecimal()):
+            raise PartoptError(
+                f"--repeat {each}: not of the form LIST=N",
+                "write --repeat transformer.h=96",
+                code="invalid-option",
+                option="repeat",
+                value=each,
+            )
+        measured = repeat(measured, blocks, int(count))
+    return measured
 
 
 def _save_of_run(run: str | None, onto: str | None, output: str, force: bool) -> None:

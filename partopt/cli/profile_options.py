@@ -13,7 +13,7 @@ from partopt.cli import words
 from partopt.errors import PartoptError
 
 ESTIMATING = ("calibrate", "group", "topology")
-MEASURING = ("device", "compile", "steps", "resume", "larger_than_memory")
+MEASURING = ("device", "compile", "steps", "resume")
 
 
 def check_estimate(options: dict[str, Any]) -> None:

@@ -28,8 +28,8 @@ _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
     "shard memory stages chunks tied cut_at cuts replicas cost servers warmup "
     "bandwidth latency links device devices dtype granularity steps autocast compile "
-    "resume larger_than_memory name force scaling weak estimate calibrate "
-    "group topology jitter slow seed draws backend rate clip check save every ranks "
+    "resume repeat name force scaling weak estimate calibrate "
+    "group topology jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )

@@ -52,7 +52,7 @@ class Engine(documents.Part, frozen=True, kw_only=True):
 
 # what executes plans by `partopt run`: they are for it where no trainer is named
 PARTOPT = "partopt"
-OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer", "gradients"))
+OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer"))
 
 
 class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,17 +13,15 @@ from torch import nn
 
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
-from partopt.profiler.building import build_within
 from partopt.profiler.compilation import opened
 from partopt.profiler.device import clock_of
-from partopt.profiler.free_memory import Memory
 from partopt.profiler.group import check_group, check_parallel, open_group
 from partopt.profiler.load import ModelSource, find_model
+from partopt.profiler.memory import build_within_memory
 from partopt.profiler.resume import check_resume
 from partopt.profiler.session import ProfilingStopped, measure_subject
 from partopt.profiler.settings import (
     Progress,
-    check_larger,
     check_model,
     check_name,
     check_settings,
@@ -50,7 +48,6 @@ def measure(
     name: str | None = None,
     resume: Profile | None = None,
     progress: Progress | None = None,
-    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Measure every layer of `model` at each microbatch size, in place, as it trains.
 
@@ -65,9 +62,6 @@ def measure(
     profile `resume` holds are taken from it. The profile's `notes` say what makes the measurements
     doubtful.
 
-    `larger_than_memory` measures a few real layers of each kind (`partopt.profiler.larger`) and
-    leaves the model where it is; by default a model on the meta device is measured so.
-
     Raises PartoptError for bad input and where every size runs out of memory; ProfilingStopped,
     with what is finished, on Ctrl-C and where an error comes after a size was finished.
     """
@@ -75,15 +69,14 @@ def measure(
         microbatch_sizes, device, dtype, granularity, units, steps, progress, autocast, compile
     )
     check_model(model, example_inputs, loss_fn)
-    large = check_larger(larger_than_memory, model)
     resumed = check_resume(resume)
     own = resumed.model.name if resumed else type(opened(model)).__name__
     identity = Model(name=check_name(name) or own)
     with open_group(settings.device) as group:
-        check_group(group, settings.compiled, large)
+        check_group(group, settings.compiled)
         check_parallel(model, group)
-        within, clock = Memory.free(settings.device) if large else None, clock_of(settings.device)
-        subject = Subject(model, example_inputs, loss_fn, settings, clock, within, group)
+        clock = clock_of(settings.device)
+        subject = Subject(model, example_inputs, loss_fn, settings, clock, group)
         return measure_subject(subject, identity, resumed)
 
 
@@ -102,7 +95,6 @@ def measure_source(
     name: str | None = None,
     resume: Profile | None = None,
     progress: Progress | None = None,
-    larger_than_memory: bool | None = None,
 ) -> Profile:
     """Build the model that `source` names and measure it.
 
@@ -116,19 +108,16 @@ def measure_source(
     )
     resumed = check_resume(resume)
     title = check_name(name) or (resumed and resumed.model.name)
-    check_larger(larger_than_memory)
     found = find_model(source, arguments)
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
         with open_group(settings.device) as group:
-            check_group(group, settings.compiled, larger_than_memory)
-            larger = False if group.ranks > 1 else larger_than_memory
-            memory, clock = Memory.free(settings.device), clock_of(settings.device)
-            model, large = build_within(found.build, memory, settings.dtype, larger)
+            check_group(group, settings.compiled)
+            model = build_within_memory(found.build, settings.device, settings.dtype)
             check_parallel(model, group)
-            within = memory if large else None
             inputs_of, loss_fn = found.example_inputs, found.loss_fn
-            subject = Subject(model, inputs_of, loss_fn, settings, clock, within, group)
+            clock = clock_of(settings.device)
+            subject = Subject(model, inputs_of, loss_fn, settings, clock, group)
             return measure_subject(subject, identity, resumed)
     except ProfilingStopped as stopped:
         if isinstance(stopped.error, PartoptError):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from partopt.documents.profile import Measurement
-from partopt.profiler.out_of_memory import is_out_of_memory, release_memory
+from partopt.profiler.memory import is_out_of_memory, release_memory
 from partopt.profiler.timeline import Stepper
 
 STEPS = 3

@@ -21,7 +21,7 @@ from partopt.documents.profile import StashGroup
 from partopt.errors import PartoptError
 from partopt.profiler.dataflow import StorageMap
 from partopt.profiler.foreign_errors import describe
-from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.memory import is_out_of_memory
 from partopt.profiler.precision import replace_forward
 from partopt.profiler.stash import Kept, stash_groups
 from partopt.profiler.step import Inputs, run_loss

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 
 from partopt.documents import profile
 from partopt.profiler.flops import count_flops
-from partopt.profiler.step import local_tensors, tensors_in
+from partopt.profiler.tensors import local_tensors, tensors_in
 from partopt.profiler.tracker import Tracker
 
 

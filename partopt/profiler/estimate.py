@@ -12,7 +12,6 @@ from partopt.documents.device import Roofline, same_device
 from partopt.documents.estimates import cluster_of
 from partopt.documents.profile import Model, Profile
 from partopt.errors import PartoptError
-from partopt.profiler.building import build_within
 from partopt.profiler.estimating.calibration import calibrate as scale_to
 from partopt.profiler.estimating.calibration import check_seconds
 from partopt.profiler.estimating.clock import RooflineClock
@@ -23,8 +22,9 @@ from partopt.profiler.estimating.pretended_group import (
     make_parallel,
     open_pretended_group,
 )
-from partopt.profiler.free_memory import ENDLESS
-from partopt.profiler.load import find_model
+from partopt.profiler.fake import build_without_weights, fake_mode
+from partopt.profiler.load import ModelSource, find_model
+from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import (
     Progress,
@@ -68,7 +68,7 @@ def estimate(
     )
     check_seconds(calibrate)
     check_model(model, example_inputs, loss_fn)
-    subject = Subject(model, example_inputs, loss_fn, settings, clock, ENDLESS)
+    subject = Subject(model, example_inputs, loss_fn, settings, clock)
     identity = Model(name=check_name(name) or type(model).__name__)
     return scale_to(measure_subject(subject, identity), calibrate)
 
@@ -106,13 +106,24 @@ def estimate_source(
     identity = Model(name=title or found.name, entry=found.entry, arguments=found.arguments)
     try:
         with open_pretended_group(group) as ranks:
-            model, _ = build_within(found.build, ENDLESS, settings.dtype, True)
+            model = _build(found)
             make_parallel(model, ranks)
             inputs_of, loss_fn = found.example_inputs, found.loss_fn
-            subject = Subject(model, inputs_of, loss_fn, settings, clock, ENDLESS, ranks)
+            subject = Subject(model, inputs_of, loss_fn, settings, clock, ranks)
             return scale_to(measure_subject(subject, identity), calibrate)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
+
+
+def _build(source: ModelSource) -> nn.Module:
+    """The model without its weights, or with them where its build needs their values."""
+    before = RandomNumbers()
+    try:
+        with build_without_weights(fake_mode()):
+            return source.build()
+    except Exception:  # whatever it is, an ordinary build fails of it too, or not
+        before.restore()
+        return source.build()
 
 
 def _settings(

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partopt.errors import PartoptError
-from partopt.profiler.step import local_tensors
+from partopt.profiler.tensors import local_tensors
 
 # Elements from which random numbers are not drawn while a model is built: whoever fills a tensor
 # as large as that with them initialises a weight, whose values do not matter.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partopt.errors import PartoptError
-from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.memory import is_out_of_memory
 
 _EXTRAS = {"torchvision": "examples", "transformers": "examples"}
 

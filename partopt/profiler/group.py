@@ -24,8 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.errors import PartoptError
 from partopt.profiler.dataflow import wraps_tensors
-from partopt.profiler.out_of_memory import is_out_of_memory
-from partopt.profiler.step import Inputs, tensors_in
+from partopt.profiler.memory import is_out_of_memory
+from partopt.profiler.step import Inputs
+from partopt.profiler.tensors import tensors_in
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
@@ -127,16 +128,15 @@ def _is_started() -> bool:
     return found and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def check_group(group: RankGroup, compiled: bool, larger: bool | None) -> None:
+def check_group(group: RankGroup, compiled: bool) -> None:
     """Raise PartoptError for options of measuring that do not go with a group."""
-    for option, given in (("compile", compiled), ("larger_than_memory", larger)):
-        if group.ranks > 1 and given:
-            raise PartoptError(
-                f"`{option}`: does not go with a group of {group.ranks} ranks",
-                f"leave `{option}` out: the layers of a group are measured as they are",
-                code="conflicting-options",
-                option=option,
-            )
+    if group.ranks > 1 and compiled:
+        raise PartoptError(
+            f"`compile`: does not go with a group of {group.ranks} ranks",
+            "leave `compile` out: the layers of a group are measured as they are",
+            code="conflicting-options",
+            option="compile",
+        )
 
 
 def check_parallel(model: nn.Module, group: RankGroup) -> None:

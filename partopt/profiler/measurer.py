@@ -25,8 +25,8 @@ from partopt.profiler.backward_split import split_backward, time_input_gradients
 from partopt.profiler.compilation import compile_units, record_stash
 from partopt.profiler.device import describe_device
 from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
+from partopt.profiler.memory import release_memory
 from partopt.profiler.optimizer import time_optimizer
-from partopt.profiler.out_of_memory import release_memory
 from partopt.profiler.precision import no_cast_cache
 from partopt.profiler.quality_checks import (
     OVERHEAD_BOUND,
@@ -38,11 +38,11 @@ from partopt.profiler.quality_checks import (
 )
 from partopt.profiler.ranks import combine_ranks
 from partopt.profiler.resume import check_same_layers
-from partopt.profiler.step import Inputs, check_step, place, tensors_in
+from partopt.profiler.step import Inputs, check_step
 from partopt.profiler.structure import Structure, observe, track
 from partopt.profiler.subject import Subject
+from partopt.profiler.tensors import place, tensors_in, tokens_per_sample
 from partopt.profiler.timeline import LayerTimes, Stepper
-from partopt.profiler.tokens import tokens_per_sample
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.units import calls_vary
 
@@ -91,6 +91,13 @@ class Measurer:
     def placed(self) -> Iterator[None]:
         """The context in which the model lies on the device, ready to train."""
         settings = self.subject.settings
+        if any(parameter.is_meta for parameter in self.subject.model.parameters()):
+            raise PartoptError(
+                "the model is on the meta device: it has no weights to measure",
+                "build a few of its blocks with weights and add the others by `repeat`, or "
+                "`estimate`",
+                code="no-weights",
+            )
         self.subject.model.to(settings.device, settings.dtype).train()
         yield
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from partopt.documents.profile import Layer, SharedParameter
-from partopt.profiler.step import local_tensors
+from partopt.profiler.tensors import local_tensors
 from partopt.profiler.tracker import Tracker
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
 from partopt.profiler.foreign_errors import describe
-from partopt.profiler.out_of_memory import is_out_of_memory
+from partopt.profiler.memory import is_out_of_memory
 from partopt.profiler.subject import Subject
 from partopt.profiler.timeline import LayerTimes
 from partopt.profiler.tracker import Tracker

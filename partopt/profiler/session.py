@@ -11,7 +11,6 @@ from partopt.profiler.compilation import open_compiled
 from partopt.profiler.device import describe_environment, hold_still
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.estimator import Estimator
-from partopt.profiler.larger import LargeMeasurer
 from partopt.profiler.measurer import Measurer
 from partopt.profiler.precision import under_autocast
 from partopt.profiler.quality_checks import (
@@ -20,7 +19,6 @@ from partopt.profiler.quality_checks import (
     note_uneven_layers,
 )
 from partopt.profiler.resume import check_same_subject
-from partopt.profiler.settings import invalid_option
 from partopt.profiler.subject import Subject
 
 
@@ -79,16 +77,7 @@ def _measure_sizes(measurer: Measurer, identity: Model) -> Profile:
 def _measurer(subject: Subject, resumed: Profile | None) -> Measurer:
     if isinstance(subject.clock, RooflineClock):
         return Estimator(subject, subject.clock)
-    if subject.within is None:
-        return Measurer(subject, resumed)
-    if subject.settings.compiled:
-        raise invalid_option(
-            "compile",
-            True,
-            "layers of a model larger than memory are measured as they are",
-            "leave it out",
-        )
-    return LargeMeasurer(subject, subject.within, resumed)
+    return Measurer(subject, resumed)
 
 
 def _nothing_fits(sizes: tuple[int, ...]) -> PartoptError:

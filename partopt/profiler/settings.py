@@ -122,21 +122,6 @@ def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
     _check_callable("loss_fn", loss_fn)
 
 
-def check_larger(larger: bool | None, model: nn.Module | None = None) -> bool:
-    """Whether to measure `model`, if there is one, as larger than memory: by default on meta.
-
-    Raises PartoptError for what is no such option, and for a model on meta that is not to be.
-    """
-    if larger is not None and not isinstance(larger, bool):
-        what = "neither True nor False"
-        raise invalid_option("larger_than_memory", larger, what, "leave it out: the size decides")
-    on_meta = model is not None and any(each.is_meta for each in model.parameters())
-    if on_meta and larger is False:
-        what = "the model is on the meta device, it has no weights"
-        raise invalid_option("larger_than_memory", larger, what, "leave it out, or build it whole")
-    return on_meta if larger is None else larger
-
-
 def check_name(name: str | None) -> str | None:
     """The name of the profile's model. Raises PartoptError where it could not be written."""
     if name is None:

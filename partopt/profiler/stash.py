@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from partopt.documents import profile
 from partopt.profiler.dataflow import StorageMap
-from partopt.profiler.step import local_tensors
+from partopt.profiler.tensors import local_tensors
 from partopt.profiler.tracker import Tracker
 from partopt.profiler.transient import MemoryMode
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import local_tensors
+from partopt.profiler.tensors import local_tensors
 
 
 class Event(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 from partopt.errors import PartoptError
 from partopt.profiler.load import ModelSource
 from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, place
+from partopt.profiler.step import Inputs
+from partopt.profiler.tensors import place
 
 SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
 

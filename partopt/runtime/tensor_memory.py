@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from partopt.profiler.compilation import opened
 from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import tensors_in
+from partopt.profiler.tensors import tensors_in
 from partopt.runtime.training import RankTraining
 
 COUNTED = 1  # the step: all state of optimizers is there from the second one on

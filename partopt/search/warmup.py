@@ -240,13 +240,13 @@ def _best(plan: Plan, usual: Trial | None) -> Trial | None:
     """
     stages, replicas = stages_of(plan), [stage.replicas for stage in plan.stages]
     enough_s = plan.predicted.estimate.period_s * (1 + WORTHWHILE)
-    long = len(replicas) * (plan.microbatches or sum(replicas)) > SEARCH_LIMIT
     best = usual if usual is not None and usual.fits else None
-    for way in WAYS if stages is not None else ():
+    for own in map(stages.warmups, WAYS) if stages is not None else ():
+        in_flight = max((w + 1) * r for w, r in zip(own, replicas, strict=True))
+        long = len(replicas) * (plan.microbatches or in_flight) > SEARCH_LIMIT
         if best is not None and (long or best.period_s <= enough_s):
-            break
-        assert stages is not None
-        found = try_warmup(plan, stages.warmups(way))
+            continue
+        found = try_warmup(plan, own)
         gained_s = math.inf if best is None else best.period_s * (1 - WORTHWHILE)
         if found is not None and found.fits and found.period_s < gained_s:
             best = found

@@ -17,7 +17,7 @@ from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.timeline import Stepper
-from partopt.report.profile import render_sizes
+from partopt.report.profile import render, render_sizes
 from tests.forked import run_forked
 from tests.helpers import ROOT, run_process
 
@@ -62,6 +62,37 @@ def test_it_writes_a_profile_and_says_what_to_do_next(model: str, tmp_path: Path
         f"Wrote {output}",
         f"next:    partopt plan {output} --topology dgx-a100",
     ]
+
+
+def test_blocks_are_repeated_and_the_summary_says_so(model: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "deep.json")
+    given = [model, "--microbatch", "1", "--set", "layers=4", "-o", output]
+    Path(model).write_text(
+        MODEL.replace("Sequential(*[", "Module([").replace("nn.Module(", "Net(") + NET
+    )
+    result = run(*given, "--repeat", "blocks=7")
+    assert result.exit_code == 0, result.exception
+    assert [layer.name for layer in Profile.load(output).layers] == [
+        f"blocks.{index}" for index in range(7)
+    ]
+    assert "measured with 4 blocks of blocks" in " ".join(result.stderr.split())
+    assert "* did not run" in render(Profile.load(output))
+    for wrong in ("blocks", "=3", "blocks=many"):
+        assert "not of the form LIST=N" in refusal(*given, "--force", "--repeat", wrong).message
+    assert "has 0 blocks" in refusal(*given, "--force", "--repeat", "layers=9").message
+
+
+NET = """
+class Net(nn.Module):
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
 
 
 def test_the_summary_is_a_line_for_each_size_and_fits_80_columns(

@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
-from partopt.profiler.free_memory import Memory
 from partopt.profiler.session import measure_subject
 from partopt.profiler.settings import check_settings
 from partopt.profiler.subject import Subject
@@ -91,13 +89,9 @@ def structure(
     example_inputs: Callable[[int], Any] = lambda size: torch.randn(size, 4),
     loss_fn: Any = None,
     clock: Any = None,
-    within: Memory | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of `model` at microbatch size 1 with times that mean nothing.
-
-    It is measured as one larger than memory where `within` says how much is free.
-    """
+    """The profile of `model` at microbatch size 1 with times that mean nothing."""
     settings = check_settings(
         **{
             "microbatch_sizes": [1],
@@ -110,7 +104,7 @@ def structure(
             **options,
         }
     )
-    subject = Subject(model, example_inputs, loss_fn, settings, clock or FakeClock(), within)
+    subject = Subject(model, example_inputs, loss_fn, settings, clock or FakeClock())
     return measure_subject(subject, Model(name=type(model).__name__))
 
 
@@ -134,18 +128,6 @@ def example(name: str, **arguments: Any) -> ModelSource:
 
 def layer_seconds(measurement: Measurement) -> float:
     return sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
-
-
-ENDLESS = Memory(float("inf"), float("inf"), copies=4)
-shared = partial(structure, within=ENDLESS)  # the profile of a model larger than memory
-
-
-def not_run(profile: Profile) -> dict[int, int]:
-    return {
-        index: layer.measured_as
-        for index, layer in enumerate(profile.layers)
-        if layer.measured_as is not None
-    }
 
 
 def device(**changes: Any) -> Roofline:

@@ -22,7 +22,6 @@ from partopt.documents.device import Roofline
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
 from partopt.profiler.estimate import estimate, estimate_source
-from partopt.profiler.estimating import estimator
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.collectives import Interconnect
 from partopt.profiler.estimating.kernels import kernels_of
@@ -240,19 +239,6 @@ def test_the_same_estimate_is_the_same_bytes() -> None:
     assert documents.encode(of_gpt()) == documents.encode(plain_gpt())
 
 
-def test_layers_that_are_alike_are_estimated_as_if_each_had_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short = plain_gpt()
-    monkeypatch.setattr(estimator, "choose_skipped", lambda *_: {})
-    whole = of_gpt()
-    for few, all_of_them in zip(short.measurements, whole.measurements, strict=True):
-        for one, other in zip(few.layers, all_of_them.layers, strict=True):
-            assert one.forward_s == pytest.approx(other.forward_s)
-            assert one.backward_s == pytest.approx(other.backward_s)
-            assert one.backward_input_s == pytest.approx(other.backward_input_s)
-
-
 def test_everything_but_time_is_as_measured() -> None:
     source = example("gpt", **TINY)
     real = structure(source.build(), source.example_inputs, source.loss_fn, granularity="auto")
@@ -396,6 +382,14 @@ def test_other_faults_of_the_model_are_explained_as_ever() -> None:
     frozen = linear().requires_grad_(False)
     with pytest.raises(PartoptError, match="no parameter of the model requires a gradient"):
         estimate(frozen, lambda size: torch.randn(size, 4), "h100", microbatch_sizes=[1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_measured_not_estimated(kind: type[nn.Module]) -> None:
+    model = Parts(lambda parts, x: parts.recurrent(x)[0], recurrent=kind(4, 4))
+    with pytest.raises(PartoptError, match="recurrent layers") as failed:
+        estimate(model, lambda size: torch.randn(3, size, 4), "h100", microbatch_sizes=[1])
+    assert failed.value.code == "no-rule"
 
 
 @torch.library.custom_op("partopt_tests::halve", mutates_args=())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from partopt.profiler import measure
-from partopt.profiler.tokens import tokens_per_sample
+from partopt.profiler.tensors import tokens_per_sample
 
 
 def ids(*shape, dtype=torch.int64):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from partopt.errors import PartoptError
 from partopt.profiler.branches import find_branching
-from partopt.profiler.step import place
+from partopt.profiler.tensors import place
 from partopt.profiler.units import called_modules, choose_units
 from tests.profiler.helpers import Parts, example, linear, needs_torchvision
 from tests.profiler.zoo_odd import WIDTH, Routed

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive, problem_of
 from partopt.documents.profile import Measurement, Profile
-from partopt.profiler.step import run_loss, tensors_in
+from partopt.profiler.step import run_loss
+from partopt.profiler.tensors import tensors_in
 from tests.helpers import flat
 
 _RELEASE = "release of the graph"

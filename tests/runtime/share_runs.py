@@ -1,4 +1,4 @@
-"""Runs of plans whose replicas hold shares: `python -m tests.runtime.share_runs FILE`.
+"""Runs of plans whose replicas share the optimizer's state: `python -m tests.runtime.share_runs`.
 
 It pickles their documents, by what is shared, and the losses of runs that go on from their
 checkpoints under the same plan and others.
@@ -22,8 +22,7 @@ from partopt.documents.run import Run
 from tests.helpers import flat
 from tests.runtime.test_run import MODEL
 
-# the first rows of a matrix and a bias of 65 are more than the last; norms are of no share, and one
-# layer has a number alone and what does not train
+# one layer has a number alone and what does not train
 TEXT = MODEL.replace("width=8", "width=65").replace(
     "nn.Tanh())", "nn.LayerNorm(width), Scale(), nn.Tanh())"
 )
@@ -38,13 +37,13 @@ class Scale(nn.Module):
     def forward(self, x):
         return self.scale * x + self.fixed.sum() - 3
 """
-SHARED = ("none", "optimizer", "gradients")
+SHARED = ("none", "optimizer")
 STEPS, SAVED = 5, 3
 # from the checkpoint of which to which shares and replicas
 RESUMED: tuple[tuple[str, str, list[int]], ...] = (
     ("optimizer", "optimizer", [2, 1]),
-    ("optimizer", "gradients", [1, 2]),
-    ("gradients", "none", [1, 1]),
+    ("optimizer", "optimizer", [1, 2]),
+    ("optimizer", "none", [1, 1]),
     ("none", "optimizer", [3]),
 )
 

@@ -1,8 +1,7 @@
 """Estimating the layers of a model on a device that is not there.
 
-Everything but time is observed on fake tensors at full size, as for a model larger than memory.
-Then one step of a few layers of each kind runs on fakes too, under a clock that goes on by what
-each operation would take.
+A step runs on fake tensors, at full size and in no memory: observed as any other, then once more
+under a clock that goes on by what each operation would take.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from partopt.profiler.backward_split import split_backward
 from partopt.profiler.estimating.clock import RooflineClock
 from partopt.profiler.estimating.kernels import kernels_of
 from partopt.profiler.foreign_errors import describe
-from partopt.profiler.free_memory import ENDLESS
 from partopt.profiler.group import exchanges_nothing
-from partopt.profiler.larger import LargeMeasurer
-from partopt.profiler.measurer import summarize
-from partopt.profiler.shortening import choose_skipped, expand
-from partopt.profiler.step import Inputs, check_step, local_tensors
-from partopt.profiler.structure import Structure
+from partopt.profiler.measurer import Measurer, summarize
+from partopt.profiler.precision import no_cast_cache
+from partopt.profiler.step import Inputs, check_step
+from partopt.profiler.structure import Structure, observe, track
 from partopt.profiler.subject import Subject
+from partopt.profiler.tensors import local_tensors
 from partopt.profiler.timeline import Stepper
 from partopt.profiler.tracker import Tracker
 
@@ -42,14 +40,15 @@ MOST_WITHOUT_RULE = 0.05  # of the time
 _OPTIMIZER_BYTES = 28
 
 
-class Estimator(LargeMeasurer):
+class Estimator(Measurer):
     """Estimates a subject whose clock is a RooflineClock."""
 
     input_gradient_steps = 1  # all are equal
 
     def __init__(self, subject: Subject, clock: RooflineClock) -> None:
-        super().__init__(subject, ENDLESS)
+        super().__init__(subject)
         self.clock = clock
+        self._mode = fake.fake_mode()
         self.without_rule: list[OperationShare] = []
 
     def describe_device(self) -> Device:
@@ -73,39 +72,49 @@ class Estimator(LargeMeasurer):
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:
         """The context in which the parameters are fake, and have gradients to add to."""
-        with super().placed():
+        model, settings = self.subject.model, self.subject.settings
+        fake.check_shapes(model)
+        with (
+            fake.fake_parameters(model, self._mode, settings.device, settings.dtype),
+            fake.real_buffers(model, settings.device, settings.dtype),
+        ):
+            model.train()
             with self._mode:
-                for parameter in self.subject.model.parameters():
+                for parameter in model.parameters():
                     if parameter.requires_grad:
                         parameter.grad = torch.empty_like(parameter)
             yield
 
     def _see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
-        """The structure at full size, and once, which layers are alike."""
+        """The structure at full size."""
+        subject, faked = self.subject, fake.fake_inputs(inputs, self._mode)
         try:
-            tracker, structure = self._observe_fake(inputs)
+            with self._faked():
+                tracker = self._tracker or track(subject, faked)
+                with no_cast_cache():
+                    structure = observe(subject, faked, tracker)
         except PartoptError:
             raise
         except Exception as error:
-            self._explain(error, inputs)
+            self._explain(error, faked)
         if not self.layers:
-            self.measured_as = choose_skipped(tracker, self._calls)
             self.notes.append(_note(self.clock.device.name))
         return tracker, structure
 
     def _time(
         self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
     ) -> Measurement:
-        """The estimate of one size, from one step of the layers that differ."""
+        """The estimate of one size."""
         subject = self.subject
         inputs = fake.fake_inputs(inputs, self._mode)
         stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, self.clock)
-        with self._faked(), self._skipping(tracker), self.clock:
-            times = expand(stepper.instrumented(), self.measured_as)
+        with self._faked(), self.clock:
+            self.clock.without_rule_s.clear()
+            times = stepper.instrumented()
             if subject.group.ranks > 1 and not self.clock.exchanged_s:
                 raise exchanges_nothing("in build, or estimate it without `group`")
+            self._check_rules(times.step_s)
             parts = self._input_gradients(stepper)
-            self._check_rules(times.step_s, stepper)
         self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
         summary = summarize(size, structure, [times.step_s], [times], self._optimizer_step(), None)
         bare = msgspec.structs.replace(summary, step_s=None, coverage=None, overhead=None)
@@ -123,20 +132,23 @@ class Estimator(LargeMeasurer):
 
     @contextlib.contextmanager
     def _faked(self) -> Iterator[None]:
-        with super()._faked(), kernels_of(self.clock.device.type):
+        """The context in which operations are fake, and those of the device; parameters are so."""
+        with (
+            fake.without_log(),
+            self._mode,
+            fake.fake_buffers(self.subject.model, self._mode),
+            kernels_of(self.clock.device.type),
+        ):
             yield
 
-    def _check_rules(self, step_s: float, stepper: Stepper) -> None:
+    def _check_rules(self, step_s: float) -> None:
         """Note the operations without a rule. PartoptError where they take too much of the time.
 
         The shares are the largest of all sizes.
         """
         shares = {each.operation: each.share for each in self.without_rule}
-        for name in sorted(self.clock.without_rule):
-            self.clock.only = name
-            own_s = expand(stepper.instrumented(), self.measured_as).step_s
+        for name, own_s in sorted(self.clock.without_rule_s.items()):
             shares[name] = max(shares.get(name, 0.0), own_s / step_s)
-        self.clock.only = None
         self.without_rule = [
             OperationShare(operation=name, share=share) for name, share in shares.items()
         ]
@@ -164,9 +176,7 @@ class Estimator(LargeMeasurer):
                 operation=str(error.func),
             ) from error
         with self._faked():
-            check_step(
-                self.subject.model, fake.fake_inputs(inputs, self._mode), self.subject.loss_fn
-            )
+            check_step(self.subject.model, inputs, self.subject.loss_fn)
         raise error
 
 

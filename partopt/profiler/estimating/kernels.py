@@ -1,8 +1,9 @@
 """The kernels of CUDA, where a model is traced on fake tensors of the CPU.
 
-The CPU has other kernels than CUDA for attention, dropout and recurrent layers, which do other
-work and keep other tensors: a model that is to be estimated for a GPU calls those of CUDA. (Fake
-tensors of CUDA itself end the process where torch was built without it.)
+The CPU has other kernels than CUDA for attention and dropout, which do other work and keep other
+tensors: a model that is to be estimated for a GPU calls those of CUDA. (Fake tensors of CUDA itself
+end the process where torch was built without it.) Recurrent layers, which cuDNN runs as it likes,
+are refused.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from partopt.profiler.estimating import recurrent
+from partopt.errors import PartoptError
 from partopt.profiler.fake import replace_attribute
 
 _FLASH_HEAD = 256  # the largest head of the flash kernel
@@ -66,7 +67,7 @@ def _without_packed_sequences() -> Iterator[None]:
 
 
 class _CudaKernels(TorchFunctionMode):
-    """Puts CUDA's kernels of attention, dropout and recurrent layers in the place of the CPU's."""
+    """Puts CUDA's kernels of attention and dropout in the place of the CPU's."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -124,13 +125,19 @@ def _dropout(
     return torch.native_dropout(input, p, True)[0]
 
 
+def _refuse_recurrence(*_arguments: Any, **_options: Any) -> NoReturn:
+    raise PartoptError(
+        "the model has recurrent layers (LSTM, GRU or RNN), which an estimate does not know",
+        "measure the model: leave out `estimate`",
+        code="no-rule",
+    )
+
+
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.dropout: _dropout,
-    torch.lstm: recurrent.layers_of(recurrent.LSTM),
-    torch.lstm_cell: recurrent.lstm_cell,
-    torch._pack_padded_sequence: recurrent.refuse_packing,
-    torch.gru: recurrent.layers_of(recurrent.GRU),
-    torch.rnn_tanh: recurrent.layers_of(recurrent.PLAIN),
-    torch.rnn_relu: recurrent.layers_of(recurrent.PLAIN),
+    **dict.fromkeys(
+        (torch.lstm, torch.lstm_cell, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+        _refuse_recurrence,
+    ),
 }

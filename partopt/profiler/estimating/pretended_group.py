@@ -24,8 +24,8 @@ from partopt.errors import PartoptError
 from partopt.profiler.estimating.collectives import Interconnect
 from partopt.profiler.foreign_errors import describe
 from partopt.profiler.group import RankGroup, check_parallel
-from partopt.profiler.out_of_memory import is_out_of_memory
-from partopt.profiler.step import local_tensors
+from partopt.profiler.memory import is_out_of_memory
+from partopt.profiler.tensors import local_tensors
 
 TOPOLOGY = str | os.PathLike[str] | Topology
 

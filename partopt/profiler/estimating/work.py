@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from partopt.profiler.dataflow import storages_in
-from partopt.profiler.estimating import recurrent_steps
 from partopt.profiler.flops import count_flops
 
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
@@ -33,7 +32,7 @@ _UNCOUNTED = ("_cdist", "_cudnn_rnn", "_fft", "_linalg", "_pdist", "cholesky", "
 class Work(NamedTuple):
     """What an operation does; `kind` says which of a device's efficiencies it has.
 
-    `has_rule` is False where nothing is known of it but its bytes. `launches` are its kernels.
+    `has_rule` is False where nothing is known of it but its bytes.
     """
 
     kind: str
@@ -41,7 +40,6 @@ class Work(NamedTuple):
     bytes: int
     dtype: torch.dtype
     has_rule: bool = True
-    launches: int = 1
 
 
 def work_of(
@@ -57,17 +55,12 @@ def work_of(
     if kind.startswith("attention") and argument_of(func, arguments, options, "is_causal"):
         flops //= 2  # the formula is that of the whole square
     floating = [each.dtype for each in [*read, *made] if each.is_floating_point()]
-    if func.namespace == recurrent_steps.NAMESPACE:
-        moved, launches = recurrent_steps.bytes_and_launches(arguments, result)
-    else:
-        moved, launches = _moved(func, name, arguments, read, made), 1
     return Work(
         kind,
         flops,
-        moved,
+        _moved(func, name, arguments, read, made),
         floating[0] if floating else torch.float32,
         bool(flops) or (func.namespace == "aten" and not name.startswith(_UNCOUNTED)),
-        launches,
     )
 
 

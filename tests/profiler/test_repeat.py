@@ -1,0 +1,181 @@
+"""Four blocks repeated say what as many that were built say, and nothing else is repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from partopt.documents.profile import Profile, StashGroup
+from partopt.documents.repeat import repeat
+from partopt.errors import PartoptError
+from partopt.profiler.estimate import estimate_source
+from tests.profiler.helpers import (
+    EXAMPLES,
+    Parts,
+    example,
+    linear,
+    needs_torchvision,
+    needs_transformers,
+    structure,
+)
+
+TINY = {"width": 32, "heads": 4, "context": 16, "vocabulary": 64}
+LISTS: dict[str, tuple[dict[str, int], list[str]]] = {
+    "gpt": (TINY, ["blocks"]),
+    "gpt2": (TINY, ["transformer.h"]),
+    "bert": (TINY, ["bert.encoder.layer"]),
+    "llama": ({**TINY, "ffn": 48}, ["model.layers"]),
+    "mixtral": ({**TINY, "kv_heads": 2, "ffn": 48, "experts": 3}, ["model.layers"]),
+    "t5": ({**TINY, "ffn": 48}, ["encoder.block", "decoder.block"]),
+    "vit": (
+        {"width": 32, "heads": 4, "ffn": 48, "patch": 16, "size": 32},
+        ["encoder.layers.encoder_layer_"],
+    ),
+}
+NEEDS = {"gpt": [], "vit": [needs_torchvision]}
+
+
+class Blocks(nn.Module):
+    """Blocks that read a table and run again in the backward; a head tied to the table."""
+
+    def __init__(self, layers: int, reach: int = 1) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(linear(), nn.GELU(), linear()) for _ in range(layers)
+        )
+        self.reach = reach
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.table(x.long().abs() % 16).mean(1)
+        made = [x * 1.0]
+        for block in self.blocks:
+            made.append(checkpoint(block, made[-1] + bias, use_reentrant=False))  # type: ignore[arg-type]
+            made[-1] = sum(made[-1 - self.reach :])  # type: ignore[call-overload]
+        return made[-1] @ self.table.weight.T
+
+
+def shape(profile: Profile) -> Any:
+    """All of a profile but its times."""
+    bytes_of = ("output_bytes", "transient_bytes", "split_stash_bytes", "forward_flops")
+    return (
+        [replace(layer, measured_as=None) for layer in profile.layers],
+        [
+            (
+                each.tensors,
+                each.stash_groups,
+                [[getattr(layer, name) for name in bytes_of] for layer in each.layers],
+            )
+            for each in profile.measurements
+        ],
+    )
+
+
+def of_example(name: str, layers: int, granularity: str) -> Profile:
+    source = example(name, layers=layers, **LISTS[name][0])
+    return structure(source.build(), source.example_inputs, source.loss_fn, granularity=granularity)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("granularity", ["auto", "leaf"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEEDS.get(name, [needs_transformers])) for name in LISTS]
+)
+def test_four_blocks_say_what_seven_say(name: str, granularity: str) -> None:
+    short, deep = (of_example(name, layers, granularity) for layers in (4, 7))
+    for blocks in LISTS[name][1]:
+        short = repeat(short, blocks, 7)
+    assert shape(short) == shape(deep)
+    assert list(short.faults()) == []
+
+
+def test_times_are_those_of_the_deep_model_too() -> None:
+    def of(layers: int) -> Profile:
+        arguments = {**TINY, "layers": layers}
+        return estimate_source(EXAMPLES / "gpt.py", "h100", arguments=arguments)
+
+    short, deep = repeat(of(4), "blocks", 9), of(9)
+    for mine, its in zip(short.measurements, deep.measurements, strict=True):
+        for one, other in zip(mine.layers, its.layers, strict=True):
+            assert one.forward_s == pytest.approx(other.forward_s)
+            assert one.backward_s == pytest.approx(other.backward_s)
+            assert one.backward_input_s == pytest.approx(other.backward_input_s)
+        assert mine.optimizer_s == pytest.approx(its.optimizer_s)
+
+
+@pytest.mark.parametrize("granularity", ["auto", "leaf"])
+def test_tables_that_all_blocks_read_and_checkpoints(granularity: str) -> None:
+    inputs = lambda size: torch.randn(size, 4)  # noqa: E731
+    short, deep = (structure(Blocks(n), inputs, granularity=granularity) for n in (4, 6))
+    assert shape(repeat(short, "blocks", 6)) == shape(deep)
+
+
+def test_a_profile_says_what_was_repeated() -> None:
+    short = of_example("gpt", 4, "auto")
+    deep = repeat(short, "blocks", 6)
+    assert [layer.measured_as for layer in deep.layers] == [None, None, None, 2, 2, *[None] * 4]
+    assert deep.notes[-1].code == "repeated"
+    [mine], [its] = deep.measurements, short.measurements
+    assert mine.coverage == its.coverage
+    assert mine.step_s == pytest.approx(
+        sum(each.forward_s + each.backward_s for each in mine.layers) / mine.coverage
+    )
+    assert shape(repeat(short, "blocks", 4)) == shape(short)
+
+
+def test_names_of_shared_weights_move_with_their_block() -> None:
+    def build(layers: int) -> nn.Module:
+        model = nn.Module()
+        blocks = nn.Sequential(*(nn.Sequential(linear(), linear()) for _ in range(layers)))
+        for block in blocks:
+            block[1].weight = block[0].weight  # type: ignore[index]
+        model.blocks = blocks
+        model.forward = blocks.forward  # type: ignore[method-assign]
+        return model
+
+    short, deep = (structure(build(layers)) for layers in (4, 6))
+    assert shape(repeat(short, "blocks", 6)) == shape(deep)
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks", "count", "what"),
+    [
+        (3, "blocks", 9, "has 3 blocks, and four are needed"),
+        (4, "layers", 9, "has 0 blocks, and four are needed"),
+        (4, "blocks", 3, "has 4 blocks already"),
+    ],
+)
+def test_what_cannot_be_repeated(layers: int, blocks: str, count: int, what: str) -> None:
+    profile = structure(Blocks(layers), granularity="auto")
+    with pytest.raises(PartoptError, match=what) as failed:
+        repeat(profile, blocks, count)
+    assert failed.value.code == "not-repeatable"
+
+
+def test_blocks_have_to_be_alike() -> None:
+    model = Blocks(4)
+    model.blocks[2][2] = nn.Linear(4, 4)  # type: ignore[index,operator]
+    with pytest.raises(PartoptError, match="the third is not like the second"):
+        repeat(structure(model, granularity="auto"), "blocks", 9)
+    reaching = structure(Blocks(5, reach=2), granularity="auto")
+    with pytest.raises(PartoptError, match="the third is not like the second"):
+        repeat(reaching, "blocks", 9)
+    plain = structure(Blocks(4), granularity="auto")
+    [measured] = plain.measurements
+    third = [layer.name for layer in plain.layers].index("blocks.2.0")
+    kept = [*measured.stash_groups, StashGroup(layers=[third], bytes=8)]
+    other = replace(plain, measurements=[replace(measured, stash_groups=kept)])
+    with pytest.raises(PartoptError, match="the third is not like the second"):
+        repeat(other, "blocks", 9)
+
+
+def test_a_number_is_needed() -> None:
+    profile = structure(Parts(lambda parts, x: parts.one(x), one=linear()))
+    with pytest.raises(PartoptError) as failed:
+        repeat(profile, "one", 0)
+    assert failed.value.code == "invalid-option"
