@@ -345,6 +345,7 @@ def plan_of(
         microbatches=problem.microbatches,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
+        trainer=problem.trainer,
         engine=problem.engine,
         shard=problem.shard,
         reserve=problem.reserve,
