@@ -41,6 +41,14 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
     reserve_bytes: Bytes | None = None
 
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether stages that recompute do so layer by layer, each of which keeps its input.
+
+        They do so within the backward under every schedule.
+        """
+        return "blocks" in self.recompute and "stage" not in self.recompute
+
 
 # what `partopt run` executes, and what plans are for where no trainer is named
 OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer"))

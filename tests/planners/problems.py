@@ -114,6 +114,7 @@ def trained(draw: st.DrawFn, microbatches: int | None) -> dict[str, Any]:
         allreduce=draw(st.sampled_from(["overlap", "blocking"])),
         bucket_bytes=draw(st.sampled_from([1, 7, 10**9])),
         buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
+        recompute=("none", draw(st.sampled_from(["stage", "blocks"]))),
     )
     return {"engine": engine, "shard": draw(st.sampled_from(list(SHARDED)))}
 
