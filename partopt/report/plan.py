@@ -158,7 +158,7 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield from basis_lines(plan.profile.estimated)
 
 
-def _trainer(plan: Plan) -> Lines:
+def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
     """For which trainer the plan is; where none was named and it never flushes, what that means."""
     if plan.trainer != PARTOPT:
         yield "trainer", plan.trainer
