@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links.fitted import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import ProfilingStopped, measure, measure_source
-    from partopt.profiler.estimate import estimate, estimate_source
+    from partopt.profiler import (
+        ProfilingStopped,
+        estimate,
+        estimate_source,
+        measure,
+        measure_source,
+    )
     from partopt.report.picture import draw
     from partopt.runtime.link_run import prepare_links
     from partopt.runtime.run_document import TrainingRun
@@ -80,8 +85,8 @@ _PLACES = {
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.picture",
-    "estimate": "partopt.profiler.estimate",
-    "estimate_source": "partopt.profiler.estimate",
+    "estimate": "partopt.profiler",
+    "estimate_source": "partopt.profiler",
     "compare_groups": "partopt.search.groups",
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",

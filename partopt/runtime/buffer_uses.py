@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt.profiler.dataflow import storages_in, wraps_tensors
+from partopt.profiler.operations import Operation, Watch, storages_in
 from partopt.runtime.events import EVERYWHERE, storage_of
 
 # running statistics that an operator with these flags changes, whatever its schema says
@@ -76,22 +75,17 @@ def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
     return [each for name, each in given.items() if name in mutable and each is not None]
 
 
-class BufferWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class BufferWatch(Watch):
     """While it is active, it collects the buffers that are `used`, and those `written` to."""
 
     def __init__(self, uses: BufferUses) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._uses = uses
         self.used: set[str] = set()
         self.written: set[str] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note its buffers."""
-        if wraps_tensors(types):
-            return NotImplemented
-        options = kwargs or {}
-        self.used |= self._uses.names(storages_in([args, options]))
-        self.written |= self._uses.names(storages_in(written_by(func._schema, args, options)))
-        return func(*args, **options)
+    def before(self, call: Operation) -> None:
+        """Note the buffers that the operation uses."""
+        written = written_by(call.func._schema, call.arguments, call.options)
+        self.used |= self._uses.names(call.read)
+        self.written |= self._uses.names(storages_in(written))

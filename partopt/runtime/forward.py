@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profiler.step import Inputs, Loss, default_loss, run_forward
+from partopt.profiler.step import default_loss, run_forward
+from partopt.profiler.tensors import Inputs, Loss
 from partopt.runtime.crossings import Cut
 from partopt.runtime.events import Key, Record, is_question, name_of
 from partopt.runtime.placeholder import Fetch, Placeholder, fill

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from partopt.errors import PartoptError
-from partopt.profiler.load import ModelSource
-from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs
-from partopt.profiler.tensors import place
+from partopt.profiler.source import ModelSource
+from partopt.profiler.tensors import Inputs, place
+from partopt.profiler.weightless import RandomNumbers
 
 SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
 

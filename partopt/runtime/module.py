@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from partopt.errors import PartoptError
-from partopt.profiler.step import Inputs, Loss
+from partopt.profiler.tensors import Inputs, Loss
 from partopt.runtime.buffers import buffer_slots
 from partopt.runtime.crossings import check_cuts, cut_before, with_stride
 from partopt.runtime.events import Key, Likeness, Record

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from partopt.errors import PartoptError
-from partopt.profiler.load import ModelSource
+from partopt.profiler.source import ModelSource
 
 # Each by the name that a plan has for it: the class, and what it is given beside the rate
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {

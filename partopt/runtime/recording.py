@@ -14,11 +14,11 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from partopt.errors import PartoptError
-from partopt.profiler.fake import replace_attribute
-from partopt.profiler.foreign_errors import explain
-from partopt.profiler.step import Inputs, Loss, default_loss, run_forward
-from partopt.profiler.tensors import tensors_in
-from partopt.profiler.tracker import LayerKey
+from partopt.profiler.layers import LayerKey
+from partopt.profiler.source import explain
+from partopt.profiler.step import default_loss, run_forward
+from partopt.profiler.tensors import Inputs, Loss, tensors_in
+from partopt.profiler.weightless import replace_attribute
 from partopt.runtime.buffer_uses import BufferUses, BufferWatch
 from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.event_builder import EventBuilder, NewTree

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partopt.profiler.step import Inputs
+from partopt.profiler.tensors import Inputs
 from partopt.runtime.buffers import BufferState
 from partopt.runtime.module import StageModule
 from partopt.runtime.random_state import RandomState

@@ -15,7 +15,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError
 from partopt.profiler.device import describe_device
-from partopt.profiler.load import ModelSource, find_model
+from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.backends import choose_backend
 from partopt.runtime.check import check_first
 from partopt.runtime.checkpoint import (

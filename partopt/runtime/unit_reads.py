@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import Inputs
-from partopt.profiler.tensors import local_tensors
+from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
+from partopt.profiler.tensors import Inputs, local_tensors
 from partopt.runtime.events import IN_AN_OBJECT
 
 
-class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class UnitReads(Watch):
     """Knows which layer made which storage, and sees what is read while a unit runs.
 
     A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
@@ -24,7 +21,7 @@ class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.hidden: dict[tuple[int, int], str] = {}
         self._makers = StorageMap()
         self._constants = StorageMap()
@@ -60,18 +57,14 @@ class UnitReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             yield self._touched
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note what it reads and makes."""
-        if wraps_tensors(types):
-            return NotImplemented
-        options = kwargs or {}
-        for tensor in storages_in([args, options]):
+    def before(self, call: Operation) -> None:
+        """Note what the operation reads."""
+        for tensor in call.read:
             self._note_read(tensor)
-        result = func(*args, **options)
-        self.note_made(list(storages_in(result)), self._layer)
-        return result
+
+    def after(self, call: Operation) -> None:
+        """Note what it made."""
+        self.note_made(list(storages_in(call.result)), self._layer)
 
     def _note_read(self, tensor: Tensor) -> None:
         names = self._constants.get(tensor)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.runtime.optimizers import OPTIMIZERS, steps_rows_alone
 from partopt.runtime.own_loop import train_with
 from partopt.runtime.run_checks import check_optimizer
