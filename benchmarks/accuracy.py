@@ -14,6 +14,9 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import accuracy_computing as computing
 import accuracy_sleeping as sleeping

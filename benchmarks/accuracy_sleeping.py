@@ -19,16 +19,16 @@ from partopt.documents.profile import (
     Profile,
 )
 from partopt.documents.topology import Topology
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.measured import measured_execution, with_measured_times
 from partopt.runtime.processes import run_local
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.sleeping import SleepingStage
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from partopt.simulator import execute as simulate
 from partopt.simulator.execution import Execution
+from tests.runtime.sleeping import SleepingStage
 
 RANKS = 4
 STEPS = 5

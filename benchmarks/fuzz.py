@@ -99,7 +99,6 @@ DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "comparison": (PLAN.replace("plan", "compare") + " --json", DRAW),
     "scaling": (f"{PLAN} --scaling 1,2,4 --json", DRAW),
     "verification": ("show --verify plan.json --profile p.json --json", SHOW),
-    "difference": ("show p.json p.json --json", SHOW),
     "trial": ("schedule 1f1b --json", SHOW),
     "flows": ("export plan.json --to flows -o flows.json", SHOW),
     "groups": ("groups.json", DRAW),

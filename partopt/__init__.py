@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from partopt.importers.run import import_run
     from partopt.importers.torch_profile import import_times
     from partopt.job import Job
-    from partopt.links.fitted import FittedLinks
+    from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
     from partopt.profiler import (
         ProfilingStopped,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         measure,
         measure_source,
     )
-    from partopt.report.picture import draw
-    from partopt.runtime.link_run import prepare_links
+    from partopt.report.pictures import draw
+    from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.run_document import TrainingRun
     from partopt.runtime.running import run_source
     from partopt.schedules import SCHEDULES
@@ -62,7 +62,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "Certificate": "partopt.documents.plan",
-    "FittedLinks": "partopt.links.fitted",
+    "FittedLinks": "partopt.links",
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
@@ -84,7 +84,7 @@ _PLACES = {
     "Trial": "partopt.trials.trying",
     "Uniform": "partopt.trials.uniform",
     "compare": "partopt.search.compare",
-    "draw": "partopt.report.picture",
+    "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler",
     "estimate_source": "partopt.profiler",
     "compare_groups": "partopt.search.groups",
@@ -98,7 +98,7 @@ _PLACES = {
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
     "plan_layout": "partopt.trainers.judging",
-    "prepare_links": "partopt.runtime.link_run",
+    "prepare_links": "partopt.runtime.link_measurement",
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
     "repeat": "partopt.documents.repeat",

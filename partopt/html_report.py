@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
 from partopt import documents
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.simulation import DrawnTimeline, Finding
-from partopt.report import picture, web
+from partopt.documents.simulation import Finding
+from partopt.report import web
 from partopt.report.pages import text_of
-from partopt.report.picture import Drawable
-from partopt.report.pictures.look import require_matplotlib
-from partopt.simulation import Simulation, simulate
+from partopt.report.pictures import Drawable, picture_of, require_matplotlib
+from partopt.simulation import simulate
 from partopt.simulator.document import drawn_timeline, drawn_windows
 
 _ROWS = 64  # ranks of the timeline
@@ -49,46 +48,41 @@ def write_report(
     documents.check_writable(path, force)
     require_matplotlib()
     simulation = simulate(plan)
-    found = [*([] if profile is None else [profile]), *beside]
-    contents = web.Contents(
-        plan,
-        simulation.document,
-        _timeline(simulation),
-        {
-            "picture": picture.render(plan, "svg", profile=profile),
-            "figure": simulation.draw("svg"),
-        },
-        list(_beside(found, spell)),
-        commands,
-        [(_name(each), _digest(each)) for each in (plan, *found)],
-    )
-    page = web.render(contents, spell, command)
-    documents.write_bytes(path, page.encode(), force)
-
-
-def _timeline(simulation: Simulation) -> DrawnTimeline | None:
-    """The timeline in as many columns as a page can hold; None where that are none."""
+    pictures = {
+        "picture": picture_of(plan, profile).render("svg"),
+        "figure": simulation.draw("svg"),
+    }
+    # the timeline in as many columns as the page can hold, or not at all
     execution = simulation.execution
-    for columns in _COLUMNS:
-        windows = drawn_windows(execution, columns)
-        drawn = drawn_timeline(execution.timeline, windows, _ROWS, _ACTIONS)
-        if drawn is not None:
-            return drawn
-    return None
-
-
-def _beside(documents: Sequence[Drawable], spell: Callable[[str], str]) -> Iterator[web.Beside]:
-    """Each document under its kind's name, the second of a kind with its number."""
-    seen: Counter[str] = Counter()
-    for each in documents:
-        kind = _name(each)
+    drawn = (
+        drawn_timeline(execution.timeline, drawn_windows(execution, columns), _ROWS, _ACTIONS)
+        for columns in _COLUMNS
+    )
+    timeline = next((each for each in drawn if each is not None), None)
+    found = [*([] if profile is None else [profile]), *beside]
+    sections, seen = [], Counter[str]()
+    for each in found:  # under its kind's name, the second of a kind with its number
+        kind = _kind(each)
         seen[kind] += 1
         name = kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"
         text = click.unstyle(text_of(each, spell))
-        yield web.Beside(name, kind.capitalize(), picture.render(each, "svg"), text)
+        sections.append(web.Beside(name, picture_of(each).render("svg"), text))
+    digests = [(_kind(each), _digest(each)) for each in (plan, *found)]
+    page = web.render(
+        plan,
+        simulation.document,
+        timeline,
+        pictures,
+        sections,
+        digests,
+        commands,
+        spell,
+        command,
+    )
+    documents.write_bytes(path, page.encode(), force)
 
 
-def _name(document: Drawable) -> str:
+def _kind(document: Drawable) -> str:
     """`comparison`, as its schema says."""
     return document.schema.removeprefix("partopt.").partition("/")[0]
 

@@ -18,7 +18,7 @@ from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
 from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile
-from partopt.documents.stage import MemoryRules, Reserve
+from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import AUTO, MANUAL, Options, check_options, invalid, parse_bytes
@@ -73,7 +73,7 @@ class Job(Options):
 
         PartoptError where nothing is left beside the reserve.
         """
-        limit, reserved = self._limit_bytes, self.memory_rules.reserve_bytes
+        limit, reserved = self._limit_bytes, self.reserve.size_bytes
         if limit is not None and reserved >= limit:
             raise invalid(
                 "reserve",
@@ -92,26 +92,13 @@ class Job(Options):
             else parse_bytes("memory", self.memory)
         )
 
-    def _reserve(self) -> tuple[int, Reserve]:
-        """Bytes of each device that no plan may use, and what they rest on."""
-        if self.reserve is not None and self._limit_bytes is not None:
-            return parse_bytes("reserve", self.reserve, least=0), "given"
-        return (
-            (0, "none") if self.memory is not None else reserve_of(self.profile, self._limit_bytes)
-        )
-
     @cached_property
-    def memory_rules(self) -> MemoryRules:
-        """How memory is counted."""
-        reserved, basis = self._reserve()
-        return MemoryRules(
-            reserve_bytes=reserved,
-            reserve=basis,
-            optimizer_bytes=None if self.optimizer_bytes is None else float(self.optimizer_bytes),
-            gradients=self.gradients,
-            buffers=self.buffers,
-            shard=self.shard,
-        )
+    def reserve(self) -> Reserve:
+        """What no plan may use of each device."""
+        given = self.engine_run.reserve_bytes
+        if given is not None and self._limit_bytes is not None:
+            return Reserve(size_bytes=given, basis="given")
+        return Reserve() if self.memory is not None else reserve_of(self.profile, self._limit_bytes)
 
     @cached_property
     def problem(self) -> Problem:
@@ -133,15 +120,12 @@ class Job(Options):
             self._size(),
             schedule=self.schedule,
             optimizer=self.optimizer,
-            memory_rules=self.memory_rules,
+            engine=self.engine_run,
+            shard=self.shard,
+            reserve=self.reserve,
             recompute=self.recompute == "always",
             recompute_per_stage=self.recompute == "auto",
             replication=self.replication,
-            serial_transfers=self.comm == "serial",
-            comm_auto=self.comm == AUTO,
-            split_messages=self.messages == "split",
-            blocking_allreduce=self.allreduce == "blocking",
-            bucket_bytes=parse_bytes("bucket", self.bucket),
             stages=self.stages,
             chunks=self.chunks or CHUNKS,
             tied=self.tied,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
+from msgspec.structs import replace
+
 from partopt import units
-from partopt.documents import check_option
+from partopt.documents import check_option, refuse
+from partopt.documents.engine import OWN, AllReduce, Engine, Messages, Recomputation
 from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Count
 from partopt.documents.stage import Buffers, Gradients, Shard
@@ -17,29 +20,33 @@ from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED
 
 Recompute = Literal["never", "always", "auto"]
-Comm = Literal["auto", "overlap", "serial"]
-Messages = Literal["packed", "split"]
-AllReduce = Literal["overlap", "blocking"]
 Effort = Literal["quick", "normal", "thorough"]
 
-# of a schedule: the best of all synchronous ones; of `comm`: what the schedule's engines do
-AUTO: Final = "auto"
+AUTO: Final = "auto"  # of a schedule: the best of all synchronous ones
 MANUAL: Final = "manual"  # the planner of a split of one's own
 _CHOICES: dict[str, tuple[str, ...]] = {
     "replication": get_args(Replication),
     "recompute": get_args(Recompute),
     "optimizer": get_args(Optimizer),
-    "gradients": get_args(Gradients),
-    "buffers": get_args(Buffers),
     "shard": get_args(Shard),
     "tied": get_args(Tied),
-    "comm": get_args(Comm),
-    "messages": get_args(Messages),
-    "allreduce": get_args(AllReduce),
     "effort": get_args(Effort),
 }
 _COUNTS = ("microbatch_size", "microbatches", "global_batch", "stages", "chunks")
 MOST, MOST_BYTES = 10**9, 10**18  # of anything that is counted; of memory
+# facts of an engine that are one of several, and those that are some of several
+_ONE_OF: dict[str, Collection[str]] = {
+    "messages": get_args(Messages),
+    "gradients": get_args(Gradients),
+    "allreduce": get_args(AllReduce),
+    "buffers": get_args(Buffers),
+}
+_SOME_OF: dict[str, Collection[str]] = {
+    "waits": SCHEDULES,
+    "recompute": get_args(Recomputation),
+    "shard": get_args(Shard),
+}
+FACTS = (*_SOME_OF, *_ONE_OF, "bucket", "optimizer_bytes", "reserve")
 _MOST_STATE = 1000  # bytes of optimizer state for a parameter
 _LISTS = {
     "cut_at": (str, "names"),
@@ -58,20 +65,15 @@ class Options:
     measured size with the fastest plan; a synchronous schedule needs M `microbatches` or a
     `global_batch` of G samples. `replication` says what replicas stages may have, `recompute`
     whether they re-materialise activations ("auto": the planner chooses the stages; None: "never",
-    and both under `schedule="auto"`). `optimizer` is for its memory, or `optimizer_bytes` of state
-    for each parameter; `gradients` are kept in float32 or as the parameters are. `buffers` says
-    whether all microbatches of an iteration have receive buffers or those in flight, `shard` what
-    the replicas of a stage hold a share of: its optimizer state, and gradients. `memory` is the
-    limit of a device, bytes or "76 GB", by default the topology's; `reserve` are bytes of it that
-    no plan may use, by default as `partopt.cost.memory` says. `stages` and `chunks` (v, of looped
+    and both under `schedule="auto"`). `optimizer` is for its memory; `shard` says what the replicas
+    of a stage hold a share of: its optimizer state, and gradients. `memory` is the limit of a
+    device, bytes or "76 GB", by default the topology's. `stages` and `chunks` (v, of looped
     schedules) are how many; `cut_at` are patterns of the layers that a stage may begin with; `tied`
     says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
-    your own: the first layer of every stage but the first, and the replicas of each. `comm` and
-    `allreduce` say whether devices wait for their messages ("auto": as engines that run the
-    schedule do) and for their gradients, which synchronous schedules exchange in buckets of so many
-    bytes, as the backward makes them; `messages` whether the tensors of a cut are one or several;
-    `cost` is what GPipe's heuristics balance: measured time, flops, parameters, or a number for
-    each layer. `effort` is how long the optimal planner's plan is improved in the simulator.
+    your own: the first layer of every stage but the first, and the replicas of each. `cost` is what
+    GPipe's heuristics balance: measured time, flops, parameters, or a number for each layer.
+    `effort` is how long the optimal planner's plan is improved in the simulator. `engine` is what
+    the trainer's does, and `facts` replace some of it, as `with_facts` says.
     """
 
     schedule: str = "pipedream"
@@ -82,24 +84,23 @@ class Options:
     replication: Replication = "free"
     recompute: Recompute | None = None
     optimizer: Optimizer = "adam"
-    optimizer_bytes: float | None = None
-    gradients: Gradients = "parameters"
-    buffers: Buffers = "flight"
     shard: Shard = "none"
     memory: str | int | None = None
-    reserve: str | int | None = None
     stages: int | None = None
     chunks: int | None = None
     cut_at: Sequence[str] = ()
     tied: Tied = "exchange"
     cuts: Sequence[int] | None = None
     replicas: Sequence[int] | None = None
-    comm: Comm = "auto"
-    messages: Messages = "packed"
-    allreduce: AllReduce = "overlap"
-    bucket: str | int = "25 MiB"
     cost: str | Sequence[float] = "time"
     effort: Effort = "normal"
+    engine: Engine = OWN
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def engine_run(self) -> Engine:
+        """The engine with the facts that replace its own."""
+        return with_facts(self.engine, self.facts)
 
     @property
     def planner_name(self) -> str | None:
@@ -119,12 +120,67 @@ def check_options(options: Options) -> None:
             raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), choices))
     for name in _LISTS:
         _check_list(name, getattr(options, name))
-    _check_optimizer_bytes(options.optimizer_bytes)
+    _check_engine(options)
     _check_split(options)
     if options.schedule == AUTO:
         _check_auto(options)
     else:
         _check_schedule(options)
+
+
+def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
+    """The engine with `facts` in place of its own, values as people write them.
+
+    `waits`, `recompute` and `shard` are names, "1f1b,gpipe", where "none" alone is no schedule;
+    `bucket` and `reserve` are bytes or "50 MB", `optimizer_bytes` a number. Raises PartoptError for
+    an unknown fact or value.
+    """
+    changes: dict[str, object] = {}
+    for name, value in facts.items():
+        text = str(value)
+        if name in _ONE_OF:
+            changes[name] = _known(name, text, _ONE_OF[name])
+        elif name in _SOME_OF:
+            words = [] if (name, text) == ("waits", "none") else text.split(",")
+            changes[name] = tuple(_known(name, word.strip(), _SOME_OF[name]) for word in words)
+        elif name == "optimizer_bytes":
+            changes[name] = _state_bytes(value)
+        elif name in FACTS:
+            given = value if isinstance(value, int) else text
+            changes[f"{name}_bytes"] = parse_bytes(name, given, least=int(name == "bucket"))
+        else:
+            hint = did_you_mean(name, FACTS)
+            raise PartoptError(f"no fact `{name}` of an engine", hint, code="unknown-fact")
+    return replace(engine, **changes)
+
+
+def _known(name: str, value: str, known: Collection[str]) -> str:
+    if value not in known:
+        raise invalid(name, value, f"unknown {name}", did_you_mean(value, known))
+    return value
+
+
+def _state_bytes(value: object) -> float:
+    """Bytes of optimizer state that a parameter may have."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= _MOST_STATE:
+        hint = f"give 0 to {_MOST_STATE} bytes for each parameter: adam keeps 8"
+        raise invalid("optimizer_bytes", value, "must be a number of bytes", hint)
+    return number
+
+
+def _check_engine(options: Options) -> None:
+    """Raise PartoptError unless `engine` is one, of schedules that there are, and `facts` are."""
+    engine = options.engine
+    if not isinstance(engine, Engine):
+        hint = '`partopt.TRAINERS["megatron"].engine` is one'
+        raise invalid("engine", type(engine).__name__, "must be an Engine", hint)
+    refuse(engine.faults(), "engine")
+    for name in options.engine_run.waits:
+        _known("waits", name, SCHEDULES)
 
 
 def check_count(name: str, value: object) -> None:
@@ -175,14 +231,6 @@ def _check_list(name: str, value: object) -> None:
         raise invalid(name, value, f"must be a list of {words}", "for example [5, 9, 12]")
 
 
-def _check_optimizer_bytes(value: object) -> None:
-    """Raise PartoptError unless `value` is None or bytes that a parameter may have."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and 0 <= value <= _MOST_STATE):  # type: ignore[operator]
-        hint = f"give 0 to {_MOST_STATE} bytes for each parameter: adam keeps 8"
-        raise invalid("optimizer_bytes", value, "must be a number of bytes", hint)
-
-
 def _check_split(options: Options) -> None:
     """A split of one's own goes with the planner `manual` alone, and fixes the boundaries."""
     own = options.cuts is not None or options.replicas is not None
@@ -229,11 +277,11 @@ def _check_schedule(options: Options) -> None:
     if not entry.asynchronous:
         _check_iteration(options, "for example `microbatches=64`")
         return
-    if options.buffers == "all":
+    if options.engine_run.buffers == "all":
         raise _conflict(
             "buffers",
             f"`buffers=all`: {options.schedule} is asynchronous, its microbatches have no end",
-            "drop `buffers`, or choose `schedule=1f1b`",
+            "choose `schedule=1f1b`, or `buffers=flight`",
         )
     for name in ("microbatches", "global_batch"):
         if getattr(options, name) is not None:

@@ -16,8 +16,9 @@ from partopt.documents.flows import Flows
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import SimulationDocument, Varied
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import invalid
-from partopt.report import figure, trace
+from partopt.options import invalid, with_facts
+from partopt.report import trace
+from partopt.report.pictures import draw_timeline
 from partopt.schedules import SCHEDULES
 from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.advice import Trials, findings
@@ -97,10 +98,10 @@ class Simulation:
     def draw(self, form: str, window: tuple[float, float] | None = None) -> bytes:
         """The timeline as a figure: "svg", "pdf" or "png".
 
-        It shows the seconds from and to which `window` goes, by default what a page shows: all, or
-        of a long timeline the beginning, a part of the middle and the end.
+        It shows the seconds from and to which `window` goes, by default all, or of very many
+        actions the beginning.
         """
-        return figure.render(self.execution, form, window)
+        return draw_timeline(self.execution, form, window)
 
     @staticmethod
     def form_of(path: str) -> str:
@@ -185,15 +186,14 @@ def _execute(plan: Plan, conditions: Conditions, most_actions: int) -> Execution
 
 def _execute_own(plan: Plan, path: Path, conditions: Conditions, most_actions: int) -> Execution:
     """The order in the file `path`, on the plan's stages."""
-    for option in ("warmup", "allreduce"):
-        value = getattr(conditions, option)
-        if value is not None:
+    for option, value in {"warmup": conditions.warmup, **conditions.facts}.items():
+        if value is not None and option in ("warmup", "allreduce"):
             raise invalid(
                 option, value, f"the order in {path} says what is done when", f"drop `{option}`"
             )
     text = documents.read_bytes(str(path)).decode(errors="replace")
     network = change_network(plan.topology, conditions)
-    changed = replace(plan, topology=network, comm=conditions.comm or plan.comm)
+    changed = replace(plan, topology=network, engine=with_facts(plan.engine, conditions.facts))
     try:
         M = conditions.microbatches or microbatches_in(text, plan)
         check_size(plan, str(path), M, most_actions)

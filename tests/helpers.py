@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.profile import (
     Device,
@@ -26,6 +27,10 @@ from partopt.documents.profile import (
 )
 from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
+from partopt.schedules import SCHEDULES
+
+WAITING = Engine(waits=tuple(SCHEDULES))  # devices wait for their messages
+BLOCKING = Engine(allreduce="blocking")  # and for their gradients
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partopt.documents.engine import Engine
 from partopt.errors import PartoptError
 from partopt.job import Job
 from tests.helpers import chain_profile, flat, measurement, profile_of, two_level, uniform_profile
@@ -38,18 +39,25 @@ def refusal(**options):
         ),
         ({"effort": "most"}, "invalid-option", "effort", "`effort=most`: unknown effort"),
         (
-            {"optimizer_bytes": -1},
+            {"facts": {"optimizer_bytes": -1}},
             "invalid-option",
             "optimizer_bytes",
             "`optimizer_bytes=-1`: must be a number of bytes",
         ),
         (
-            {"buffers": "all"},
+            {"facts": {"buffers": "all"}},
             "conflicting-options",
             "buffers",
             "`buffers=all`: pipedream is asynchronous, its microbatches have no end",
         ),
-        ({"gradients": "fp8"}, "invalid-option", "gradients", "`gradients=fp8`: unknown gradients"),
+        (
+            {"facts": {"gradients": "fp8"}},
+            "invalid-option",
+            "gradients",
+            "`gradients=fp8`: unknown gradients",
+        ),
+        ({"facts": {"bukket": "1 MB"}}, "unknown-fact", None, "no fact `bukket` of an engine"),
+        ({"engine": "megatron"}, "invalid-option", "engine", "`engine=str`: must be an Engine"),
         (
             {"optimizer": "lion"},
             "invalid-option",
@@ -179,12 +187,12 @@ def test_changing_an_option_is_asking_anew(recompute, microbatches, serial):
         "schedule": "1f1b",
         "recompute": recompute,
         "microbatches": microbatches,
-        "comm": "serial" if serial else "overlap",
+        "engine": Engine(waits=("1f1b",) if serial else ()),
     }
     changed = Job(PROFILE, CLUSTER).with_(**options)
     assert changed == Job(PROFILE, CLUSTER, **options)
     assert changed.problem.microbatches == microbatches
-    assert changed.problem.serial_transfers == serial
+    assert changed.problem.waits == serial
     assert changed.problem.recompute_per_stage == (recompute == "auto")
 
 

@@ -70,7 +70,7 @@ def test_a_stage_without_a_backward_is_read_back():
         (("stages", 0, "ranks"), [0, -1], "stages[0].ranks[1]: expected a whole number >= 0"),
         (("stages", 1, "ranks"), [1], "stages: some ranks hold more of them than others"),
         (("stages", 0, "ranks"), [0, 0], "stages[0].ranks: rank 0 appears twice"),
-        (("comm",), "sometimes", "comm: invalid enum value 'sometimes'"),
+        (("engine", "messages"), "some", "engine.messages: invalid enum value 'some'"),
         (
             ("stages", 0, "memory", "total_bytes"),
             -5,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partopt.documents.group_comparison import GroupComparison
 
 
-@click.command(short_help="every planner, or groups of several sizes, side by side")
+@click.command(cls=options.Verb, short_help="every planner, or groups of sizes, side by side")
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE...")
 @click.option(
     "--planner",

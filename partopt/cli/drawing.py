@@ -18,14 +18,14 @@ def check(output: str, force: bool, given: Mapping[str, object]) -> None:
 
     `given` are the values of options by their names.
     """
-    from partopt.report import picture
+    from partopt.report import pictures
 
     for name, value in given.items():
         if value:
             raise PartoptError(
                 f"-o: draws one document, without {name}", f"drop {name} or -o", code="usage"
             )
-    picture.check(output, force)
+    pictures.check(output, force)
 
 
 def draw(
@@ -46,7 +46,7 @@ def draw(
 
 def check_drawable(kind: str, file: str, more: str = "") -> None:
     """Refuse a kind of document that has no picture; `more` ends the hint."""
-    from partopt.report.picture import KINDS
+    from partopt.report.pictures import KINDS
 
     if kind not in KINDS:
         raise PartoptError(

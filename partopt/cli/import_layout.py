@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _A_FILE = re.compile(r"[^\n|(]*(/[^\n|(]*|\.(py|sh|csv|json|ya?ml|toml|txt))")
 
 
-class _Import(click.Command):
+class _Import(options.Verb):
     """The command of every trainer, whose help says what its own layout is."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -72,11 +72,10 @@ def command(
 ) -> None:
     """Measure the links between ranks and write a topology of them.
 
-    Messages one way, both ways and between all pairs at once, with receives posted before and after
-    them, and all-reduces over 2, 4, ... and all ranks are timed at each size. Bandwidth, latency,
-    what messages take of their senders, and whether links are shared are fitted to that, for each
-    level. Where the file is more than 15 % off anywhere the fit is poor: it is written only with
-    --accept-poor.
+    Messages of a pair of ranks, with receives posted before, and all-reduces over 2, 4, ... and all
+    ranks are timed at each size. Bandwidth, latency and what messages take of their senders are
+    fitted to that, for each level. Where the file is more than 15 % off anywhere the fit is poor:
+    it is written only with --accept-poor.
 
     Without torchrun N processes are started here. Under torchrun all its ranks take part, hosts are
     servers, and rank 0 writes.
@@ -121,8 +120,7 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off where "
-            f"{far.allowed:.0%} is allowed",
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off",
             "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,

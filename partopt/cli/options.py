@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from partopt.cli.terminal import EXPLAIN
+from partopt.cli.terminal import EXPLAIN, say
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -20,6 +20,58 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 _KINDS_OF_COST = ("time", "flops", "parameters")
+
+
+# Headings in the help of planning verbs, and the options below each; --help-all alone shows those
+# with a star.
+_GROUPS = {
+    "Cluster": "topology servers",
+    "Trainer": "target targets layout layouts facts* rules*",
+    "Schedule and batch": "schedule global_batch microbatches microbatch_size chunks*",
+    "Stages": "planner chosen files cuts replicas stages* cut_at* replication* tied* cost* effort*",
+    "Memory of a device": "memory recompute optimizer shard",
+    "Numbers of devices": "scaling weak*",
+}
+_HELP_ALL = "partopt.help_all"  # in the context: whether all options are shown
+
+
+class Verb(click.Command):
+    """A verb of many options: --help is one screen of them in groups, --help-all has all."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._show_all,
+            help="Show every option.",
+        )
+        self.params.append(help_all)
+
+    def _show_all(self, context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            context.meta[_HELP_ALL] = True
+            say(self.get_help(context))
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options below the headings of their groups; those of no group come last."""
+        options = [own for own in self.get_params(ctx) if isinstance(own, click.Option)]
+        left = {own.name: own.get_help_record(ctx) for own in options}
+        groups = []
+        for heading, listed in _GROUPS.items():
+            names = [name for name in listed.split() if left.get(name.rstrip("*"))]
+            shown = [name for name in names if ctx.meta.get(_HELP_ALL) or not name.endswith("*")]
+            groups.append((heading, [left[name.rstrip("*")] for name in shown]))
+            for name in names:
+                del left[name.rstrip("*")]
+        for heading, records in [*groups, ("Output", list(left.values()))]:
+            rows = [record for record in records if record]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
 
 def job_options(command: Command) -> Command:
@@ -33,14 +85,12 @@ def output_options(what: str, printed: bool = True) -> Callable[[Command], Comma
     """`-o FILE` and `--force`, for a command that writes `what`; `printed`: with `-`, too."""
 
     def add(command: Command) -> Command:
-        command = click.option("--force", is_flag=True, help="Replace the file if it exists.")(
-            command
-        )
+        command = click.option("--force", is_flag=True, help="Replace the file.")(command)
         return click.option(
             "-o",
             "--output",
             metavar="FILE",
-            help=f"Write {what} to FILE{'; - is standard output' if printed else ''}.",
+            help=f"Write {what} to FILE{' (or - to print)' if printed else ''}.",
         )(command)
 
     return add
@@ -48,9 +98,9 @@ def output_options(what: str, printed: bool = True) -> Callable[[Command], Comma
 
 def json_option(command: Command) -> Command:
     """`--json`: one document on standard output and nothing more."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON document and nothing more."
-    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document alone.")(
+        command
+    )
 
 
 def explain_option(command: Command) -> Command:
@@ -64,7 +114,7 @@ def explain_option(command: Command) -> Command:
         is_flag=True,
         expose_value=False,
         callback=note,
-        help="Say below the page what its terms mean.",
+        help="Define the terms of the page below it.",
     )(command)
 
 
@@ -73,12 +123,19 @@ map_option = click.option(
     "rules",
     multiple=True,
     metavar="GLOB=KIND",
-    help="What layers are, where their names do not say: embedding, block, norm or head (repeat).",
+    help="What layers are, if names do not say: embedding, block, norm, head (repeat).",
 )
 memory_option = click.option(
     "--memory",
     metavar="SIZE",
-    help='Limit of a device, such as "40 GB", instead of the topology\'s.',
+    help="Limit, such as 40GB (default: the topology's).",
+)
+with_option = click.option(
+    "--with",
+    "facts",
+    multiple=True,
+    metavar="FACT=VALUE",
+    help="Replace a fact of its engine, such as bucket=50MB (repeat; see trainer show).",
 )
 
 _JOB_OPTIONS = [
@@ -86,157 +143,111 @@ _JOB_OPTIONS = [
         "--topology",
         required=True,
         metavar="FILE|NAME",
-        help="The cluster: a YAML file, - or the name of a shipped one.",
+        help="A YAML file, - or a shipped name.",
     ),
     click.option(
-        "--servers", type=click.IntRange(min=1), help="Size of the topology's outermost level."
+        "--servers",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Size of its outermost level.",
     ),
     click.option(
         "--schedule",
         default="pipedream",
         show_default=True,
         metavar="NAME",
-        help="pipedream, 1f1b, gpipe, interleaved, zbv, .. or auto.",
+        help="1f1b, gpipe, .. or auto.",
     ),
     click.option(
         "--chunks",
         type=click.IntRange(min=1),
         metavar="V",
-        help="Stages on a device, for interleaved schedules (default: 2).",
+        help="Stages on a device, where it is interleaved (default: 2).",
     ),
     click.option(
         "--stages",
         type=click.IntRange(min=1),
-        help="Stages for the planners that take a number (default: one a device).",
+        metavar="S",
+        help="How many, where a planner takes that (default: one a device).",
     ),
     click.option(
         "--cut-at",
         multiple=True,
         metavar="GLOB",
-        help="Let stages begin only with layers of such names (repeat).",
+        help="Stages begin only with layers of such names (repeat).",
     ),
     click.option(
         "--tied",
         type=click.Choice(["exchange", "together"]),
         default="exchange",
         show_default=True,
-        help=(
-            "Layers that share parameters: stages that part them exchange gradients, or none does."
-        ),
+        metavar="WORD",
+        help="Layers that share parameters: exchange gradients, or stay together.",
     ),
     click.option(
         "--microbatch-size",
         type=click.IntRange(min=1),
         metavar="B",
-        help="Samples (default: the measured size with the fastest plan).",
+        help="Samples (default: the fastest measured size).",
     ),
     click.option(
         "--microbatches",
         type=click.IntRange(min=1),
         metavar="M",
-        help="Microbatches per iteration of a synchronous schedule.",
+        help="Instead of --global-batch.",
     ),
     click.option(
         "--global-batch",
         type=click.IntRange(min=1),
         metavar="G",
-        help="Samples per iteration, instead of --microbatches.",
+        help="Samples of a synchronous iteration.",
     ),
     click.option(
         "--replication",
         type=click.Choice(["free", "uniform", "none"]),
         default="free",
         show_default=True,
-        help="Replicas of the stages: any, equally many, one.",
+        metavar="WORD",
+        help="Replicas of the stages: free (any), uniform (equally many) or none (one).",
     ),
     click.option(
         "--recompute",
         type=click.Choice(["never", "always", "auto"]),
-        help="Re-materialise activations (default: never); auto: in the stages that the planner "
-        "chooses.",
+        metavar="WORD",
+        help="Re-materialise activations: never, always, auto.",
     ),
     click.option(
         "--optimizer",
         type=click.Choice(["sgd", "momentum", "adam", "adam8bit", "adafactor"]),
         default="adam",
         show_default=True,
-        help="For its memory.",
-    ),
-    click.option(
-        "--optimizer-bytes",
-        type=float,
-        metavar="N",
-        help="Bytes of optimizer state for each parameter, whatever the optimizer.",
-    ),
-    click.option(
-        "--gradients",
-        type=click.Choice(["parameters", "float32"]),
-        default="parameters",
-        show_default=True,
-        help="Number format that gradients are kept in.",
-    ),
-    click.option(
-        "--buffers",
-        type=click.Choice(["flight", "all"]),
-        default="flight",
-        show_default=True,
-        help="Microbatches with receive buffers: all of an iteration, as torch's runtime has them.",
+        metavar="WORD",
+        help="sgd, momentum, adam8bit, adafactor.",
     ),
     click.option(
         "--shard",
         type=click.Choice(["none", "optimizer", "gradients", "parameters"]),
         default="none",
         show_default=True,
-        help="What replicas of a stage hold a share of (ZeRO 1, 2, 3; each with those before).",
+        metavar="WORD",
+        help="ZeRO: optimizer, gradients, parameters.",
     ),
     memory_option,
-    click.option(
-        "--reserve",
-        metavar="SIZE",
-        help="Of a device for context, workspaces and fragments (default: 1 GB + 3 %, or what the "
-        "profile measured; nothing with --memory, or of a CPU).",
-    ),
-    click.option(
-        "--comm",
-        type=click.Choice(["auto", "overlap", "serial"]),
-        default="auto",
-        show_default=True,
-        help="Whether transfers hide; auto: as engines of the schedule do.",
-    ),
-    click.option(
-        "--messages",
-        type=click.Choice(["packed", "split"]),
-        default="packed",
-        show_default=True,
-        help="Whether the tensors of a cut are one message, or one each.",
-    ),
-    click.option(
-        "--allreduce",
-        type=click.Choice(["overlap", "blocking"]),
-        default="overlap",
-        show_default=True,
-        help="Whether gradients are exchanged beside the backward or after it.",
-    ),
-    click.option(
-        "--bucket",
-        default="25 MiB",
-        show_default=True,
-        metavar="SIZE",
-        help="Gradients exchanged at once beside a synchronous backward.",
-    ),
+    with_option,
     click.option(
         "--cost",
         default="time",
         show_default=True,
         metavar="KIND",
-        help="GPipe: time, flops, parameters or a FILE.",
+        help="What GPipe balances: time, flops, parameters or a FILE.",
     ),
     click.option(
         "--effort",
         type=click.Choice(["quick", "normal", "thorough"]),
         default="normal",
         show_default=True,
-        help="How long the optimal planner's plan is improved in the simulator.",
+        metavar="WORD",
+        help="How long plans are improved: quick, normal, thorough.",
     ),
 ]
 
@@ -269,6 +280,7 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
+    options["facts"] = parse_facts(given["facts"])
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])
     try:
@@ -278,6 +290,21 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
             message = error.message.replace("`cost`", given["cost"])
             raise PartoptError(message, error.hint, code=error.code, option="cost") from None
         raise
+
+
+def parse_facts(given: Sequence[str]) -> dict[str, str]:
+    """The values of `FACT=VALUE` by fact. Raises PartoptError for one without a value, or twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        fact = name.strip().replace("-", "_")
+        if not equals or not value.strip():
+            what, hint = "not of the form FACT=VALUE", "write --with bucket=50MB"
+            raise PartoptError(f"--with {text}: {what}", hint, code="usage")
+        if fact in found:
+            raise PartoptError(f"--with {fact}: given twice", "give each fact once", code="usage")
+        found[fact] = value.strip()
+    return found
 
 
 def write_json(document: Struct | dict[str, Any]) -> None:

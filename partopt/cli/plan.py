@@ -21,42 +21,41 @@ if TYPE_CHECKING:
 _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 
 
-@click.command(short_help="stages, replicas and microbatches in flight for a cluster")
+@click.command(
+    cls=options.Verb, short_help="stages, replicas and microbatches in flight for a cluster"
+)
 @click.argument("profile")
 @click.option(
     "--planner",
     metavar="NAME",
-    help="Which planner (default: the fastest plan of all that fits; manual with --cuts).",
+    help="Which planner (default: the best of all).",
 )
-@click.option(
-    "--cuts", metavar="5,9", help="Your own split: the first layer of every stage but the first."
-)
+@click.option("--cuts", metavar="5,9", help="Your own split: where stages begin.")
 @click.option(
     "--replicas",
     metavar="1,2,1",
-    help="Replicas of each stage of your own split (default: one each).",
+    help="Replicas of its stages (default: one each).",
 )
 @options.job_options
 @click.option(
     "--scaling",
     metavar="8,16,32",
-    help="A table over numbers of devices instead of one plan.",
+    help="The best plan on each of them, as a table.",
 )
-@click.option("--weak", is_flag=True, help="With --scaling: let the batch grow with the devices.")
+@click.option("--weak", is_flag=True, help="The batch grows with the devices.")
 @click.option(
     "--for",
     "target",
     metavar="TRAINER",
-    help="Keep to what a trainer can say, and choose among the schedules that it runs; one of "
-    "partopt export --help.",
+    help="The best that it can run, such as megatron.",
 )
 @options.map_option
 @click.option(
     "--picture",
     metavar="FILE",
-    help="Draw the plan, too: layers and cuts, cluster, memory (.svg, .pdf, .png).",
+    help="Draw the plan, too (.svg, .pdf, .png).",
 )
-@options.output_options("the plan (with --scaling the table, .json or .svg, .pdf, .png)")
+@options.output_options("the plan or table")
 @options.explain_option
 @options.json_option
 def command(
@@ -71,21 +70,17 @@ def command(
     rules: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Plan PROFILE, a file, - or the name of a shipped one, on a cluster.
+    """Cut PROFILE, a file, - or a shipped name, into stages for a cluster.
 
-    Every candidate is executed by the simulator, which gives its period. Prints the stages with
-    their ranks, load and memory, what to expect, and the runners-up. Exits with 1, and writes no
-    plan, where the plan does not fit the devices' memory.
+    Every candidate is simulated. Prints the stages, what to expect of them, and
+    the runners-up. Exits with 1, and writes no plan, where none fits.
 
     \b
     Example:
       partopt plan gpt.cpu.float32 --topology v100-pcie -o plan.json
-      partopt plan gpt.json --topology dgx-h100 --servers 4 --schedule 1f1b --microbatches 64
+      partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
       partopt plan gpt.json --topology dgx-h100 --schedule auto --global-batch 512
       partopt plan gpt.json --topology cluster.yaml --cuts 5,9 --replicas 2,1,1
-      partopt plan gpt.json --topology v100-pcie --scaling 4,8,16 -o scaling.svg
-      partopt plan gpt.json --topology v100-pcie --picture plan.svg
-      partopt plan gpt.json --topology dgx-h100 --for megatron --global-batch 512
     """
     _check_outputs(output, picture, force, scaling is not None)
     if scaling is None and weak:
@@ -126,7 +121,7 @@ def _check_outputs(output: str | None, picture: str | None, force: bool, scaling
     if scaling and picture:
         raise PartoptError("--picture: --scaling has no plan", "use -o scaling.svg", code="usage")
     if picture:
-        from partopt.report.picture import check
+        from partopt.report.pictures import check
 
         check(picture, force)
     if output and scaling:

@@ -14,7 +14,7 @@ from partopt.cli.terminal import say
 from partopt.cli.words import as_flags, change_command
 
 if TYPE_CHECKING:
-    from partopt.report.picture import Drawable
+    from partopt.report.pictures import Drawable
 
 _PAGE = "report.html"
 

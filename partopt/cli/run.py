@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     help="torch's pipeline runtime (torch), partopt's own (partopt), or torch's where it can.",
 )
 @click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate.")
-@click.option("--clip", type=float, help="The most that the norm of all gradients may be.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
 @click.option(
     "--save", metavar="DIR", help="Write checkpoints into this folder, the last at the end."

@@ -68,13 +68,7 @@ _ALL = "all"
     help="That a device keeps of one microbatch.",
 )
 @click.option("--recompute", is_flag=True, help="Re-materialise activations.")
-@click.option(
-    "--comm",
-    type=click.Choice(["auto", "overlap", "serial"]),
-    default="auto",
-    show_default=True,
-    help="Whether transfers hide; auto: as engines of the schedule do.",
-)
+@options.with_option
 @options.output_options(
     "the timeline (.json for Perfetto), a figure (.svg, .pdf, .png) or the schedule (.csv)"
 )
@@ -93,7 +87,7 @@ def command(name: str, output: str | None, force: bool, as_json: bool, **given: 
     """
     import partopt
 
-    pipeline = partopt.Uniform(**given)
+    pipeline = partopt.Uniform(**given | {"facts": options.parse_facts(given["facts"])})
     if name == _ALL:
         if output:
             raise PartoptError(

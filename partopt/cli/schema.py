@@ -15,8 +15,8 @@ from partopt.errors import PartoptError, did_you_mean
 def command(name: str) -> None:
     """Print the JSON Schema of NAME.
 
-    NAME is profile, plan, topology, comparison, scaling, simulation, verification, difference,
-    groups, run, flows, trial or device.
+    NAME is profile, plan, topology, comparison, scaling, simulation, verification, groups,
+    run, flows, trial or device.
 
     \b
     Example:

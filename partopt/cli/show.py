@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="a document of any kind, for people to read")
-@click.argument("file")
-@click.argument("other", required=False)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "--verify",
     is_flag=True,
@@ -29,32 +28,23 @@ if TYPE_CHECKING:
     metavar="FILE|NAME",
     help="With --verify or -o: the plan's profile (default: the shipped one of its digest).",
 )
-@click.option(
-    "--microbatch-size",
-    type=click.IntRange(min=1),
-    metavar="B",
-    help="With two profiles: the size to compare at (default: the largest common one).",
-)
 @options.output_options("a picture (.svg, .pdf, .png)", printed=False)
 @click.option("--all", "all_layers", is_flag=True, help="Every layer of a profile, none folded.")
 @options.explain_option
 @options.json_option
 def command(
-    file: str,
-    other: str | None,
+    files: tuple[str, ...],
     verify: bool,
     profile: str | None,
-    microbatch_size: int | None,
     output: str | None,
     force: bool,
     all_layers: bool,
     as_json: bool,
 ) -> None:
-    """Print FILE, or the shipped profile, topology or device of that name, for people to read.
+    """Print each FILE, or the shipped profile, topology or device of that name, for people to read.
 
     FILE is a profile, a plan, a topology, a simulation, a comparison (of planners or of groups), a
-    scaling, a verification, a difference, a run, flows, a trial of schedules or a device. With
-    OTHER both are profiles of one model, shown layer by layer side by side.
+    scaling, a verification, a run, flows, a trial of schedules or a device.
 
     Layers and blocks of a profile that repeat are shown once, and of many rows the first and the
     last, without --all. With --json the document is printed again. With --verify every number of a
@@ -78,82 +68,35 @@ def command(
     from partopt.documents.plan import Plan
     from partopt.documents.profile import Profile
 
+    one = {"-o": output, "--verify": verify, "--profile": profile, "--json": as_json}
+    for flag, value in one.items():
+        if value and len(files) > 1:
+            raise PartoptError(
+                f"{flag}: takes one file, not {len(files)}", "give one FILE", code="usage"
+            )
     if output:
-        drawing.check(output, force, {"OTHER": other, "--verify": verify, "--json": as_json})
-    content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
-    kind = kind_of(content, file)
-    if output:
-        drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
-        return
-    if other is not None:
-        _refuse_verifying(verify, profile)
-        _show_difference(kind, content, file, other, microbatch_size, all_layers, as_json)
-        return
-    if microbatch_size:
-        raise PartoptError(
-            "--microbatch-size: goes with two profiles",
-            "partopt show FIRST SECOND --microbatch-size B",
-            code="unused-option",
-        )
-    if verify and kind == "plan":
-        verifying.verify(Plan.parse(content, file), file, profile, as_json)
-        return
-    if verify or profile:
-        flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
-        raise PartoptError(
-            f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan", kind=kind
-        )
-    if as_json:
-        documents.write_bytes("-", documents.encode(_load(kind, content, file)))
-        return
-    _show(kind, content, file, all_layers)
-    if kind in _NEXT:
-        cluster = next_cluster(Profile.parse(content, file)) if kind == "profile" else ""
-        say(f"next:    {_NEXT[kind].format(shlex.quote(file), cluster)}", err=True)
-
-
-def _refuse_verifying(verify: bool, profile: str | None) -> None:
-    if verify or profile:
-        raise PartoptError(
-            "--verify: one plan is verified at a time",
-            "partopt show --verify PLAN",
-            code="unused-option",
-        )
-
-
-def _show_difference(
-    kind: str,
-    content: bytes,
-    file: str,
-    other: str,
-    microbatch_size: int | None,
-    all_layers: bool,
-    as_json: bool,
-) -> None:
-    """Print two profiles side by side."""
-    from partopt import documents
-    from partopt.cli.words import as_flags
-    from partopt.documents.difference import Difference
-    from partopt.documents.estimates import next_cluster
-    from partopt.documents.kinds import kind_of
-    from partopt.documents.profile import Profile
-    from partopt.report import difference
-
-    beside = documents.read_bytes(shipped.find(other, "profiles", "topologies"))
-    kinds = (kind, kind_of(beside, other))
-    if kinds != ("profile", "profile"):
-        raise PartoptError(
-            f"{file} is a {kinds[0]}, {other} a {kinds[1]}: two profiles are shown side by side",
-            "plans: partopt compare PROFILE --topology T --plan FILE --plan FILE",
-            code="not-a-profile",
-        )
-    second = Profile.parse(beside, other)
-    found = Difference.between(Profile.parse(content, file), second, (file, other), microbatch_size)
-    if as_json:
-        documents.write_bytes("-", documents.encode(found))
-        return
-    say_page(difference.render(found, all_layers, as_flags))
-    say(f"next:    partopt plan {shlex.quote(other)} --topology {next_cluster(second)}", err=True)
+        drawing.check(output, force, {"--verify": verify, "--json": as_json})
+    for place, file in enumerate(files):
+        content = documents.read_bytes(shipped.find(file, "profiles", "topologies", "devices"))
+        kind = kind_of(content, file)
+        if output:
+            drawing.draw(kind, _load(kind, content, file), file, output, force, profile)
+        elif verify and kind == "plan":
+            verifying.verify(Plan.parse(content, file), file, profile, as_json)
+        elif verify or profile:
+            flag, wrong = ("--verify", f"{file} is a {kind}") if verify else _UNUSED_PROFILE
+            raise PartoptError(
+                f"{flag}: {wrong}", "partopt show --verify PLAN", code="not-a-plan", kind=kind
+            )
+        elif as_json:
+            documents.write_bytes("-", documents.encode(_load(kind, content, file)))
+        else:
+            say("\n" if place else "", nl=False)
+            _show(kind, content, file, all_layers)
+            if kind in _NEXT and len(files) == 1:
+                known = Profile.parse(content, file) if kind == "profile" else None
+                cluster = "" if known is None else next_cluster(known)
+                say(f"next:    {_NEXT[kind].format(shlex.quote(file), cluster)}", err=True)
 
 
 _UNUSED_PROFILE = "--profile", "goes with --verify or -o"

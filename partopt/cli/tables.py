@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def check(output: str, force: bool) -> None:
     """Refuse, before any work is done, a file in which a table could not be written."""
     from partopt import documents
-    from partopt.report import picture
+    from partopt.report import pictures
 
     if Path(output).suffix.lower() == ".json":
         documents.check_writable(output, force)
     else:
-        picture.check(output, force, beside=["json"])
+        pictures.check(output, force, beside=["json"])
 
 
 def write(table: Comparison | GroupComparison | Scaling, output: str, force: bool) -> None:

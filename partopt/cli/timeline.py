@@ -42,7 +42,7 @@ def check_output(output: str | None, force: bool, as_json: bool) -> None:
 
 def parse_window(output: str | None, window: str | None) -> tuple[float, float] | None:
     """The seconds of `--window`, which goes with a figure alone."""
-    from partopt.report.pictures.look import FORMS
+    from partopt.report.pictures import FORMS
     from partopt.units import parse_seconds
 
     if window is None:

@@ -46,16 +46,7 @@ _OPTIONS = [
         help="Parallel links of each member of a level (repeat).",
     ),
     options.memory_option,
-    click.option(
-        "--comm",
-        type=click.Choice(["overlap", "serial"]),
-        help="Whether devices compute while they send and receive.",
-    ),
-    click.option(
-        "--allreduce",
-        type=click.Choice(["overlap", "blocking"]),
-        help="Whether gradients are exchanged beside the backward or after it.",
-    ),
+    options.with_option,
     click.option(
         "--jitter",
         metavar="5%",
@@ -91,6 +82,7 @@ def parse_conditions(given: dict[str, Any], levels: list[str]) -> dict[str, Any]
     conditions = dict(given)
     for option in ("bandwidth", "latency", "links"):
         conditions[option] = _by_level(f"--{option}", given[option], levels)
+    conditions["facts"] = options.parse_facts(given["facts"])
     conditions["slow"] = _by_rank(given["slow"])
     warmup = given["warmup"]
     if warmup is not None and not (warmup.startswith("+") and warmup[1:].isdecimal()):

@@ -19,14 +19,16 @@ _OWN_FLAGS = {
     "arguments": "--set",
     "units": "--unit",
     "all_layers": "--all",
+    "facts": "--with",
 }
+_FACTS = {"waits", "messages", "gradients", "allreduce", "bucket", "buffers", "optimizer_bytes"}
+_FACTS |= {"reserve"}
 _OPTIONS = (
     "schedule planner microbatch_size microbatches global_batch replication recompute optimizer "
-    "optimizer_bytes gradients buffers shard memory reserve stages chunks tied cut_at cuts "
-    "replicas comm messages allreduce bucket cost servers warmup "
+    "shard memory stages chunks tied cut_at cuts replicas cost servers warmup "
     "bandwidth latency links device devices dtype granularity steps autocast compile "
     "resume repeat name force scaling weak estimate calibrate "
-    "group topology jitter slow seed draws backend rate clip check save every ranks "
+    "group topology jitter slow seed draws backend rate check save every ranks "
     "engine per_server sizes accept_poor map pipeline_size profile "
     "forward backward weight_gradient transfer activations"
 )
@@ -83,6 +85,8 @@ def _spell(match: re.Match[str]) -> str:
     name, value = match["name"], match["value"]
     if value is None and name in VERBS:
         return VERBS[name]
+    if name in _FACTS:
+        return f"--with {name}" if value is None else f"--with {_word(f'{name}={value}')}"
     if name not in FLAGS:
         return match[0]
     if value is not None and value.startswith("{"):

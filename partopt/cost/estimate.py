@@ -69,7 +69,7 @@ def _loads(plan: Plan) -> Iterator[Load]:
         yield Load("compute and transfers" if handling else "compute", s, computing + handling)
         left = exchanging if M is None else _exchange_left_s(stage, plan) / M
         yield Load("all-reduce", s, left)
-        if M is None and plan.allreduce == "blocking":
+        if M is None and plan.engine.allreduce == "blocking":
             yield Load("compute and all-reduce", s, computing + exchanging)
     users = [_cut_s(plan, c) for c in range(1, len(stages))]
     for c, own in enumerate(users, start=1):
@@ -143,7 +143,7 @@ def _ring_s(stage: Stage, plan: Plan) -> Ports:
 
 def _handling_s(plan: Plan, s: int) -> float:
     """Seconds for which the messages of a microbatch keep a device of stage s from computing."""
-    serial, levels = plan.comm == "serial", plan.topology.levels
+    serial, levels = plan.waits, plan.topology.levels
     if not serial and not any(level.message_s or level.copy_byte_s for level in levels):
         return 0.0
     seconds = 0.0
@@ -160,7 +160,8 @@ def _handling_s(plan: Plan, s: int) -> float:
 def _exchange_left_s(stage: Stage, plan: Plan) -> float:
     """Seconds of a stage's exchange of gradients that are left when its last backward has ended."""
     last = stage.backward_weight_s if schedule(plan.schedule).split else stage.backward_s
-    bucket = early_bytes(plan.bucket_bytes, exchange_by(plan), plan.allreduce == "overlap")
+    early = plan.engine.allreduce == "overlap"
+    bucket = early_bytes(plan.engine.bucket_bytes, exchange_by(plan), early)
     left = exposed(stage.allreduce_s, stage.trained_bytes, last, bucket)
     return float(left) + stage.tied_exchange_s
 

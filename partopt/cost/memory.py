@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from partopt.cost.chain import SIXTEEN_BIT, Chain, chain_of
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
-from partopt.documents.stage import Memory, MemoryRules, Reserve, Stage
+from partopt.documents.stage import Memory, Reserve, Shard, Stage
 from partopt.schedules.entry import Counts, Schedule
 
 # W   bytes of the stage's parameters that have a gradient
@@ -46,26 +47,30 @@ class Kept(NamedTuple):
 
 
 def kept_of(
-    optimizer: str, rules: MemoryRules, sixteen_bit: bool, microbatches: int | None = None
+    optimizer: str,
+    engine: Engine,
+    shard: Shard,
+    sixteen_bit: bool,
+    microbatches: int | None = None,
 ) -> Kept:
     """What is kept beside 16-bit or 32-bit parameters, with so many microbatches an iteration.
 
-    Beside 16-bit ones stands an fp32 master copy, whatever the moments are; `rules.optimizer_bytes`
-    are all the state of a parameter, a master copy included.
+    Beside 16-bit ones stands an fp32 master copy, whatever the moments are; `optimizer_bytes` of an
+    engine are all the state of a parameter, a master copy included.
     """
     each = 2 if sixteen_bit else 4
     state: float = STATE_BYTES[optimizer] + (_MASTER_BYTES if sixteen_bit else 0)
-    if rules.optimizer_bytes is not None:
-        state = rules.optimizer_bytes
-    gradient = 4 if rules.gradients == "float32" else each
-    posted = microbatches or 0 if rules.buffers == "all" else 0
-    return Kept(gradient / each, state / each, SHARDED[rules.shard], posted)
+    if engine.optimizer_bytes is not None:
+        state = engine.optimizer_bytes
+    gradient = 4 if engine.gradients == "float32" else each
+    posted = microbatches or 0 if engine.buffers == "all" else 0
+    return Kept(gradient / each, state / each, SHARDED[shard], posted)
 
 
 def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
     sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
-    return kept_of(plan.optimizer, plan.memory_rules, sixteen_bit, plan.microbatches)
+    return kept_of(plan.optimizer, plan.engine, plan.shard, sixteen_bit, plan.microbatches)
 
 
 def shares(kept: Kept, replicas: int) -> tuple[int, int, int]:
@@ -154,8 +159,8 @@ def memory_table(
     return np.where(ordered[:, None] < ordered[None, :], needs, np.inf)
 
 
-def reserve_of(profile: Profile, limit_bytes: int | None) -> tuple[int, Reserve]:
-    """Bytes on a device of `limit_bytes` that no plan may use by default, and what they rest on.
+def reserve_of(profile: Profile, limit_bytes: int | None) -> Reserve:
+    """What no plan may use of a device of `limit_bytes` by default.
 
     They are for context, workspaces of libraries and fragments. Nothing is reserved where no limit
     is known, and where the times are of a CPU, whose memory has none of these. Else it is 1 GB and
@@ -165,7 +170,7 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> tuple[int, Reserve]
     """
     on_gpu = profile.estimated_for is not None or profile.device.type == "cuda"
     if limit_bytes is None or not on_gpu:
-        return 0, "none"
+        return Reserve()
     excess = 0.0
     for measured in profile.measured():
         if measured.peak_memory_bytes is not None:
@@ -175,4 +180,6 @@ def reserve_of(profile: Profile, limit_bytes: int | None) -> tuple[int, Reserve]
             kept = chain.stash_bytes(*whole) + chain.transient(split=False)(*whole)
             excess = max(excess, measured.peak_memory_bytes - weights - kept)
     assumed = round(FIXED_BYTES + SHARE * limit_bytes)
-    return (round(excess), "measured") if round(excess) > assumed else (assumed, "assumed")
+    if round(excess) > assumed:
+        return Reserve(size_bytes=round(excess), basis="measured")
+    return Reserve(size_bytes=assumed, basis="assumed")

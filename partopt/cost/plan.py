@@ -151,7 +151,7 @@ def with_steps_of(changed: Plan, plan: Plan) -> Plan:
 
 def _steps_in_backwards(plan: Plan) -> bool:
     known = plan.microbatches is None and plan.schedule in SCHEDULES
-    return known and steps_in_backwards(plan.schedule, plan.memory_rules.shard != "none")
+    return known and steps_in_backwards(plan.schedule, plan.shard != "none")
 
 
 def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
@@ -345,10 +345,9 @@ def plan_of(
         microbatches=problem.microbatches,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
-        memory_rules=problem.memory_rules,
-        comm="serial" if problem.serial_transfers else "overlap",
-        allreduce="blocking" if problem.blocking_allreduce else "overlap",
-        bucket_bytes=problem.bucket_bytes,
+        engine=problem.engine,
+        shard=problem.shard,
+        reserve=problem.reserve,
         request=request,
         stages=stages,
         communication=communication,

@@ -12,7 +12,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from partopt.cost.chain import Chain, chain_of, coarsen
-from partopt.cost.collectives import BUCKET_BYTES, AllReduce, allreduce_over
+from partopt.cost.collectives import AllReduce, allreduce_over
 from partopt.cost.figures import flops_of
 from partopt.cost.memory import Kept, kept_of
 from partopt.cost.ranges import Group
@@ -24,6 +24,7 @@ from partopt.cost.sharding import (
     steps_in_backwards,
 )
 from partopt.documents import Note
+from partopt.documents.engine import Engine
 from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
     Certificate,
@@ -35,10 +36,9 @@ from partopt.documents.plan import (
     Tied,
 )
 from partopt.documents.profile import Profile
-from partopt.documents.stage import COUNTED, MemoryRules
+from partopt.documents.stage import Reserve, Shard
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
-from partopt.schedules import schedule
 
 # what is being done, how much of it is done, and the total
 Progress = Callable[[str, int, int], None]
@@ -64,11 +64,9 @@ class Problem:
 
     `stages` is how many stages were requested, `chunks` how many of them a schedule that
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
-    asynchronous one; `serial_transfers` and `blocking_allreduce` say whether the devices wait for
-    their messages and for their gradients, the first as engines of the schedule do where it is
-    `comm_auto`, `split_messages` that each tensor is one; gradients are exchanged in buckets of
-    `bucket_bytes`; `memory_rules` say how memory is counted, and `memory_bytes` is the limit of one
-    device, `None` where there is none; `replication` says what replicas a planner may give, and
+    asynchronous one; `engine` is what the trainer's does, `shard` what each replica of a stage
+    holds a share of; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
+    is none; `replication` says what replicas a planner may give, and
     `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`;
     `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
@@ -83,15 +81,12 @@ class Problem:
     schedule: str = "pipedream"
     microbatches: int | None = None
     optimizer: Optimizer = "adam"
-    memory_rules: MemoryRules = COUNTED
+    engine: Engine = field(default_factory=Engine)
+    shard: Shard = "none"
+    reserve: Reserve = field(default_factory=Reserve)
     recompute: bool = False
     recompute_per_stage: bool = False
     replication: Replication = FREE
-    serial_transfers: bool = False
-    comm_auto: bool = False
-    split_messages: bool = False
-    blocking_allreduce: bool = False
-    bucket_bytes: int = BUCKET_BYTES
     memory_bytes: int | None = None
     stages: int | None = None
     chunks: int = 2
@@ -105,10 +100,15 @@ class Problem:
     progress: Progress = ignore_progress
     known: dict[object, AllReduce] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        if self.comm_auto:  # of this schedule, whichever the problem was stated for
-            waits = schedule(self.schedule).comm == "serial"
-            object.__setattr__(self, "serial_transfers", waits)
+    @property
+    def waits(self) -> bool:
+        """Whether devices wait for their messages; else these overlap with compute."""
+        return self.schedule in self.engine.waits
+
+    @property
+    def blocks(self) -> bool:
+        """Whether devices wait for their gradients to be exchanged behind the backward."""
+        return self.engine.allreduce == "blocking"
 
     @property
     def all_recompute(self) -> bool:
@@ -118,7 +118,8 @@ class Problem:
     @cached_property
     def kept(self) -> Kept:
         """What devices keep beside the parameters."""
-        return kept_of(self.optimizer, self.memory_rules, self.chain.sixteen_bit, self.microbatches)
+        sixteen_bit = self.chain.sixteen_bit
+        return kept_of(self.optimizer, self.engine, self.shard, sixteen_bit, self.microbatches)
 
     @cached_property
     def exchange(self) -> Exchange:
@@ -148,7 +149,7 @@ class Problem:
     def messages_each_way(self) -> NDArray[np.float64]:
         """Messages of a microbatch over each cut, forward and back, shape (2, N+1)."""
         tensors = self.chain.tensors
-        if not self.split_messages:
+        if self.engine.messages == "packed":
             return np.ones_like(tensors)
         return np.array([np.maximum(1.0, tensors[0]), tensors[1]])
 
@@ -189,9 +190,6 @@ class Problem:
             else "never",
             costs=None if self.costs is None else self.costs.tolist(),
             any_schedule=self.any_schedule,
-            comm_auto=self.comm_auto,
-            split_messages=self.split_messages,
-            allreduce="blocking" if self.blocking_allreduce else "overlap",
         )
 
     @cached_property
@@ -251,8 +249,8 @@ class Problem:
 
         Infinite where it comes first.
         """
-        early = self.microbatches is not None and not self.blocking_allreduce
-        return early_bytes(self.bucket_bytes, self.exchange, early)
+        early = self.microbatches is not None and not self.blocks
+        return early_bytes(self.engine.bucket_bytes, self.exchange, early)
 
     def recomputes(self, stage: Assignment) -> bool:
         """Whether a stage recomputes its activations."""
@@ -302,16 +300,13 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         schedule=plan.schedule,
         microbatches=plan.microbatches,
         optimizer=plan.optimizer,
-        memory_rules=plan.memory_rules,
+        engine=plan.engine,
+        shard=plan.shard,
+        reserve=plan.reserve,
         recompute=request.recompute == "always",
         recompute_per_stage=request.recompute == "auto",
         replication=request.replication,
         tied=request.tied,
-        serial_transfers=plan.comm == "serial",
-        comm_auto=request.comm_auto,
-        split_messages=request.split_messages,
-        blocking_allreduce=plan.allreduce == "blocking",
-        bucket_bytes=plan.bucket_bytes,
         stages=request.stages,
         chunks=len(plan.stages_by_rank()[plan.stages[0].ranks[0]]),
         cut_at=request.cut_at,

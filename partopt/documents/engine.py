@@ -13,6 +13,8 @@ from partopt.documents.stage import Buffers, Gradients, Shard
 # what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
 # one by one, each keeps its input; whole stages, each keeps its input
 Recomputation = Literal["none", "selective", "blocks", "stage"]
+Messages = Literal["packed", "split"]
+AllReduce = Literal["overlap", "blocking"]
 
 
 class Engine(documents.Part, frozen=True, kw_only=True):
@@ -24,20 +26,24 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     replicas exchange them beside the last backward, in buckets of `bucket_bytes`, or behind it.
     `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
-    of a device are for what is not the model's; where they are None the rules of
-    `partopt.cost.memory` and `partopt.cost.memory` say how many.
+    of a device are for what is not the model's; where they are None `partopt.cost.memory` says how
+    many.
     """
 
     waits: tuple[str, ...] = ()
-    messages: Literal["packed", "split"] = "packed"
+    messages: Messages = "packed"
     gradients: Gradients = "parameters"
-    allreduce: Literal["overlap", "blocking"] = "overlap"
+    allreduce: AllReduce = "overlap"
     bucket_bytes: Count = 25 * 2**20
     buffers: Buffers = "flight"
     recompute: tuple[Recomputation, ...] = ("none",)
     shard: tuple[Shard, ...] = ("none",)
     optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
     reserve_bytes: Bytes | None = None
+
+
+# what `partopt run` executes, and what plans are for where no trainer is named
+OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer"))
 
 
 class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,6 @@ import msgspec
 
 from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
-from partopt.documents.difference import Difference
 from partopt.documents.flows import Flows
 from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
@@ -29,7 +28,6 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "scaling": Scaling,
     "simulation": SimulationDocument,
     "verification": Verification,
-    "difference": Difference,
     "device": DeviceFile,
     "groups": GroupComparison,
     "run": Run,

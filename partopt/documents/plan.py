@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from partopt import documents
+from partopt.documents.engine import Engine
 from partopt.documents.figures import Figures, Positive
 from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
-from partopt.documents.stage import Flow, Load, MemoryRules, Stage, device_bytes
+from partopt.documents.stage import Flow, Load, Reserve, Shard, Stage, device_bytes
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 
@@ -74,15 +76,13 @@ class Certificate(documents.Part, frozen=True, kw_only=True):
 class Request(documents.Part, frozen=True, kw_only=True):
     """What was requested of the planner.
 
-    The plan itself states its schedule, its messages and its topology.
+    The plan itself states its schedule, its engine and its topology.
 
     `stages` is how many, `cut_at` the layers that a stage may begin with, both `None` for any;
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
     the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
     the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that
-    the schedule was to be found, too, `comm_auto` that `comm` is what its engines do, and
-    `split_messages` that each tensor of a cut is a message. `allreduce` is that of the plan, which
-    tells nothing by itself where the gradients of every stage are one bucket.
+    the schedule was to be found, too.
     """
 
     stages: Count | None
@@ -94,9 +94,6 @@ class Request(documents.Part, frozen=True, kw_only=True):
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
     any_schedule: bool = False
-    comm_auto: bool = False
-    split_messages: bool = False
-    allreduce: Literal["overlap", "blocking"] = "overlap"
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -149,9 +146,9 @@ class RunnerUp(documents.Part, frozen=True, kw_only=True):
 class Plan(documents.Document, frozen=True, kw_only=True):
     """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
 
-    `comm` tells whether transfers overlap with compute or the devices wait, `allreduce` whether
-    gradients are exchanged while devices compute, of a synchronous schedule in buckets of
-    `bucket_bytes`, or the devices wait. `runners_up` are plans that were found beside it.
+    `engine` is that of the trainer for which it was made, `shard` what each replica of a stage
+    holds a share of, `reserve` what the limit of memory is beside. `runners_up` are plans that were
+    found beside it.
     """
 
     schema: str = "partopt.plan/1"
@@ -162,10 +159,9 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     microbatches: Count | None
     noam: Count
     optimizer: Optimizer
-    memory_rules: MemoryRules
-    comm: Literal["overlap", "serial"]
-    allreduce: Literal["overlap", "blocking"]
-    bucket_bytes: Count
+    engine: Engine
+    shard: Shard
+    reserve: Reserve
     request: Request
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
     communication: list[Flow]
@@ -194,6 +190,15 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             f"{replicas}x{count}" if count > 4 else "-".join([str(replicas)] * count)
             for replicas, count in runs
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether devices wait for their messages; else these overlap with compute."""
+        return self.schedule in self.engine.waits
+
+    def with_engine(self, **facts: Any) -> Plan:
+        """The plan with some facts of its engine replaced, and nothing counted again."""
+        return replace(self, engine=replace(self.engine, **facts))
 
     @property
     def copies(self) -> int:

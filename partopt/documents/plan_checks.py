@@ -137,11 +137,6 @@ def _request_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"stages[{s}].recompute: request.recompute is {plan.request.recompute}",
                 "re-run `solve`",
             )
-    if plan.allreduce != plan.request.allreduce:
-        yield _fault(
-            f"allreduce: {plan.allreduce}, and request.allreduce is {plan.request.allreduce}",
-            "re-run `solve`",
-        )
     for what in plan.find_deviations() if plan.planner == "optimal" else []:
         yield _fault(f"request: {what}", "re-run `solve`")
 
@@ -159,19 +154,21 @@ def _runner_up_faults(plan: Plan) -> Iterator[PartoptError]:
 
 
 def _kind_faults(plan: Plan) -> Iterator[PartoptError]:
-    """A family, a planner, a wait or a reserve that the rest of the plan contradicts."""
-    rules = plan.memory_rules
-    if (rules.reserve == "none" and rules.reserve_bytes > 0) or (
-        rules.reserve != "none" and plan.memory_limit_bytes is None
+    """A family, a planner, buffers or a reserve that the rest of the plan contradicts."""
+    reserve, given = plan.reserve, plan.engine.reserve_bytes
+    if (
+        (reserve.basis == "none" and reserve.size_bytes > 0)
+        or (reserve.basis == "given" and reserve.size_bytes != given)
+        or (reserve.basis != "none" and plan.memory_limit_bytes is None)
     ):
         yield _fault(
-            f"memory_rules.reserve: {rules.reserve}, with {rules.reserve_bytes} bytes reserved of "
+            f"reserve.basis: {reserve.basis}, with {reserve.size_bytes} bytes reserved of "
             f"{'no limit' if plan.memory_limit_bytes is None else 'each device'}",
             "re-run `solve`",
         )
     synchronous = plan.microbatches is not None
-    if rules.buffers == "all" and not synchronous:
-        yield _fault(f"memory_rules.buffers: all under {plan.schedule}", "it has no iteration")
+    if plan.engine.buffers == "all" and not synchronous:
+        yield _fault(f"engine.buffers: all under {plan.schedule}", "it has no iteration")
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     apart = any(not _is_run(stage.ranks) for stage in plan.stages) or ranks != sorted(ranks)
     if plan.family == "nested" and not apart:

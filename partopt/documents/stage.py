@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from partopt import documents
 from partopt.documents.profile import Bytes, Count, Index, Seconds
@@ -15,7 +13,6 @@ Buffers = Literal["flight", "all"]
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
 FlowKind = Literal["send", "allreduce", "allgather", "reducescatter", "tied"]
 FlowPer = Literal["microbatch", "round", "iteration"]
-Reserve = Literal["none", "given", "measured", "assumed"]
 
 # S   stages; s   one of them, 0..S-1 in the order of the layers
 
@@ -36,25 +33,11 @@ class Memory(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     total_bytes: Bytes
 
 
-class MemoryRules(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
-    """How the memory of a device is counted.
+class Reserve(documents.Part, frozen=True, kw_only=True):
+    """What no plan may use of a device, which its limit of memory is beside, and what says so."""
 
-    `optimizer_bytes` are those of the optimizer's state for each parameter, in place of what the
-    optimizer is known to keep. `gradients` is their number format. `buffers` says which
-    microbatches have receive buffers, those in flight or all of an iteration, and `shard` what each
-    replica of a stage holds a share of. A limit of memory is beside `reserve_bytes` of each device,
-    which are as `reserve` says.
-    """
-
-    optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    gradients: Gradients = "parameters"
-    buffers: Buffers = "flight"
-    shard: Shard = "none"
-    reserve_bytes: Bytes = 0
-    reserve: Reserve = "none"
-
-
-COUNTED = MemoryRules()  # where nothing else is said
+    size_bytes: Bytes = 0
+    basis: Literal["none", "given", "measured", "assumed"] = "none"
 
 
 class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):

@@ -37,8 +37,8 @@ class ClosedForm(documents.Part, frozen=True, kw_only=True):
 class Tried(documents.Part, frozen=True, kw_only=True):
     """A schedule as it ran.
 
-    `chunks` are the stages of a device, `comm` tells whether devices wait for messages. `bubble` is
-    the idle share of an iteration; an asynchronous schedule has none, its share is that of the
+    `chunks` are the stages of a device, `waits` tells whether devices wait for messages. `bubble`
+    is the idle share of an iteration; an asynchronous schedule has none, its share is that of the
     steady state and `iteration_s` the time in which as many microbatches pass. `in_flight` are the
     most microbatches that each device holds, `activations` the most that it keeps of them, in what
     its stages keep of one.
@@ -47,7 +47,7 @@ class Tried(documents.Part, frozen=True, kw_only=True):
     schedule: str
     asynchronous: bool
     chunks: Count
-    comm: str
+    waits: bool
     iteration_s: Seconds
     bubble: float
     in_flight: InFlight

@@ -267,7 +267,7 @@ class StageCosts:
         F = self.room(r, recompute)
         trip = C + self.behind + self.wait(levels[1])[0][None, :]
         if M is None:
-            blocking = C + gradients if problem.blocking_allreduce else gradients
+            blocking = C + gradients if problem.blocks else gradients
             seconds = np.maximum(C + messages, blocking) / r
             if problem.memory_bytes is not None:  # Little's law
                 seconds = np.maximum(seconds, trip / (np.maximum(F, 1) * r))
@@ -350,7 +350,7 @@ class StageCosts:
         """Seconds for which a message over each cut keeps devices from computing, as `_wait`."""
         problem, least = self.problem, np.zeros(self.N + 1)
         each = [
-            hold_s(self.traffic, problem.messages, level, problem.serial_transfers)
+            hold_s(self.traffic, problem.messages, level, problem.waits)
             for level in problem.topology.levels[max(0, k - 1) :]
             if level.size > 1 and k
         ]

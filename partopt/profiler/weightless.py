@@ -305,6 +305,12 @@ class RandomNumbers:
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
 
+    def advanced(self) -> bool:
+        """Whether torch has drawn numbers since."""
+        cuda = torch.cuda.get_rng_state_all() if self._cuda else []
+        pairs = zip([self._torch, *self._cuda], [torch.get_rng_state(), *cuda], strict=True)
+        return not all(torch.equal(before, now) for before, now in pairs)
+
     @staticmethod
     def seed(seed: int) -> None:
         """Draw the numbers that follow from `seed`."""

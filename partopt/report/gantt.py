@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from partopt.documents.simulation import DrawnTimeline, DrawnWindow, RankTimeline
 from partopt.printable import shorten
-from partopt.report.actions import WORDS, read_row, span_text, ticks
+from partopt.report.looks import WORDS, read_row, span_text, ticks
 from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.links.cluster_file import quality
-from partopt.links.errors import Comparison
-from partopt.links.fitted import FittedLinks
-from partopt.links.samples import LinkMeasurement
+from partopt.links import Comparison, FittedLinks, LinkMeasurement
 from partopt.report.table import label_lines, table
 from partopt.report.topology import render as render_topology
 from partopt.units import format_bytes, format_seconds
@@ -15,18 +12,13 @@ def render(links: FittedLinks) -> str:
     """The table of all figures, the topology, and whether the fit is good."""
     measurement = links.measurement
     rows = [_row(each) for each in links.comparisons]
-    rows += [
-        [samples.name, "late receive", *_cells(each.size_bytes, each.late_s), "-", "-"]
-        for samples in measurement.levels
-        for each in samples.handling
-    ]
     headings = ["LEVEL", "TRAFFIC", "SIZE", "MEASURED", "FITTED", "ERROR"]
     load = f"{measurement.load * measurement.cores:.1f} on {measurement.cores} cores"
     lines = label_lines(
         [
             ("ranks", f"{measurement.ranks} on {_hosts(measurement)}, {measurement.backend}"),
             ("load", f"{load} before the measurement"),
-            ("fit", quality(links.comparisons)),
+            ("fit", links.quality),
         ]
     )
     return f"{table(headings, rows, left=(0, 1))}\n\n{render_topology(links.topology)}\n\n{lines}"
@@ -42,11 +34,8 @@ def _row(comparison: Comparison) -> list[str]:
     return [
         comparison.level,
         comparison.what,
-        *_cells(comparison.size_bytes, comparison.measured_s),
+        format_bytes(comparison.size_bytes),
+        format_seconds(comparison.measured_s),
         format_seconds(comparison.fitted_s),
         f"{error} poor" if comparison.is_poor else error,
     ]
-
-
-def _cells(size_bytes: int, seconds: float) -> list[str]:
-    return [format_bytes(size_bytes), format_seconds(seconds)]

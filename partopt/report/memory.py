@@ -31,14 +31,14 @@ def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
     peak, fullest = plan.peak_memory_bytes, stages_text(plan.fullest_stages)
     limit = against_limit(peak, plan.memory_limit_bytes)
     yield f"{format_bytes(peak)} on each device of {fullest}{limit}"
-    limit_bytes, reserved = plan.memory_limit_bytes, plan.memory_rules.reserve_bytes
+    limit_bytes, reserved = plan.memory_limit_bytes, plan.reserve.size_bytes
     free = 0 if limit_bytes is None else max(0, limit_bytes - peak)
     held = device_parts([plan.stages[s] for s in plan.fullest_stages])
     whole = held | {"free": free, "reserve": reserved}
     sizes = {name: size for name, size in whole.items() if size > 0}
     marks = [_PARTS[name][1][ascii_only] for name in sizes]
     yield _bar(list(sizes.values()), marks)
-    why = _WHY.get(plan.memory_rules.reserve, "")
+    why = _WHY.get(plan.reserve.basis, "")
     yield from _pack(
         f"{mark} {_PARTS[name][0]} {format_bytes(size)}{why if name == 'reserve' else ''}"
         for mark, (name, size) in zip(marks, sizes.items(), strict=True)

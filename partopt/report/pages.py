@@ -7,7 +7,6 @@ from typing import Any
 
 from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
-from partopt.documents.difference import Difference
 from partopt.documents.flows import Flows
 from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
@@ -18,7 +17,6 @@ from partopt.documents.verification import Verification
 from partopt.report import (
     comparison,
     device,
-    difference,
     flows,
     groups,
     plan,
@@ -52,8 +50,6 @@ def text_of(
         return profile.render(document, ascii_only, all_layers, spell)
     if isinstance(document, Plan):
         return plan.render(document, ascii_only, spell)
-    if isinstance(document, Difference):
-        return difference.render(document, all_layers, spell)
     if isinstance(document, Verification):
         return verification.render(document, spell)
     return _PAGES[type(document)](document)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.report.actions import WORDS
+from partopt.report.looks import WORDS
 from partopt.schedules.order import KINDS, A, B, F, I, U
 from partopt.simulator.memory import Series, in_flight_over_time, memory_over_time
 from partopt.simulator.timeline import Slots, Timeline, slots, working_ranks

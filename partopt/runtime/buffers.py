@@ -1,26 +1,39 @@
-"""Keeping the buffers of a model, such as running statistics, while a forward runs once more."""
+"""The buffers of a model: kept while a forward runs once more, and which layers use them.
+
+Every stage has buffers of its own, such as running statistics.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from partopt.profiler.operations import Operation, Watch, storages_in
+from partopt.runtime.events import EVERYWHERE, storage_of
+
 # A slot: the dictionary of a module that holds a buffer, the buffer's key there, its full name
 Slot = tuple[dict[str, Tensor | None], str, str]
+
+# running statistics that an operator with these flags changes, whatever its schema says
+_STATISTICS = {"running_mean", "running_var", "input_running_mean", "input_running_var"}
+_FLAGS = ("training", "use_input_stats")
 
 
 def buffer_slots(
     model: nn.Module, chosen: Callable[[str], bool] = lambda _name: True
 ) -> list[Slot]:
     """The slots of the buffers whose names are `chosen`."""
-    return [
-        (module._buffers, key, f"{prefix}.{key}" if prefix else key)
-        for prefix, module in model.named_modules()
-        for key in module._buffers
-        if module._buffers[key] is not None and chosen(f"{prefix}.{key}" if prefix else key)
-    ]
+    found = []
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            name = f"{prefix}.{key}" if prefix else key
+            if buffer is not None and chosen(name):
+                found.append((module._buffers, key, name))
+    return found
 
 
 class BufferState:
@@ -35,11 +48,13 @@ class BufferState:
 
     def changed(self) -> list[str]:
         """Names of the buffers that have other values since."""
-        return [
-            name
-            for holder, key, name, buffer, before in self._kept
-            if not buffer.is_meta and not _is_same(holder[key], before)
-        ]
+        found = []
+        for holder, key, name, buffer, before in self._kept:
+            now = holder[key]
+            same = now is not None and now.shape == before.shape and torch.equal(now, before)
+            if not (buffer.is_meta or same):
+                found.append(name)
+        return found
 
     def replaced(self) -> dict[str, Tensor]:
         """The tensors that stand where there were others, by the names of the buffers."""
@@ -54,5 +69,74 @@ class BufferState:
                 buffer.data.copy_(before)  # its version stays: a backward may need it
 
 
-def _is_same(now: Tensor | None, before: Tensor) -> bool:
-    return now is not None and now.shape == before.shape and torch.equal(now, before)
+class BufferUses:
+    """The layers that read and write the buffers of a model that has so many layers."""
+
+    def __init__(self, buffers: Mapping[str, Tensor], layers: int) -> None:
+        self.names = {storage_of(each): name for name, each in buffers.items()}
+        self._last = layers - 1
+        self._users: defaultdict[str, set[int]] = defaultdict(set)
+        self._writers: defaultdict[str, set[int]] = defaultdict(set)
+        self._late: defaultdict[str, set[int]] = defaultdict(set)
+
+    def note(self, used: set[str], written: set[str], layer: int) -> None:
+        """Note the buffers that a layer uses, and which of them it writes to."""
+        for name in written:
+            self._writers[name].add(layer)
+        # what is changed everywhere alike is not thereby read
+        for name in used - written if layer == EVERYWHERE else used:
+            self._users[name].add(layer)
+
+    def note_late(self, written: set[str], entered: int) -> None:
+        """Note what every stage writes to that comes so far, into so many layers."""
+        for name in written:
+            self._late[name].add(entered)
+
+    def hidden(self) -> Iterator[tuple[tuple[int, int], str]]:
+        """Pairs of layers, one of which writes to a buffer that the other uses, and how."""
+        for name, writers in self._writers.items():
+            for writer in writers - {EVERYWHERE}:
+                for user in self._users[name] - {writer}:
+                    if user == EVERYWHERE:  # whom it reaches is not known
+                        text = f'{{1}} may read the buffer "{name}", which a layer changes'
+                        yield (0, self._last), text
+                    else:
+                        reader, other = ("{1}", "{0}") if user > writer else ("{0}", "{1}")
+                        text = f'{reader} reads the buffer "{name}", which {other} changes'
+                        yield (min(user, writer), max(user, writer)), text
+        for name, places in self._late.items():
+            for entered in places:
+                for user in {max(user, 0) for user in self._users[name]}:
+                    if user < entered:
+                        text = f'{{0}} reads the buffer "{name}", which changes behind it'
+                        yield (user, min(entered, self._last)), text
+
+
+class BufferWatch(Watch):
+    """While it is active, it collects the buffers that are `used`, and those `written` to."""
+
+    def __init__(self, uses: BufferUses) -> None:
+        super().__init__()
+        self._known = uses.names
+        self.used: set[str] = set()
+        self.written: set[str] = set()
+
+    def before(self, call: Operation) -> None:
+        """Note the buffers that the operation uses."""
+        self.used |= self._names([call.arguments, call.options])
+        self.written |= self._names(written_by(call.func._schema, call.arguments, call.options))
+
+    def _names(self, value: Any) -> set[str]:
+        places = map(storage_of, storages_in(value))
+        return {self._known[place] for place in places if place in self._known}
+
+
+def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of an operator with this schema that it writes to, as that says or not."""
+    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+    mutable = {
+        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
+    }
+    if any(given.get(flag) for flag in _FLAGS):
+        mutable |= _STATISTICS
+    return [each for name, each in given.items() if name in mutable and each is not None]

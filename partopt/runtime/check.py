@@ -12,6 +12,7 @@ from torch import Tensor
 
 from partopt.documents.run import Check
 from partopt.runtime.context import Context
+from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.one_process import (
     Reference,
     WholeModel,
@@ -19,8 +20,6 @@ from partopt.runtime.one_process import (
     switch_off_dropout,
     train_alone,
 )
-from partopt.runtime.parameters import own_parameter_names
-from partopt.runtime.scattering import Rows, rows_of
 from partopt.runtime.stale_reference import train_stale
 from partopt.runtime.training import RankTraining, Training
 from partopt.runtime.visible_rates import visible_rates
@@ -36,7 +35,7 @@ class Found(NamedTuple):
     """What a rank found: losses of its microbatches, and tensors by stage and parameter."""
 
     losses: dict[int, float]
-    tensors: dict[tuple[int, str], Rows]
+    tensors: dict[tuple[int, str], Tensor]
 
 
 def check_first(training: Training, context: Context) -> Check | None:
@@ -77,20 +76,15 @@ def _check_changes(training: Training, context: Context) -> Check | None:
             lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
         )
     )[0]
-    if own.tied:  # one parameter has one rate, in whichever stages it is
-        rates = [min(rate for rate in rates if rate > 0.0)] * len(rates)
-    for s in own.stages:
-        if stepped := own.stepped(s):
-            own.optimizer(s, stepped).param_groups[0]["lr"] = rates[s]
+    own.rates = rates
     own.step()
-    tied = {each.name for each in own.tied}
     expected = context.on_rank_0(
         lambda go_on: train_stale(
-            training, WholeModel(training, context.device, go_on), names, rates, equal, tied
+            training, WholeModel(training, context.device, go_on), names, rates, equal
         )
     )
     weights = {
-        (s, name): Rows(each.detach())
+        (s, name): each.detach()
         for s, stage in own.stages.items()
         for name, each in stage.own_parameters.items()
         if each.requires_grad
@@ -99,13 +93,11 @@ def _check_changes(training: Training, context: Context) -> Check | None:
 
 
 def _names(own: RankTraining) -> list[list[str]]:
-    """The parameters of each stage that train; a tied one is of the first that holds it."""
-    left, names = set(own.trained), []
-    for stage in own.training.plan.stages:
-        held = own_parameter_names(own.record, stage.start, stage.stop)
-        names.append([name for name in held if name in left])
-        left -= set(held)
-    return names
+    """The parameters of each stage that train."""
+    return [
+        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
+        for each in own.training.plan.stages
+    ]
 
 
 def compare(
@@ -149,9 +141,7 @@ def _errors(own: Found, expected: Reference | None, context: Context) -> dict[st
         context.say(f"check: comparing {len(shown)} tensors")
     shown = context.gather(shown)[0]
     # a gradient that one process has not may be zeros here, as sums over replicas are
-    errors = {
-        name: float(h.tensor.any()) for (_, name), h in own.tensors.items() if name not in shown
-    }
+    errors = {name: float(t.any()) for (_, name), t in own.tensors.items() if name not in shown}
     for name, (shape, dtype, scale) in shown.items():
         if expected is None:
             right = torch.empty(shape, dtype=dtype, device=context.device)
@@ -160,7 +150,7 @@ def _errors(own: Found, expected: Reference | None, context: Context) -> dict[st
         context.broadcast(right)
         for (_, each), held in own.tensors.items():
             if each == name:
-                off = _error(held.tensor, rows_of(right, held.k, held.r), scale)
+                off = _error(held, right, scale)
                 errors[name] = max(off, errors.get(name, 0.0))
     return errors
 

@@ -22,12 +22,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as write
-from torch.distributed.tensor import DTensor, Shard
 
 from partopt.errors import PartoptError
 from partopt.runtime.context import lost_connections
-from partopt.runtime.parameters import shared_parameters
-from partopt.runtime.replay import ReplayStage
 from partopt.runtime.training import RankTraining
 
 KEPT = 2  # checkpoints in a folder: the last, and the one before
@@ -118,98 +115,51 @@ def resume(own: RankTraining, checkpoint: Path) -> None:
     """
     known = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     state = _state(own)
-    missing = sorted(name for name in state if name not in known)
-    other = sorted(
-        name
-        for name, each in state.items()
-        if name in known and tuple(_shape(known[name])) != tuple(each.shape)
-    )
-    if missing or other:
-        what = f"lacks {missing[0]}" if missing else f"has another shape of {other[0]}"
-        raise PartoptError(f"{checkpoint}: {what}", "it is of another model", code="other-model")
-    kept = _optimizer_state(own, known)
+    for name, each in sorted(state.items()):
+        about = known.get(name)
+        if about is None:
+            raise _other_model(checkpoint, f"lacks {name}")
+        if not isinstance(about, TensorStorageMetadata) or about.size != each.shape:
+            raise _other_model(checkpoint, f"has another shape of {name}")
+    own.make_optimizers()
+    for name, kept, parameter in _optimized(own):
+        for entry, about in known.items():
+            key = entry.removeprefix(f"optimizer.{name}.")
+            if key == entry or "." in key or not isinstance(about, TensorStorageMetadata):
+                continue
+            # a state of one number, such as Adam's count of steps, stays on the CPU
+            device = parameter.device if about.size else torch.device("cpu")
+            kept[key] = torch.empty(about.size, dtype=about.properties.dtype, device=device)
+            state[entry] = kept[key]
     with _quiet(), lost_connections():
-        load(
-            {**state, **{name: read for name, (_, _, _, read) in kept.items()}},
-            checkpoint_id=checkpoint,
-        )
-    for parameter_state, key, tensor, _ in kept.values():
-        parameter_state[key] = tensor
+        load(dict(state), checkpoint_id=checkpoint)
     own.begin_at(int(json.loads((checkpoint / _ABOUT).read_text())["steps"]))
+
+
+def _other_model(checkpoint: Path, what: str) -> PartoptError:
+    return PartoptError(f"{checkpoint}: {what}", "it is of another model", code="other-model")
 
 
 def _state(own: RankTraining) -> dict[str, Tensor]:
     """The tensors of this rank by their names in a checkpoint: they are read in place."""
     state: dict[str, Tensor] = {}
-    for s, stage in own.stages.items():
+    for stage in own.stages.values():
         state |= {f"model.{name}": each.detach() for name, each in stage.own_parameters.items()}
         state |= {f"buffer.{name}": each for name, each in stage.changing_buffers.items()}
-        if s in own.optimizers:
-            for name, key, value in _states_of(own, s, stage):
+    for name, kept, _ in _optimized(own):
+        for key, value in kept.items():
+            if isinstance(value, Tensor):
                 state[f"optimizer.{name}.{key}"] = value
     return state
 
 
-def _states_of(own: RankTraining, s: int, stage: ReplayStage) -> Iterator[tuple[str, str, Tensor]]:
-    holding = shared_parameters(own.record, own.training.starts)
-    for name, parameter in stage.own_parameters.items():
-        if holding.get(name, [s])[0] != s:  # stages that hold one have other shares of it
-            continue
-        stepped = _stepped(own, s, parameter)
-        for key, value in own.optimizers[s].state.get(stepped, {}).items():
-            if isinstance(value, Tensor):
-                is_share = stepped is not parameter and value.shape == stepped.shape
-                yield name, key, _as_rows(own, s, value, parameter) if is_share else value
-
-
-def _optimizer_state(
-    own: RankTraining, known: dict[str, Any]
-) -> dict[str, tuple[dict[str, Any], str, Tensor, Tensor]]:
-    """Room for the optimizer state in a checkpoint of this rank's parameters, and where it goes.
-
-    Of each entry the state, the key in it, the tensor that goes there, and what is read: the same,
-    or of a share the rows of the whole.
-    """
-    room: dict[str, tuple[dict[str, Any], str, Tensor, Tensor]] = {}
-    for s, stage in own.stages.items():
-        optimizer = own.optimizer(s, own.stepped(s)) if own.stepped(s) else None
-        for name, parameter in stage.own_parameters.items():
-            prefix, stepped = f"optimizer.{name}.", _stepped(own, s, parameter)
-            if optimizer is None or not stepped.numel():
-                continue
-            for entry in known:
-                key, about = entry.removeprefix(prefix), known[entry]
-                if not entry.startswith(prefix) or "." in key:
-                    continue
-                if not isinstance(about, TensorStorageMetadata):
-                    continue
-                # a state of one number, such as Adam's count of steps, stays on the CPU
-                device = parameter.device if about.size else torch.device("cpu")
-                is_share = stepped is not parameter and about.size == parameter.shape
-                shape = stepped.shape if is_share else about.size
-                tensor = torch.empty(shape, dtype=about.properties.dtype, device=device)
-                read = _as_rows(own, s, tensor, parameter) if is_share else tensor
-                room[entry] = optimizer.state[stepped], key, tensor, read
-    return room
-
-
-def _stepped(own: RankTraining, s: int, parameter: nn.Parameter) -> nn.Parameter:
-    """What the optimizer knows of a parameter: itself, or this replica's rows of it."""
-    return own.shares[s].share_of(parameter) if s in own.shares else parameter
-
-
-def _as_rows(own: RankTraining, s: int, rows: Tensor, parameter: nn.Parameter) -> Tensor:
-    """What is like this replica's rows of a parameter, as those of a tensor like the whole one."""
-    if not parameter.dim():  # a single number, which the first replica has
-        return rows
-    whole, mesh = torch.empty(parameter.shape, device="meta"), own.shares[s].mesh
-    return DTensor.from_local(
-        rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
-def _shape(about: Any) -> Any:
-    return about.size if isinstance(about, TensorStorageMetadata) else ()
+def _optimized(own: RankTraining) -> Iterator[tuple[str, dict[str, Any], nn.Parameter]]:
+    """The parameters that this rank steps itself: name, state of the optimizer, parameter."""
+    for s, optimizer in own.optimizers.items():
+        stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for name, parameter in own.stages[s].own_parameters.items():
+            if id(parameter) in stepped:
+                yield name, optimizer.state[parameter], parameter
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""Building the events of a record from what calls are given and return."""
+"""Building the events of a record from what calls are given, read and return."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from partopt.profiler.tensors import tensors_in
+from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
+from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 from partopt.runtime.events import (
     EVERYWHERE,
+    IN_AN_OBJECT,
     READ_BETWEEN,
     Argument,
     Constant,
@@ -25,7 +28,6 @@ from partopt.runtime.events import (
     Same,
     Tree,
 )
-from partopt.runtime.unit_reads import UnitReads
 
 # results that say nothing of a tensor's values
 _HARMLESS = (
@@ -43,7 +45,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 @dataclass(frozen=True)
-class Before:
+class Call:
     """A call before it runs: the leaves of its arguments, and how often each was written to.
 
     `run` are the arguments that the call really gets, `leaves` those that the model gave it.
@@ -52,6 +54,13 @@ class Before:
     leaves: list[Any]
     run: list[Any]
     versions: list[int]
+
+    @classmethod
+    def of(cls, given: Any, run: Any) -> Call:
+        """The call that comes next with these arguments."""
+        leaves = tree_leaves(run)
+        versions = [each._version if isinstance(each, Tensor) else 0 for each in leaves]
+        return cls(tree_leaves(given), leaves, versions)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -67,27 +76,75 @@ class Before:
         ]
 
 
+class UnitReads(Watch):
+    """Knows which layer made which storage, and sees what is read while a unit runs.
+
+    A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
+    earlier one left it in an object, no other stage could be sent: `hidden` are pairs of the layer
+    that made such a tensor and the one that read it, and how.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.hidden: dict[tuple[int, int], str] = {}
+        self._makers = StorageMap()
+        self._constants = StorageMap()  # names of parameters in a storage; "" of others
+        self._layer = 0
+        self._given: set[int] = set()
+        self._touched: set[str] = set()
+        for part in (p for each in [*model.buffers(), *local_tensors(inputs)] for p in parts(each)):
+            self._constants.set(part, ("",))
+        for name, parameter in model.named_parameters():
+            for part in parts(parameter):
+                known = self._constants.get(part) or ()
+                self._constants.set(part, (*known, name))
+
+    def maker(self, tensor: Tensor) -> int | None:
+        """The layer that made the storage of `tensor`; None where none did."""
+        found = [self._makers.get(part) for part in parts(tensor)]
+        return next((layer for layer in found if layer is not None), None)
+
+    def note_made(self, tensors: Sequence[Tensor], layer: int) -> None:
+        """Note that `layer` made these, unless their storages are known."""
+        for tensor in parts(tensors):
+            if self._constants.get(tensor) is None and self._makers.get(tensor) is None:
+                self._makers.set(tensor, layer)
+
+    @contextlib.contextmanager
+    def of(self, layer: int, given: Sequence[Tensor]) -> Iterator[set[str]]:
+        """Watch a unit; it gives the names of the parameters that the unit turns out to read."""
+        self._layer, self._touched = layer, set()
+        self._given = {part.untyped_storage()._cdata for part in parts(given)}
+        with self:
+            yield self._touched
+
+    def before(self, call: Operation) -> None:
+        """Note what the operation reads."""
+        for tensor in call.read:
+            names = self._constants.get(tensor)
+            if names is not None:
+                self._touched.update(name for name in names if name)
+                continue
+            maker = self._makers.get(tensor)
+            given = tensor.untyped_storage()._cdata in self._given
+            if maker is not None and maker != self._layer and not given:
+                self.hidden[maker, self._layer] = IN_AN_OBJECT
+
+    def after(self, call: Operation) -> None:
+        """Note what it made."""
+        self.note_made(parts(call.result), self._layer)
+
+
+def parts(value: Any) -> list[Tensor]:
+    """The tensors in a value that have memory."""
+    return list(storages_in(value))
+
+
 class NewTree(BaseException):
     """A result is of a dataclass that torch's trees did not know: it has to be recorded again.
 
     Not an Exception, so that no model takes it for an error of its own.
     """
-
-
-def _register(kind: type) -> None:
-    """Have torch's trees look into a dataclass."""
-
-    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-        names = [each.name for each in dataclasses.fields(kind) if hasattr(value, each.name)]
-        return [getattr(value, name) for name in names], tuple(names)
-
-    def rebuild(leaves: Iterable[Any], names: tuple[str, ...]) -> Any:
-        value: Any = object.__new__(kind)  # __init__ may do more than to set its fields
-        for name, leaf in zip(names, leaves, strict=True):
-            object.__setattr__(value, name, leaf)
-        return value
-
-    register_pytree_node(kind, flatten, rebuild)
 
 
 class EventBuilder:
@@ -104,22 +161,16 @@ class EventBuilder:
         self._keys: dict[int, Key] = {}
         self._kept: list[Any] = []  # so that ids are not used again
 
-    def before(self, given: Any, run: Any) -> Before:
-        """Note the arguments of a call that comes next."""
-        leaves = tree_leaves(run)
-        versions = [each._version if isinstance(each, Tensor) else 0 for each in leaves]
-        return Before(tree_leaves(given), leaves, versions)
-
-    def is_tied(self, before: Before) -> bool:
+    def is_tied(self, call: Call) -> bool:
         """Whether the call reads a parameter, or what a layer made."""
         return any(
             id(tensor) in self._parameters or self.maker(tensor) != EVERYWHERE
-            for tensor in before.tensors
+            for tensor in call.tensors
         )
 
-    def note_hidden(self, before: Before, last: int) -> None:
+    def note_hidden(self, call: Call, last: int) -> None:
         """Note what the call is given that a layer left in an object; `last` is the last layer."""
-        for tensor in before.tensors:
+        for tensor in call.tensors:
             maker = self.maker(tensor)
             if id(tensor) not in self._keys and maker != EVERYWHERE:
                 self._reads.hidden[maker, last] = READ_BETWEEN
@@ -140,73 +191,67 @@ class EventBuilder:
 
     def add(
         self,
-        before: Before,
+        call: Call,
         name: str,
-        unit: str | None,
         layer: int,
         output: Any,
-        seen: Sequence[tuple[str, Any]],
-        touched: set[str],
+        seen: Sequence[tuple[str, Any]] | None = None,
+        touched: Iterable[str] = (),
     ) -> None:
-        """Add the event of a call that has returned `output`.
+        """Add the event of a call that has returned `output`, of a unit or between units.
 
-        Inside of it modules with hooks returned what is `seen`, and it `touched` parameters.
+        Inside a unit modules with hooks returned what is `seen`, and it `touched` parameters.
         """
-        given = [id(each) for each in before.tensors]
-        reads = frozenset(self._keys[each] for each in given if each in self._keys)
+        given = [id(each) for each in call.tensors]
         own = {self._parameters[each] for each in given if each in self._parameters}
-        leaves = _Leaves(before)
-        tree = leaves.add(output)
-        observed = tuple((module, leaves.add(value)) for module, value in seen)
-        written = [(position, leaves.add_written(position)) for position in before.written()]
+        leaves = _Leaves(call)
+        output_tree = leaves.add(output)
+        observed = tuple((module, leaves.add(value)) for module, value in seen or ())
+        written = tuple((position, leaves.add_written(position)) for position in call.written())
         self.events.append(
             Event(
-                name,
-                unit,
-                layer,
-                tree,
-                observed,
-                tuple(leaves.leaves),
-                tuple(written),
-                reads,
-                frozenset(own | touched),
-                frozenset(Likeness.of(before.leaves[position]).storage for position, _ in written),
-                unit is None and layer != EVERYWHERE and leaves.has_value,
-                leaves.opaque,
+                name=name,
+                unit=None if seen is None else name,
+                layer=layer,
+                output=output_tree,
+                observed=observed,
+                leaves=tuple(leaves.leaves),
+                written=written,
+                reads=frozenset(self._keys[each] for each in given if each in self._keys),
+                parameters=frozenset(own.union(touched)),
+                storages_written=frozenset(
+                    Likeness.of(call.leaves[position]).storage for position, _ in written
+                ),
+                value=seen is None and layer != EVERYWHERE and leaves.has_value,
+                opaque=leaves.opaque,
             )
         )
-        self._tag(leaves.values, layer)
-
-    def _tag(self, values: Sequence[Any], layer: int) -> None:
-        event = len(self.events) - 1
-        tensors: list[Tensor] = []
-        first: set[int] = set()
-        for number, value in enumerate(values):
+        first: dict[int, Tensor] = {}
+        for number, value in enumerate(leaves.values):
             if isinstance(value, Tensor) and id(value) not in first:
-                first.add(id(value))
-                self._keys[id(value)] = Key(event, number)
-                self.likeness[Key(event, number)] = Likeness.of(value)
-                tensors.append(value)
-        self._kept.extend(tensors)
+                first[id(value)] = value
+                key = Key(len(self.events) - 1, number)
+                self._keys[id(value)], self.likeness[key] = key, Likeness.of(value)
+        self._kept.extend(first.values())
         if layer != EVERYWHERE:
-            self._reads.note_made(tensors, layer)
+            self._reads.note_made(list(first.values()), layer)
 
 
 class _Leaves:
     """The leaves of an event's results, as they are added."""
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, call: Call) -> None:
         self.values: list[Any] = []
         self.leaves: list[Leaf] = []
         self.has_value = False
         self.opaque = ""
+        self._given = call.leaves
         self._first: dict[int, int] = {}
         self._arguments = {
             id(leaf): position
-            for position, leaf in reversed(list(enumerate(before.leaves)))
+            for position, leaf in reversed(list(enumerate(call.leaves)))
             if not isinstance(leaf, (*_HARMLESS, *_NUMBERS))
         }
-        self._before = before
 
     def add(self, value: Any) -> Tree:
         """Add what a call returned."""
@@ -219,9 +264,8 @@ class _Leaves:
 
     def add_written(self, position: int) -> int:
         """Add an argument that the call wrote to, and return its leaf."""
-        argument = self._before.leaves[position]
         self.leaves.append(Argument(position, True))
-        self.values.append(argument)
+        self.values.append(self._given[position])
         return len(self.leaves) - 1
 
     def _leaf(self, value: Any) -> Leaf:
@@ -242,3 +286,19 @@ class _Leaves:
             return Constant(value)
         self.opaque = type(value).__name__
         return Constant(None)
+
+
+def _register(kind: type) -> None:
+    """Have torch's trees look into a dataclass."""
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+        names = [each.name for each in dataclasses.fields(kind) if hasattr(value, each.name)]
+        return [getattr(value, name) for name in names], tuple(names)
+
+    def rebuild(leaves: Iterable[Any], names: tuple[str, ...]) -> Any:
+        value: Any = object.__new__(kind)  # __init__ may do more than to set its fields
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(value, name, leaf)
+        return value
+
+    register_pytree_node(kind, flatten, rebuild)

@@ -1,187 +1,284 @@
-"""Measures the links between the ranks of a run, level by level; every rank takes part."""
+"""Measures the links between the ranks of a run, level by level; every rank takes part.
+
+No clock is compared with another host's: one way is half of a round trip.
+"""
 
 from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
-from partopt.links.layout import MeasuredLevel, Traffic, levels_of
-from partopt.links.samples import (
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from partopt.errors import PartoptError
+from partopt.links import (
     AllReduceSample,
-    HandlingSample,
+    FittedLinks,
     LevelSamples,
     LinkMeasurement,
+    MeasuredLevel,
     MessageSample,
+    levels_of,
 )
 from partopt.profiler.device import describe_device
-from partopt.runtime.context import Context
-from partopt.runtime.link_messages import (
-    Peer,
-    Seconds,
-    allreduce,
-    exchange,
-    ping,
-    pong,
-    receive_late,
-    send_early,
-)
+from partopt.runtime.backends import choose_backend
+from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.processes import is_under_torchrun, run_ranks
 
+# before a small message: one behind the other takes a third of what one takes that comes out of a
+# pause, as those of a training do, when the other end sleeps and caches hold other things
+PAUSE_S = 0.003
+PAUSED_BYTES = 500_000  # up to there
+_DEFAULT_RANKS = 4
+_SMALLEST, _LARGEST = 4, 2**32  # bytes of a message: all-reduces add numbers of 4 bytes
 _MANY_BYTES, _MOST_TIMES = 4 * 10**6, 10
+_ROUNDS = 3  # over all sizes, so that a burst of other work is in one of them
 
 
 @dataclass(frozen=True)
-class LinkSettings:
-    """What is measured: servers of `per_server` ranks, messages of `sizes` bytes."""
+class LinkRun:
+    """Ranks, in servers of `per_server`, that measure the links between them.
 
+    Messages have `sizes` bytes. Large ones are repeated `repetitions` times in a round, the warm-up
+    with them, small ones more often. The backend is `gloo` or `nccl`.
+    """
+
+    ranks: int
     per_server: int
     sizes: tuple[int, ...]
-    repetitions: int = 10  # at the least, the warm-up with them; of small messages there are more
-    rounds: int = 3  # over all sizes, so that a burst of other work is in one of them
+    backend: str
+    repetitions: int
 
-    def repetitions_of(self, size_bytes: int) -> int:
-        """How often a message of `size_bytes` is repeated in a round."""
-        return self.repetitions * max(1, min(_MOST_TIMES, _MANY_BYTES // size_bytes))
+    def fit(self, name: str, tell: Callable[[str], None]) -> FittedLinks:
+        """Measure, and fit the topology `name`; as `measure`."""
+        return FittedLinks.of(self.measure(tell), name, self.per_server)
+
+    def measure(self, tell: Callable[[str], None]) -> LinkMeasurement:
+        """Measure: as a rank that `torchrun` started, or with processes of its own.
+
+        `tell` hears on rank 0 what is measured next. Raises PartoptError where a rank fails; no
+        process is left in any case.
+        """
+        return run_ranks(partial(_measure, self, tell), self.ranks, self.backend)
 
 
-def measure_links(
-    settings: LinkSettings, tell: Callable[[str], None], context: Context
-) -> LinkMeasurement:
-    """Measure every level; `tell` is called on rank 0 with what is measured next.
+def prepare_links(
+    sizes: Sequence[int],
+    ranks: int | None = None,
+    per_server: int | None = None,
+    backend: str = "auto",
+    repetitions: int = 10,
+) -> LinkRun:
+    """The run of these options; PartoptError for what cannot be measured.
 
-    Every rank of the run calls it and gets the same. A message's seconds are the median of its
-    repetitions, and the mean over the pairs that exchange at once.
+    By default there are four ranks, or as many as there are cores, in one server. Under `torchrun`
+    there are as many as it started, in its servers.
     """
-    load, cores = _load(context)  # before there is any of our own
-    ranks = _Ranks(context, settings, tell if context.rank == 0 else lambda text: None)
-    levels = levels_of(context.ranks, settings.per_server)
+    if is_under_torchrun():
+        if ranks is not None:
+            raise _invalid("ranks", ranks, "torchrun says how many ranks there are", "leave it out")
+        ranks = int(os.environ["WORLD_SIZE"])
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    else:
+        if ranks is None:
+            ranks = min(_DEFAULT_RANKS, max(2, os.cpu_count() or 2))
+        here = ranks
+    per_server = here if per_server is None else per_server
+    levels_of(ranks, per_server)
+    different = tuple(sorted(set(sizes)))
+    for size in different:
+        if not _SMALLEST <= size <= _LARGEST:
+            what = f"a message has {_SMALLEST} bytes to {_LARGEST // 2**30} GiB"
+            raise _invalid("sizes", size, what, "choose sizes in between")
+    if len(different) < 2:
+        what = "latency and bandwidth need two sizes"
+        raise _invalid("sizes", ", ".join(map(str, different)), what, "give two or more")
+    return LinkRun(ranks, per_server, different, choose_backend(backend, here), repetitions)
+
+
+def _invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
+    return PartoptError(
+        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
+    )
+
+
+def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> LinkMeasurement:
+    """Measure every level; every rank of the run calls it and gets the same.
+
+    Seconds are medians over repetitions and rounds.
+    """
+    cores = os.cpu_count() or 1
+    # of the host that has the most for each core, before there is any of our own
+    load, cores = max(context.gather((os.getloadavg()[0] / cores, cores)))
+    levels = levels_of(context.ranks, run.per_server)
+    ranks = _Ranks(run, context, tell if context.rank == 0 else lambda _: None)
     ranks.make_groups(levels)
     device = describe_device(context.device)
     memory = device.memory_bytes
     if memory is not None and context.device.type == "cpu":
-        memory //= settings.per_server  # the ranks of a host share what it has
+        memory //= run.per_server  # the ranks of a host share what it has
     return LinkMeasurement(
         device=device.name,
         memory_bytes=memory,
-        backend="gloo" if context.device.type == "cpu" else "nccl",
+        backend=run.backend,
         ranks=context.ranks,
         hosts=tuple(context.gather(context.host)),
         load=load,
         cores=cores,
         levels=tuple(ranks.measure_level(level) for level in levels),
-        whole=ranks.allreduces(tuple(range(context.ranks))) if len(levels) > 1 else (),
+        whole=ranks.measure_allreduces(range(context.ranks)) if len(levels) > 1 else (),
     )
 
 
-def _load(context: Context) -> tuple[float, int]:
-    """Runnable processes for each core, of the host that has the most, and its cores."""
-    cores = os.cpu_count() or 1
-    if not hasattr(os, "getloadavg"):
-        return 0.0, cores
-    return max(context.gather((os.getloadavg()[0] / cores, cores)))  # type: ignore[no-any-return]
+class _Seconds(NamedTuple):
+    """Medians of one rank: of a message, and of the call that begins to send it."""
+
+    message: float
+    send: float = 0.0
 
 
 class _Ranks:
     """All ranks of the run, from one of them: what they time together and tell each other."""
 
-    def __init__(
-        self, context: Context, settings: LinkSettings, tell: Callable[[str], None]
-    ) -> None:
-        self.context, self.settings, self.tell = context, settings, tell
+    def __init__(self, run: LinkRun, context: Context, tell: Callable[[str], None]) -> None:
+        self.run, self.context, self.tell = run, context, tell
 
     def make_groups(self, levels: Sequence[MeasuredLevel]) -> None:
         """Make all process groups first: every rank has to, in one order."""
         for level in levels:
             for ranks in level.allreduces:
                 self.context.group(ranks)
-            if self.context.device.type == "cuda":
-                for first, second in (pair for each in level.traffic for pair in each.pairs):
-                    self.context.group([first, second], f"{first}>{second}")
-                    self.context.group([first, second], f"{second}>{first}")
+            self._group(*level.pair)
+            self._group(*level.pair[::-1])
         self.context.group(range(self.context.ranks))
+
+    def _group(self, source: int, destination: int) -> Any:
+        """NCCL keeps the order of a group, so each direction has its own; gloo has tags."""
+        if self.context.device.type == "cpu":
+            return None
+        return self.context.group([source, destination], f"{source}>{destination}")
 
     def measure_level(self, level: MeasuredLevel) -> LevelSamples:
         """Everything that is measured on one level."""
-        one = level.traffic[0]
-        timed = {traffic: self._messages(level, traffic) for traffic in level.traffic}
-        self.tell(f"{level.name}: late receives")
-        late = self._in_rounds(partial(self._late, one.pairs[0], timed[one]))
-        return LevelSamples(
-            level.name,
-            level.size,
-            tuple(
-                MessageSample(traffic, size, seen.message)
-                for traffic, sizes in timed.items()
-                for size, seen in sizes.items()
-            ),
-            tuple(
-                HandlingSample(size, seen.send, late[size].message)
-                for size, seen in timed[one].items()
-            ),
-            tuple(each for ranks in level.allreduces for each in self.allreduces(ranks)),
-        )
+        self.tell(f"{level.name}: messages")
+        first, second = level.pair
 
-    def allreduces(self, ranks: tuple[int, ...]) -> tuple[AllReduceSample, ...]:
+        def time_messages(size: int, count: int) -> _Seconds | None:
+            if self.context.rank == first:
+                return self._ping(second, size, count)
+            if self.context.rank == second:
+                self._pong(first, size, count)
+            return None
+
+        messages = tuple(
+            MessageSample(size, *seconds) for size, seconds in self._in_rounds(time_messages)
+        )
+        reduced = [each for ranks in level.allreduces for each in self.measure_allreduces(ranks)]
+        return LevelSamples(level.name, level.size, messages, tuple(reduced))
+
+    def measure_allreduces(self, ranks: Sequence[int]) -> tuple[AllReduceSample, ...]:
         """All-reduces of every size over `ranks`; the mean of what its ranks saw."""
         self.tell(f"all-reduce of {len(ranks)}")
-        timed = self._in_rounds(partial(self._allreduce, ranks))
-        return tuple(
-            AllReduceSample(len(ranks), size, seen.message) for size, seen in timed.items()
-        )
+        group, device = self.context.group(ranks), self.context.device
 
-    def _in_rounds(self, measure: Callable[[int], Seconds]) -> dict[int, Seconds]:
-        """What `measure` gives for each size, the median of several rounds over all of them."""
-        rounds = [
-            [measure(size) for size in self.settings.sizes] for _ in range(self.settings.rounds)
-        ]
-        return {
-            size: Seconds(*map(statistics.median, zip(*seen, strict=True)))
-            for size, seen in zip(self.settings.sizes, zip(*rounds, strict=True), strict=True)
-        }
+        def time_allreduces(size: int, count: int) -> _Seconds | None:
+            if self.context.rank not in ranks:
+                return None
+            numbers, seconds = torch.zeros(size // 4, device=device), []
+            for _ in range(count):
+                began = time.perf_counter()
+                with lost_connections():
+                    dist.all_reduce(numbers, group=group)
+                self._synchronize()
+                seconds.append(time.perf_counter() - began)
+            return _Seconds(_median(seconds))
 
-    def _allreduce(self, ranks: tuple[int, ...], size: int) -> Seconds:
-        group, own = self.context.group(ranks), None
-        self.context.barrier()
-        if self.context.rank in ranks:
-            repetitions = self.settings.repetitions_of(size)
-            own = Seconds(allreduce(self.context, group, size, repetitions))
-        return self._mean(own)
+        timed = self._in_rounds(time_allreduces)
+        return tuple(AllReduceSample(len(ranks), size, seen.message) for size, seen in timed)
 
-    def _messages(self, level: MeasuredLevel, traffic: Traffic) -> dict[int, Seconds]:
-        self.tell(f"{level.name}: {traffic.label}")
-        return self._in_rounds(partial(self._message, traffic))
+    def _in_rounds(
+        self, measure: Callable[[int, int], _Seconds | None]
+    ) -> list[tuple[int, _Seconds]]:
+        """For each size the median over rounds of what `measure(size, repetitions)` gives.
 
-    def _message(self, traffic: Traffic, size: int) -> Seconds:
-        """The mean of what the first rank of every pair saw."""
-        own, count = None, self.settings.repetitions_of(size)
-        self.context.barrier()
-        for first, second in traffic.pairs:
-            if self.context.rank not in (first, second):
-                continue
-            leads = self.context.rank == first
-            peer = Peer(self.context, second if leads else first)
-            if traffic.both_ways:
-                own = Seconds(exchange(peer, size, count))
-            elif leads:
-                own = ping(peer, size, count)
-            else:
-                pong(peer, size, count)
-        return self._mean(own)
+        Of a round it is the mean over the ranks that saw anything.
+        """
+        rounds: list[list[_Seconds]] = []
+        for _ in range(_ROUNDS):
+            rounds.append([])
+            for size in self.run.sizes:
+                times = max(1, min(_MOST_TIMES, _MANY_BYTES // size))
+                self.context.barrier()
+                seen = self.context.gather(measure(size, self.run.repetitions * times))
+                means = zip(*(each for each in seen if each is not None), strict=True)
+                rounds[-1].append(_Seconds(*map(statistics.fmean, means)))
+        found = []
+        for size, seconds in zip(self.run.sizes, zip(*rounds, strict=True), strict=True):
+            medians = map(statistics.median, zip(*seconds, strict=True))
+            found.append((size, _Seconds(*medians)))
+        return found
 
-    def _late(self, pair: tuple[int, int], early: dict[int, Seconds], size: int) -> Seconds:
-        """From a receive that is posted after the message was sent, to its arrival."""
-        own, count = None, self.settings.repetitions_of(size)
-        self.context.barrier()
-        if self.context.rank == pair[0]:
-            send_early(Peer(self.context, pair[1]), size, count)
-        elif self.context.rank == pair[1]:
-            peer = Peer(self.context, pair[0])
-            own = Seconds(receive_late(peer, size, count, early[size].message))
-        return self._mean(own)
+    def _ping(self, other: int, size: int, count: int) -> _Seconds:
+        """Half round trips as the rank that begins them; receives are posted before."""
+        message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
+        trips, sends = [], []
+        reply = self._receive(other, size, 0)
+        for turn in range(count):
+            if size <= PAUSED_BYTES:
+                time.sleep(PAUSE_S)
+            began = time.perf_counter()
+            sending = self._send(other, message, turn)
+            sent = time.perf_counter()
+            self._wait(reply)
+            ended = time.perf_counter()
+            self._wait(sending)
+            if turn + 1 < count:
+                reply = self._receive(other, size, turn + 1)
+            trips.append((ended - began) / 2)
+            sends.append(sent - began)
+        return _Seconds(_median(trips), _median(sends))
 
-    def _mean(self, own: Seconds | None) -> Seconds:
-        """The mean over the ranks that saw anything."""
-        seen = [value for value in self.context.gather(own) if value is not None]
-        return Seconds(*map(statistics.fmean, zip(*seen, strict=True)))
+    def _pong(self, other: int, size: int, count: int) -> None:
+        """The other end of `_ping`."""
+        message = torch.zeros(size, dtype=torch.uint8, device=self.context.device)
+        work = self._receive(other, size, 0)
+        for turn in range(count):
+            following = self._receive(other, size, turn + 1) if turn + 1 < count else None
+            self._wait(work)
+            self._wait(self._send(other, message, turn))
+            work = following
+
+    def _send(self, other: int, message: Tensor, turn: int) -> Any:
+        """Begin to send; `turn` counts the messages, so that no two at once have one tag."""
+        group = self._group(self.context.rank, other)
+        with lost_connections():
+            return dist.isend(message, other, group=group, tag=turn % 2)
+
+    def _receive(self, other: int, size: int, turn: int) -> Any:
+        """Post a receive, into new memory as in a run: a system pays for it when it is written."""
+        message = torch.empty(size, dtype=torch.uint8, device=self.context.device)
+        group = self._group(other, self.context.rank)
+        with lost_connections():
+            return dist.irecv(message, other, group=group, tag=turn % 2)
+
+    def _wait(self, work: Any) -> None:
+        """Wait until a message is sent or there; a receive that is posted ahead may stay."""
+        with lost_connections():
+            work.wait()
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self.context.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+
+def _median(seconds: list[float]) -> float:
+    """The median without the warm-up, the first fifth."""
+    return statistics.median(seconds[len(seconds) // 5 :])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.routes import actions_of
+from partopt.runtime.actions import RankRecord, actions_of
 from partopt.schedules import order, schedule
 from partopt.schedules.order import KINDS, A, Order
 from partopt.simulator.engine import simulate
@@ -110,10 +109,10 @@ def _transfers(
     sends, receives = {}, {}
     for rank in range(orders.ranks):
         for action in actions_of(orders, rank):
-            if action.sends and not action.sends.is_local:
-                sends[action.sends] = int(orders.rows[rank]) + action.place
-            if action.receives and not action.receives.is_local:
-                receives[action.receives] = int(orders.rows[rank]) + action.place
+            if action.message_out:
+                sends[action.message_out] = int(orders.rows[rank]) + action.place
+            if action.message_in:
+                receives[action.message_in] = int(orders.rows[rank]) + action.place
     routes = sorted(sends, key=lambda route: (route.kind, route.stage, route.microbatch))
     made = np.array([sends[route] for route in routes], dtype=np.int64)
     taken = np.array([receives[route] for route in routes], dtype=np.int64)

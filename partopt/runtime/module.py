@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from partopt.errors import PartoptError
 from partopt.profiler.tensors import Inputs, Loss
 from partopt.runtime.buffers import buffer_slots
-from partopt.runtime.crossings import check_cuts, cut_before, with_stride
-from partopt.runtime.events import Key, Likeness, Record
-from partopt.runtime.forward import StageForward
-from partopt.runtime.parameters import own_parameter_names
-from partopt.runtime.placeholder import Absent
+from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
+from partopt.runtime.events import Key, Record
+from partopt.runtime.forward import StageForward, absent
 from partopt.runtime.weightless import has_no_values
+
+
+def materialise(
+    model: nn.Module,
+    names: Collection[str],
+    whole: nn.Module,
+    device: torch.device | None = None,
+) -> None:
+    """Give the parameters `names` of `model`, and all its other tensors, the values of `whole`.
+
+    They are copies. The other parameters of `model` are on the meta device afterwards, frozen. Tied
+    parameters stay tied, and number formats as they were.
+    """
+    values = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    modules = dict(whole.named_modules())
+    keep = {id(each) for name, each in model.named_parameters() if name in set(names)}
+    made: dict[int, nn.Parameter] = {}
+
+    def copy(value: Tensor, dtype: torch.dtype) -> Tensor:
+        return value.detach().to(device or value.device, dtype, copy=True)
+
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for name, own in list(module._parameters.items()):
+            if own is None:
+                continue
+            if id(own) in keep and id(own) not in made:
+                value = copy(values[dot + name], own.dtype)
+                made[id(own)] = nn.Parameter(value, requires_grad=own.requires_grad)
+            elif id(own) not in made:
+                empty = torch.empty(own.shape, dtype=own.dtype, device="meta")
+                made[id(own)] = nn.Parameter(empty, requires_grad=False)
+            setattr(module, name, made[id(own)])  # an RNN keeps a list of its own, too
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = copy(buffers[dot + name], buffer.dtype)
+        for name, value in vars(modules[prefix]).items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                vars(module)[name] = copy(value, value.dtype)
 
 
 class StageModule(nn.Module):
@@ -47,27 +85,45 @@ class StageModule(nn.Module):
         super().__init__()
         check_cuts(record, (start, stop))
         own = own_parameter_names(record, start, stop)
-        _check_values(model, own, f"layers {start} to {stop - 1}")
+        for name in own:
+            if has_no_values(model.get_parameter(name)):
+                raise PartoptError(
+                    f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
+                    "call `materialise` with the names of the stage's parameters",
+                    code="no-weights",
+                    parameter=name,
+                )
         self.stage, self.stages = place
         self._before, self._behind = cut_before(record, start), cut_before(record, stop)
         self.receives, self.sends = self._before.crossings, self._behind.crossings
         self._named = f"the stage of layers {start} to {stop - 1}"
-        self._written = _storages_written(record, start, stop)
-        self._forward = StageForward(model, record, start, stop, self._behind, loss_fn)
-        self._absent = tree_map_only(
-            Tensor, lambda each: Absent(Likeness.of(each), self._named), example
-        )
-        holds, changed = _holds_buffer(record, start, stop), record.changed_buffers
-        self.changing = buffer_slots(
-            model, lambda name: holds(name) and (changed is None or name in changed)
-        )
-        buffers = model.named_buffers(remove_duplicate=False)
-        self._foreign = _parameters_without(model, own)
-        self._foreign |= {name for name, _ in buffers if not holds(name)}
+        self._written = {
+            storage
+            for event in record.events
+            if start <= event.layer < stop
+            for storage in event.storages_written
+        }
+        span = range(start, stop)
+        self._forward = StageForward(model, record, span, self._behind.keys, loss_fn)
+        self._absent = absent(example, self._named)
         self._models = (model,)  # not a child: its children are
         self._modules, self._parameters = model._modules, model._parameters
         self._buffers = model._buffers
         self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        kept = {id(model.get_parameter(name)) for name in own}
+        parameters = model.named_parameters(remove_duplicate=False)
+        self._foreign = {name for name, each in parameters if id(each) not in kept}
+        units = {key.name: False for key in record.layers}  # whether each is of this stage
+        units |= {key.name: True for key in record.layers[start:stop]}
+        for name, _ in model.named_buffers(remove_duplicate=False):
+            owners = [o for unit, o in units.items() if not unit or name.startswith(f"{unit}.")]
+            if owners and not any(owners):  # of a unit of another stage, not of none
+                self._foreign.add(name)
+        changed = record.changed_buffers
+        self.changing = buffer_slots(
+            model,
+            lambda name: name not in self._foreign and (changed is None or name in changed),
+        )
         self.register_load_state_dict_post_hook(_forgive_foreign)  # type: ignore[no-untyped-call]
 
     @property
@@ -82,12 +138,18 @@ class StageModule(nn.Module):
         shapes goes without. Raises PartoptError where it needs them, where it is given other
         tensors, or where the forward takes another way than the recorded one.
         """
-        self._check_received(received)
+        found = [(list(each.shape), each.dtype) for each in received]
+        expected = [(list(each.shape), each.dtype) for each in self.receives]
+        if found != expected:
+            raise PartoptError(
+                f"{self._named} receives {expected}, it was given {found}",
+                "give it what the stage before returns, of as many samples as the plan's",
+                code="cut-mismatch",
+            )
         given: dict[Key, Tensor] = {}
         own: dict[Key, Tensor] = {}
-        for key, like, tensor in zip(
-            self._before.keys, self._before.likeness, received, strict=True
-        ):
+        before = zip(self._before.keys, self._before.likeness, received, strict=True)
+        for key, like, tensor in before:
             own[key] = with_stride(tensor, like)
             given[key] = own[key].clone() if like.storage in self._written else own[key]
         made, loss = self._forward.run(self._absent if inputs is None else inputs, given)
@@ -139,57 +201,8 @@ class StageModule(nn.Module):
             if name not in self._foreign:
                 yield f"{prefix}.{name}" if prefix else name, each
 
-    def _check_received(self, received: tuple[Tensor, ...]) -> None:
-        found = [(list(each.shape), each.dtype) for each in received]
-        expected = [(list(each.shape), each.dtype) for each in self.receives]
-        if found != expected:
-            raise PartoptError(
-                f"{self._named} receives {expected}, it was given {found}",
-                "give it what the stage before returns, of as many samples as the plan's",
-                code="cut-mismatch",
-            )
-
-
-def _check_values(model: nn.Module, own: list[str], layers: str) -> None:
-    for name in own:
-        if has_no_values(model.get_parameter(name)):
-            raise PartoptError(
-                f'the parameter "{name}" of {layers} has no values',
-                "call `materialise` with the names of the stage's parameters",
-                code="no-weights",
-                parameter=name,
-            )
-
 
 def _forgive_foreign(stage: StageModule, incompatible: Any) -> None:
     """A state that lacks what is of other stages lacks nothing."""
     missing = incompatible.missing_keys
     missing[:] = [name for name in missing if name not in stage._foreign]
-
-
-def _parameters_without(model: nn.Module, own: list[str]) -> set[str]:
-    """All names of the parameters that are not among those with the first names `own`."""
-    kept = {id(model.get_parameter(name)) for name in own}
-    every = model.named_parameters(remove_duplicate=False)
-    return {name for name, each in every if id(each) not in kept}
-
-
-def _holds_buffer(record: Record, start: int, stop: int) -> Callable[[str], bool]:
-    """Whether a buffer is of a unit of layers [start, stop), or of none."""
-    units = {key.name for key in record.layers}
-    own = {key.name for key in record.layers[start:stop]}
-
-    def holds(name: str) -> bool:
-        holders = {unit for unit in units if not unit or name.startswith(f"{unit}.")}
-        return not holders or bool(holders & own)
-
-    return holds
-
-
-def _storages_written(record: Record, start: int, stop: int) -> set[int]:
-    return {
-        storage
-        for event in record.events
-        if start <= event.layer < stop
-        for storage in event.storages_written
-    }

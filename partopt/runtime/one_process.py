@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from partopt.errors import PartoptError
 from partopt.profiler.step import run_loss
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.inputs import Microbatches
-from partopt.runtime.random_state import RandomState
 from partopt.runtime.training import Training
 
 
@@ -38,7 +38,7 @@ class WholeModel:
     ) -> None:
         torch.manual_seed(training.seed)
         self.model = training.build().to(device)
-        self._device, self._go_on = device, go_on
+        self._go_on = go_on
         self._loss_fn = training.cast(self.model, device)
         switch_off_dropout(self.model)
         size = training.plan.microbatch_size
@@ -57,7 +57,7 @@ class WholeModel:
         Raises PartoptError where the model draws random numbers.
         """
         self._go_on(f"check: microbatch {microbatch} in one process")
-        inputs, before = self._inputs(microbatch), RandomState(self._device)
+        inputs, before = self._inputs(microbatch), RandomNumbers()
         loss = run_loss(self.model, inputs, self._loss_fn)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         if before.advanced():

@@ -1,4 +1,4 @@
-"""The optimizer of a stage: that of the model's file, or else the plan's."""
+"""The optimizer of a stage, and its state shared out over the stage's replicas."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from partopt.errors import PartoptError
 from partopt.profiler.source import ModelSource
+from partopt.runtime.context import lost_connections
 
 # Each by the name that a plan has for it: the class, and what it is given beside the rate
 OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
@@ -24,8 +26,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
 def optimizer_of(
     source: ModelSource, name: str, rate: float, parameters: Sequence[nn.Parameter]
 ) -> Optimizer:
-    """The optimizer of some parameters: that of the model's file, or else the one
-    that plans call `name`, with this learning rate.
+    """The optimizer of the model's file, or the one that plans call `name`, with this rate.
 
     Raises PartoptError where torch has none of that name.
     """
@@ -48,28 +49,8 @@ def optimizer_of(
     return kind(parameters, lr=rate, **options)
 
 
-def steps_rows_alone(make: Callable[[Sequence[nn.Parameter]], Optimizer]) -> bool:
-    """Whether the optimizers that `make` makes step rows of a parameter as they step the whole.
-
-    Found by two steps of a small matrix and of its halves, with gradients of other sizes in each.
-    """
-    numbers = torch.Generator().manual_seed(0)
-    start, *gradients = torch.randn(3, 8, 8, generator=numbers)
-    size = torch.logspace(-1, 1, 8).unsqueeze(1)
-    whole = nn.Parameter(start.clone())
-    halves = [nn.Parameter(half.clone()) for half in start.chunk(2)]
-    optimizers = [make([whole]), *(make([half]) for half in halves)]
-    for gradient in gradients:
-        whole.grad = gradient * size
-        for half, own in zip(halves, whole.grad.chunk(2), strict=True):
-            half.grad = own.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-    return torch.allclose(torch.cat(list(halves)), whole, rtol=1e-5, atol=1e-7)
-
-
-def mean_over(microbatches: int) -> Callable[..., None]:
-    """What is called before a step: it divides gradients that are sums over so many."""
+def step_by_mean(optimizer: Optimizer, microbatches: int) -> None:
+    """Have an optimizer divide gradients that are sums over so many microbatches."""
 
     def divide(optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -77,4 +58,43 @@ def mean_over(microbatches: int) -> Callable[..., None]:
                 if parameter.grad is not None:
                     parameter.grad.div_(microbatches)
 
-    return divide
+    optimizer.register_step_pre_hook(divide)
+
+
+class SharedOptimizer:
+    """Each replica in `group` steps some of the parameters whole, and sends them to the others.
+
+    That is stage 1 of ZeRO (Rajbhandari et al., SC 2020, section 5.1). A parameter goes to the
+    replica that has the fewest numbers so far, the largest first. `optimizer` is what `make` makes
+    of this one's; None where it has none. torch's ZeroRedundancyOptimizer does the same for one
+    number format and one group of parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        make: Callable[[Sequence[nn.Parameter]], Optimizer],
+        group: Any,
+    ) -> None:
+        self.group, rank = group, dist.get_rank()
+        sizes = dict.fromkeys(dist.get_process_group_ranks(group), 0)
+        self.owners: list[tuple[nn.Parameter, int]] = []
+        for parameter in sorted(parameters, key=lambda each: each.numel(), reverse=True):
+            owner = min(sizes, key=sizes.__getitem__)
+            sizes[owner] += parameter.numel()
+            self.owners.append((parameter, owner))
+        own = {id(parameter) for parameter, owner in self.owners if owner == rank}
+        self.own = [each for each in parameters if id(each) in own]
+        self.optimizer = make(self.own) if self.own else None
+
+    def step(self) -> None:
+        """Step this replica's parameters, and get those of the others, all in place."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+        with lost_connections():
+            works: list[Any] = [
+                dist.broadcast(parameter.data, owner, group=self.group, async_op=True)
+                for parameter, owner in self.owners
+            ]
+            for work in works:
+                work.wait()

@@ -21,7 +21,6 @@ from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context
 from partopt.runtime.module import StageModule
-from partopt.runtime.parameters import build_whole
 from partopt.runtime.processes import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
@@ -33,6 +32,7 @@ from partopt.runtime.run_checks import (
 from partopt.runtime.training import (
     RankTraining,
     Training,
+    build_whole,
     losses_of,
     record_training,
     stage_of_training,
@@ -105,10 +105,10 @@ def train_with(
             "plan with a schedule that flushes, such as `schedule=1f1b`",
             code="cannot-run",
         )
-    if plan.memory_rules.shard != "none":
+    if plan.shard != "none":
         raise PartoptError(
-            f"a plan with `shard={plan.memory_rules.shard}`: a loop of one's own steps whole "
-            "parameters, not the rows of a replica",
+            f"a plan with `shard={plan.shard}`: the optimizer is the loop's own, and "
+            "no replica's share of one",
             "plan with `shard=none`",
             code="cannot-run",
         )
@@ -153,7 +153,7 @@ def stage_module(
     try:
         training = Training(plan, found, plan.microbatches or 1, seed)
         record, _ = record_training(training, place)
-        whole = build_whole(training.build, seed)
+        whole = build_whole(training)
         return stage_of_training(training, record, s, whole, place)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__

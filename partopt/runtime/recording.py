@@ -16,15 +16,12 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from partopt.errors import PartoptError
 from partopt.profiler.layers import LayerKey
 from partopt.profiler.source import explain
-from partopt.profiler.step import default_loss, run_forward
+from partopt.profiler.step import loss_of_output, run_forward
 from partopt.profiler.tensors import Inputs, Loss, tensors_in
-from partopt.profiler.weightless import replace_attribute
-from partopt.runtime.buffer_uses import BufferUses, BufferWatch
-from partopt.runtime.buffers import BufferState, buffer_slots
-from partopt.runtime.event_builder import EventBuilder, NewTree
+from partopt.profiler.weightless import RandomNumbers, replace_attribute
+from partopt.runtime.buffers import BufferState, BufferUses, BufferWatch, buffer_slots
+from partopt.runtime.event_builder import Call, EventBuilder, NewTree, UnitReads
 from partopt.runtime.events import EVERYWHERE, IN_A_CHECKPOINT, Event, Record, is_question, name_of
-from partopt.runtime.random_state import RandomState
-from partopt.runtime.unit_reads import UnitReads
 from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
 from partopt.runtime.weightless import StandIns, stand_ins
 
@@ -39,50 +36,30 @@ def record_model(
     Buffers and random numbers are afterwards as before. Raises PartoptError where the model does
     not call the layers in their order.
     """
-    need_weights: set[type] = set()
+    device = next((each.device for each in tensors_in(inputs)), torch.device("cpu"))
+    loss_fn, need_weights = loss_fn or loss_of_output, set[type]()
     while True:
+        numbers, buffers = RandomNumbers(), BufferState([])
         try:
-            return _record_once(model, inputs, loss_fn, layers, need_weights)
+            with (
+                explain("recording the forward"),
+                torch.enable_grad(),
+                stand_ins(model, device) as weightless,
+            ):
+                try:
+                    buffers = BufferState(buffer_slots(model))
+                    recorder = _Recorder(model, inputs, layers, weightless, need_weights)
+                    with recorder.watch():
+                        loss_fn(run_forward(model, inputs), inputs)
+                    return recorder.record(buffers)
+                finally:
+                    buffers.restore()
         except _NeedsWeights as failed:
             need_weights.add(failed.kind)
         except NewTree:  # into which torch's trees look from now on
             pass
-
-
-def _record_once(
-    model: nn.Module,
-    inputs: Inputs,
-    loss_fn: Loss | None,
-    layers: Sequence[LayerKey],
-    need_weights: Collection[type],
-) -> Record:
-    device = next((each.device for each in tensors_in(inputs)), torch.device("cpu"))
-    random = RandomState(device)
-    try:
-        with (
-            explain("recording the forward"),
-            torch.enable_grad(),
-            stand_ins(model, device) as weightless,
-            _buffers_kept(model) as buffers,
-        ):
-            recorder = _Recorder(model, inputs, layers, weightless, need_weights, device)
-            with recorder.watch():
-                output = run_forward(model, inputs)
-                default_loss(output) if loss_fn is None else loss_fn(output, inputs)
-            recorder.order.check_all_called()
-            recorder.note_replaced(buffers.replaced())
-            return recorder.record(None if weightless else frozenset(buffers.changed()))
-    finally:
-        random.restore()
-
-
-@contextlib.contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[BufferState]:
-    state = BufferState(buffer_slots(model))
-    try:
-        yield state
-    finally:
-        state.restore()
+        finally:
+            numbers.restore()
 
 
 class _NeedsWeights(BaseException):
@@ -106,14 +83,10 @@ class _Recorder(TorchFunctionMode):
         layers: Sequence[LayerKey],
         weightless: StandIns | None,
         need_weights: Collection[type],
-        device: torch.device,
     ) -> None:
         super().__init__()
-        self.order = LayerOrder(layers)
-        self._layers = tuple(layers)
-        self._weightless = weightless
-        self._need_weights = need_weights
-        self._device = device
+        self._order, self._layers = LayerOrder(layers), tuple(layers)
+        self._weightless, self._need_weights = weightless, need_weights
         self._modules = {module: name for name, module in model.named_modules()}
         self._units = TakenUnits(model, [key.name for key in layers], self._unit)
         self._model = model
@@ -130,34 +103,32 @@ class _Recorder(TorchFunctionMode):
         apply = vars(Function)["apply"].__func__
 
         def note(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
-            before = self.order.entered
+            before = self._order.entered
             output = apply(kind, *args, **kwargs)
-            if self.order.entered > before:
+            if self._order.entered > before:
                 self._functions[before] = f"the autograd function {kind.__name__}"
             return output
 
         with replace_attribute(Function, "apply", classmethod(note)), self._units, self:
             yield
 
-    def note_replaced(self, buffers: Mapping[str, Tensor]) -> None:
-        """Note who made the tensors that are `buffers` now, and were others before."""
-        for name, now in buffers.items():
-            layer = self._builder.maker(now)
+    def record(self, buffers: BufferState) -> Record:
+        """What was seen, of `buffers` that were as they are in there before."""
+        self._order.check_all_called()
+        builder = self._builder
+        for name, now in buffers.replaced().items():
+            layer = builder.maker(now)
             if layer == EVERYWHERE:
-                self._buffers.note_late({name}, self._builder.entered_before(now))
+                self._buffers.note_late({name}, builder.entered_before(now))
             else:
                 self._buffers.note(set(), {name}, layer)
-
-    def record(self, changed_buffers: frozenset[str] | None) -> Record:
-        """What was seen."""
-        builder = self._builder
         return Record(
             self._layers,
             tuple(builder.events),
             builder.likeness,
             dict(self._buffers.hidden()) | self._reads.hidden,
-            holders(self._model, self._layers, builder.events),
-            changed_buffers,
+            _holders(self._model, self._layers, builder.events),
+            None if self._weightless else frozenset(buffers.changed()),
             _hooked(self._modules, self._layers) | self._functions,
         )
 
@@ -165,23 +136,20 @@ class _Recorder(TorchFunctionMode):
         if self._inside:
             return forward(*args, **kwargs)
         with _pop_mode_temporarily():
-            return self._note_unit(name, forward, args, kwargs)
-
-    def _note_unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        layer, given = self.order.enter(name), (args, kwargs)
-        if self._weightless is None:
-            return self._run_unit(name, forward, layer, given, given)
-        unit = self._model.get_submodule(name)
-        if type(unit) in self._need_weights:
-            with self._weightless.real_weights(unit):
+            layer, given = self._order.enter(name), (args, kwargs)
+            if self._weightless is None:
                 return self._run_unit(name, forward, layer, given, given)
-        try:
-            faked, real = self._weightless.enter(given)
-            return self._run_unit(name, forward, layer, given, faked, real)
-        except PartoptError:
-            raise
-        except Exception as error:  # it needs values, or an operation has no rule for fakes
-            raise _NeedsWeights(type(unit)) from error
+            unit = self._model.get_submodule(name)
+            if type(unit) in self._need_weights:
+                with self._weightless.real_weights(unit):
+                    return self._run_unit(name, forward, layer, given, given)
+            try:
+                faked, real = self._weightless.enter(given)
+                return self._run_unit(name, forward, layer, given, faked, real)
+            except PartoptError:
+                raise
+            except Exception as error:  # it needs values, or an operation has no rule for fakes
+                raise _NeedsWeights(type(unit)) from error
 
     def _run_unit(
         self,
@@ -193,14 +161,14 @@ class _Recorder(TorchFunctionMode):
         real: dict[int, Tensor] | None = None,
     ) -> Any:
         """Run a unit on the arguments `run`, and note it as run on those `given`."""
-        before = self._builder.before(given, run)
+        call = Call.of(given, run)
         self._note_checkpoint(layer)
-        self._builder.note_hidden(before, len(self._layers) - 1)
+        self._builder.note_hidden(call, len(self._layers) - 1)
         self._inside = True
         try:
             with (
                 observe_hooked(self._modules) as seen,
-                self._reads.of(layer, before.tensors) as touched,
+                self._reads.of(layer, call.tensors) as touched,
                 BufferWatch(self._buffers) as buffers,
             ):
                 output = forward(*run[0], **run[1])
@@ -209,7 +177,7 @@ class _Recorder(TorchFunctionMode):
         self._buffers.note(buffers.used, buffers.written, layer)
         if self._weightless:
             output = self._weightless.leave(output, real or {})
-        self._builder.add(before, name, name, layer, output, seen, touched)
+        self._builder.add(call, name, layer, output, seen, touched)
         return output
 
     def _note_checkpoint(self, layer: int) -> None:
@@ -227,22 +195,22 @@ class _Recorder(TorchFunctionMode):
         options = kwargs or {}
         if self._inside or is_question(func, args):
             return func(*args, **options)
-        before = self._builder.before((args, options), (args, options))
-        random = RandomState(self._device)
+        call = Call.of((args, options), (args, options))
+        numbers = RandomNumbers()
         with BufferWatch(self._buffers) as buffers:
             output = func(*args, **options)
         if self._weightless:
             output = self._weightless.leave(output, {})
         # numbers drawn at random would differ from stage to stage
-        tied = self._builder.is_tied(before) or random.advanced()
-        self._builder.note_hidden(before, len(self._layers) - 1)
-        layer = self.order.current if tied else EVERYWHERE
+        tied = self._builder.is_tied(call) or numbers.advanced()
+        self._builder.note_hidden(call, len(self._layers) - 1)
+        layer = self._order.current if tied else EVERYWHERE
         self._buffers.note(buffers.used, buffers.written, layer)
         if layer == EVERYWHERE:
-            self._buffers.note_late(buffers.written, self.order.entered)
+            self._buffers.note_late(buffers.written, self._order.entered)
         else:
             self._note_checkpoint(layer)
-        self._builder.add(before, name_of(func), None, layer, output, [], set())
+        self._builder.add(call, name_of(func), layer, output)
         return output
 
 
@@ -260,7 +228,7 @@ def _hooked(modules: Mapping[nn.Module, str], layers: Sequence[LayerKey]) -> dic
     return found
 
 
-def holders(
+def _holders(
     model: nn.Module, layers: Sequence[LayerKey], events: Sequence[Event]
 ) -> dict[str, frozenset[int]]:
     """For each distinct parameter the layers that hold it; what nothing uses is of the first."""

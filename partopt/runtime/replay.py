@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from partopt.profiler.tensors import Inputs
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.buffers import BufferState
 from partopt.runtime.module import StageModule
-from partopt.runtime.random_state import RandomState
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
 from partopt.runtime.stage import Crossing, Stage
 
 
-@dataclass
-class _Graph:
-    """What the backward of a microbatch starts from.
+class _Graph(NamedTuple):
+    """Where the backward of a microbatch starts.
 
     `leaves` are the received tensors that have a gradient, `outputs` the sent ones or the loss.
     """
 
     leaves: list[Tensor]
     outputs: list[Tensor]
-
-
-@dataclass
-class _Kept:
-    """What the forward of a microbatch starts from, to run it once more."""
-
-    received: list[Tensor]
-    random: RandomState
 
 
 class ReplayStage(Stage):
@@ -60,11 +51,10 @@ class ReplayStage(Stage):
         self.losses: dict[int, Tensor] = {}
         self.receives: Sequence[Crossing] = module.receives
         self.sends: Sequence[Crossing] = module.sends
-        device = next((each.device for each in self.own_parameters.values()), torch.device("cpu"))
-        self._device = device
-        self._graphs: dict[int, _Graph] = {}
+        # by microbatch
         self._inputs: dict[int, Inputs] = {}
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, tuple[list[Tensor], RandomNumbers]] = {}  # to run a forward again
+        self._graphs: dict[int, _Graph] = {}
         self._weight_parts: dict[int, WeightPart] = {}
 
     @property
@@ -82,36 +72,39 @@ class ReplayStage(Stage):
         if not self._recomputes:
             sent, self._graphs[microbatch] = self._run(microbatch, received)
             return sent
-        self._kept[microbatch] = _Kept(list(received), RandomState(self._device))
+        self._kept[microbatch] = list(received), RandomNumbers()
         with torch.no_grad():
-            sent, _ = self._run(microbatch, received)
-        return sent
+            return self._run(microbatch, received)[0]
 
     def recompute(self, microbatch: int) -> None:
         """Run the forward once more from the kept inputs, for a backward that comes next.
 
         It draws the same random numbers; buffers, such as running statistics, stay as they are.
         """
-        kept = self._kept.pop(microbatch)
-        buffers = BufferState(self._module.changing)
-        with kept.random.again():
-            _, self._graphs[microbatch] = self._run(microbatch, kept.received)
+        received, numbers = self._kept.pop(microbatch)
+        buffers, now = BufferState(self._module.changing), RandomNumbers()
+        numbers.restore()
+        try:
+            _, self._graphs[microbatch] = self._run(microbatch, received)
+        finally:
+            now.restore()
         buffers.restore()
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the whole backward: gradients of `sends` to gradients of `receives`."""
-        graph = self._take_graph(microbatch)
-        outputs, gradients = _with_gradients(graph.outputs, gradients)
+        leaves, outputs, gradients = self._begin_backward(microbatch, gradients)
         if outputs:
             torch.autograd.backward(outputs, gradients)
-        return [_gradient_of(leaf) for leaf in graph.leaves]
+        return [
+            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+            for leaf in leaves
+        ]
 
     def backward_input(self, microbatch: int, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Run the backward of the inputs alone; `backward_weight` follows some time later."""
-        graph = self._take_graph(microbatch)
-        outputs, gradients = _with_gradients(graph.outputs, gradients)
+        leaves, outputs, gradients = self._begin_backward(microbatch, gradients)
         found, self._weight_parts[microbatch] = backward_of_inputs(
-            outputs, gradients, graph.leaves, self.parameters
+            outputs, gradients, leaves, self.parameters
         )
         return found
 
@@ -119,10 +112,16 @@ class ReplayStage(Stage):
         """Run the backward of the weights alone."""
         self._weight_parts.pop(microbatch).run()
 
-    def _take_graph(self, microbatch: int) -> _Graph:
+    def _begin_backward(
+        self, microbatch: int, gradients: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The leaves, and the outputs that have a gradient, with it; of a loss it is 1."""
         if microbatch in self._kept:  # the schedule recomputes within the backward
             self.recompute(microbatch)
-        return self._graphs.pop(microbatch)
+        graph = self._graphs.pop(microbatch)
+        given = gradients or [torch.ones_like(each) for each in graph.outputs]
+        pairs = [p for p in zip(graph.outputs, given, strict=True) if p[0].requires_grad]
+        return graph.leaves, [output for output, _ in pairs], [each for _, each in pairs]
 
     def _run(self, microbatch: int, received: Sequence[Tensor]) -> tuple[list[Tensor], _Graph]:
         taken = [each.detach() for each in received]
@@ -141,16 +140,3 @@ class ReplayStage(Stage):
             tensor for tensor, crossing in zip(made, self.sends, strict=True) if crossing.gradient
         ]
         return [each.detach() for each in made], _Graph(leaves, graded)
-
-
-def _with_gradients(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs that have a gradient, with it; of a loss it is 1."""
-    given = gradients or [torch.ones_like(each) for each in outputs]
-    pairs = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
-    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
-
-
-def _gradient_of(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()

@@ -8,14 +8,12 @@ import torch
 
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, did_you_mean
-from partopt.runtime.engine import check_tied
-from partopt.runtime.gradients import tied_stages
-from partopt.runtime.optimizers import optimizer_of, steps_rows_alone
 from partopt.runtime.processes import is_under_torchrun
-from partopt.runtime.shares import check_shares
 from partopt.runtime.torch_engine import can_say
 from partopt.runtime.training import Training, record_training
+from partopt.runtime.updates import check_tied, tied_stages
 from partopt.schedules import schedule
+from partopt.simulator.execution import execute as simulate
 
 ENGINES = ("auto", "torch", "partopt")
 ROUNDS = 8  # of an asynchronous plan in a step, times what is in flight
@@ -31,32 +29,43 @@ def check_run(plan: Plan, steps: int, microbatches: int | None) -> int:
             "plan with a profile of one rank",
             code="cannot-run",
         )
-    holding = tied_stages(plan).values()
-    check_tied(plan, [[rank for s in own for rank in plan.stages[s].ranks] for own in holding])
+    check_tied(plan, list(tied_stages(plan)))
     if not schedule(plan.schedule).asynchronous:
         assert plan.microbatches is not None
         if microbatches is not None and microbatches != plan.microbatches:
             raise refused("microbatches", microbatches, f"those of the plan: {plan.microbatches}")
-        check_shares(plan, None)
+        _check_shards(plan, None)
         return plan.microbatches
     passing = microbatches or ROUNDS * plan.noam * plan.stages[0].replicas
-    check_shares(plan, passing)
+    _check_shards(plan, passing)
     return passing
 
 
-def check_optimizer(training: Training) -> None:
-    """Refuse an optimizer that replicas cannot step their own rows with."""
-    plan, source = training.plan, training.source
-    if plan.memory_rules.shard != "none" and not steps_rows_alone(
-        lambda parameters: optimizer_of(source, plan.optimizer, training.rate, parameters)
-    ):
-        named = plan.optimizer if source.optimizer is None else f"of {source.place}"
+def _check_shards(plan: Plan, microbatches: int | None) -> None:
+    """Raise PartoptError where replicas cannot hold the shards that the plan says.
+
+    `microbatches` pass through an asynchronous plan, whose replicas send each other weights after
+    every round. Where one would have to be done before another can be, they would wait for ever, as
+    in an exchange that blocks.
+    """
+    shard = plan.shard
+    if shard in ("gradients", "parameters"):
         raise PartoptError(
-            f"the optimizer {named} steps a row of a parameter otherwise where other rows are not "
-            f"there, and with `shard={plan.memory_rules.shard}` each replica has rows of its own",
-            "plan with `shard=none`, or with an optimizer that steps each number alone",
+            f"a plan with `shard={shard}` is simulated and exported, and not run: replicas hold "
+            f"whole {shard} here",
+            "run one with `shard=optimizer`, or export the plan to a trainer",
             code="cannot-run",
         )
+    if shard != "none" and microbatches is not None:
+        try:
+            simulate(plan.with_engine(allreduce="blocking"), microbatches)
+        except PartoptError as error:
+            raise PartoptError(
+                f"{plan.schedule} of {plan.shape} with `shard={shard}`: replicas of a stage would "
+                "wait for each other for ever, to get the weights of a round",
+                "plan with `shard=none`, or with `schedule=1f1b`",
+                code="cannot-run",
+            ) from error
 
 
 def check_data(training: Training) -> None:

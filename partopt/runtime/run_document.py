@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from partopt.documents.run import Check, MachineLoad, RankSeconds, RanPlan, Run, RunRank
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.measured import measured_execution, with_measured_times
-from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.stage_seconds import stage_seconds
 from partopt.runtime.training import Training
 from partopt.schedules.order import B, F, I, W
@@ -85,7 +85,7 @@ def put_together(
             microbatch_size=plan.microbatch_size,
             microbatches=training.microbatches,
             topology=plan.topology.name,
-            shard=plan.memory_rules.shard,
+            shard=plan.shard,
             tokens_per_sample=plan.profile.tokens_per_sample,
             estimated=plan.profile.estimated,
         ),

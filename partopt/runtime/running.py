@@ -30,7 +30,6 @@ from partopt.runtime.processes import is_under_torchrun, run_ranks
 from partopt.runtime.run_checks import (
     check_data,
     check_model,
-    check_optimizer,
     check_ranks,
     check_run,
     choose_engine,
@@ -70,7 +69,6 @@ def run_plan(
     engine: str = "auto",
     seed: int = 0,
     rate: float = 1e-3,
-    clip: float | None = None,
     microbatches: int | None = None,
     save: str | None = None,
     every: int | None = None,
@@ -91,9 +89,8 @@ def run_plan(
     """
     passing = check_run(plan, steps, microbatches)
     keeping = Keeping.of(save, every, resume)
-    training = Training(plan, source, passing, seed, rate, clip, choose_engine(engine, plan))
+    training = Training(plan, source, passing, seed, rate, choose_engine(engine, plan))
     check_data(training)
-    check_optimizer(training)
     name = choose_backend(backend, check_ranks(plan.world_size))
     if not is_under_torchrun():
         check_model(training)

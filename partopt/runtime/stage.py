@@ -22,6 +22,11 @@ class Crossing(NamedTuple):
     gradient: bool
 
 
+def with_gradient(crossings: Sequence[Crossing]) -> list[Crossing]:
+    """Those whose gradient comes back."""
+    return [each for each in crossings if each.gradient]
+
+
 class Stage(Protocol):
     """A stage on this rank.
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import StageSeconds
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.routes import actions_of
+from partopt.runtime.actions import RankRecord, actions_of
 from partopt.schedules import order
 from partopt.schedules.order import B, F, I, R, U, W
 

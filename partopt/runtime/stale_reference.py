@@ -7,7 +7,7 @@ they are is counted here; of the versions that the engine keeps nothing is used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +33,23 @@ def train_stale(
     names: Sequence[Sequence[str]],
     rates: Sequence[float],
     equal: float,
-    tied: Collection[str] = (),
 ) -> Reference:
     """The losses of a step's microbatches, and the parameters that plain SGD makes.
 
     Each stage has the parameters `names`, and a learning rate. Errors are relative to what changed:
     the largest change of the parameter, but no less than the share `NOISE` of the largest in its
-    stage, and no less than that of which `ULPS` of the weight are the share `equal`. Parameters
-    that are `tied` are among those of the first stage that holds them.
+    stage, and no less than that of which `ULPS` of the weight are the share `equal`.
     """
     plan, M = training.plan, training.microbatches
     orders = order(plan.schedule, layout_of(plan, M))
     stages = [
         _StageWeights(
-            {name: whole.parameters[name] for name in names[s] if (name in tied) == is_tied},
-            used_versions(plan, orders, s, M, is_tied),
+            {name: whole.parameters[name] for name in names[s]},
+            used_versions(plan, orders, s, M),
             batch_of_stage(plan, orders, s),
             rates[s],
         )
         for s in range(len(plan.stages))
-        for is_tied in (False, True)
     ]
     losses = {}
     for number in range(M):
@@ -116,10 +113,8 @@ class _StageWeights:
         self._total = {name: torch.zeros_like(weight) for name, weight in self.start.items()}
 
 
-def used_versions(plan: Plan, orders: Order, s: int, M: int, tied: bool = False) -> list[int]:
+def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
     """The updates of stage s that the forward of each of M microbatches knows of.
-
-    They are those of its own parameters, or of the `tied` ones that other stages hold, too.
 
     PipeDream's knows of all that precede it in its rank's row; an exchange that blocks nothing
     ends when the next one begins. 2BW's, of batch t, knows of all batches but the last: t - 1
@@ -129,8 +124,8 @@ def used_versions(plan: Plan, orders: Order, s: int, M: int, tied: bool = False)
         G = batch_of_stage(plan, orders, s)
         return [max(0, m // G - 1) for m in range(M)]
     own = orders.stage == s
-    exchanges = plan.stages[s].replicas > 1 or tied
-    late = exchanges and plan.allreduce != "blocking"
+    exchanges = plan.stages[s].replicas > 1
+    late = exchanges and plan.engine.allreduce != "blocking"
     used = [0] * M
     for rank in plan.stages[s].ranks:
         updates = 0

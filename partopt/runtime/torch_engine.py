@@ -1,8 +1,8 @@
 """Executes a plan on torch's own pipeline runtime, where it can run the plan's schedule.
 
 torch executes the order, written as its CSV: it adds the messages, in its own order, and calls the
-stages. What it lacks stays the project's: sums of gradients over replicas, tied parameters,
-clipping and optimizer steps (`updates`).
+stages. What it lacks stays the project's: sums of gradients over replicas, tied parameters and
+optimizer steps (`updates`).
 """
 
 from __future__ import annotations
@@ -11,45 +11,41 @@ import contextlib
 import inspect
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    BACKWARD_INPUT,
-    FORWARD,
-    FULL_BACKWARD,
-    RECV_B,
-    RECV_F,
-    _Action,
-    _PipelineScheduleRuntime,
-)
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.runtime.context import OUTSIDE, Context, lost_connections
-from partopt.runtime.delivery import check_cuts
-from partopt.runtime.engine import begin_step, check_run
-from partopt.runtime.gradients import Tied
-from partopt.runtime.posting import AHEAD
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.routes import actions_of
-from partopt.runtime.shares import NO_SHARES, Shares, scatters
-from partopt.runtime.stage import Stage
-from partopt.runtime.torch_stage import TorchStage
-from partopt.runtime.torch_times import ActionTimes, Awaited
-from partopt.runtime.updates import OptimizerOf, Updates
+from partopt.runtime.actions import Action, RankRecord
+from partopt.runtime.context import (
+    COMPUTING,
+    EXCHANGING,
+    OUTSIDE,
+    RECEIVING,
+    Context,
+    lost_connections,
+)
+from partopt.runtime.engine import RankRun
+from partopt.runtime.stage import Crossing, Stage, check_made, with_gradient
+from partopt.runtime.updates import OptimizerOf, Tied
 from partopt.schedules import order, schedule
-from partopt.schedules.order import A, B, F, Order, R, U
+from partopt.schedules.order import A, B, F, I, R, U, W
 from partopt.schedules.torch_csv import pipelines, to_csv
-
-# what each kind of receive is for
-_USES = {RECV_F: (FORWARD,), RECV_B: (FULL_BACKWARD, BACKWARD_INPUT)}
 
 # d   pipelines side by side, the replicas of every stage; pipeline k gets the microbatches g with
 #     g mod d = k
+# m   number of a microbatch in its pipeline: microbatch first + m d of all
+
+# crosses a cut where nothing has a gradient, for others wait: without it ranks would run ahead
+TOKEN = Crossing((1,), torch.float32, True)
 
 
 def can_say(plan: Plan) -> str | None:
@@ -58,8 +54,6 @@ def can_say(plan: Plan) -> str | None:
         return f"{plan.schedule} never flushes, and torch runs one iteration after the other"
     if "output_grads" not in inspect.signature(PipelineStage).parameters:
         return f"torch {torch.__version__} cannot be told which tensors have no gradient"
-    if scatters(plan):
-        return "gradients add up in shares after every backward, and torch adds up whole ones"
     layout = layout_of(plan)
     try:
         orders = order(plan.schedule, layout)
@@ -79,23 +73,18 @@ def execute_on_torch(
     steps: int = 1,
     microbatches: int | None = None,
     optimizer_of: OptimizerOf | None = None,
-    clip: float | None = None,
     tied: Sequence[Tied] = (),
-    shares: Mapping[int, Shares] = NO_SHARES,
-    barrier: bool = True,
-    ahead: int = AHEAD,
 ) -> RankRecord:
     """Execute `plan` on all ranks of `context` with torch's runtime; the record of this one.
 
-    Everything is as `partopt.runtime.engine.execute` says, but for messages: on GPUs torch posts
-    receives where its own order has them, whatever `ahead` is. It waits for sends at the end of a
-    step alone, whatever the plan's `comm` is, and has a buffer for every microbatch of an
-    iteration.
-    `microbatches` are for asynchronous schedules, which torch cannot run.
+    Everything is as `partopt.runtime.engine.execute` says, but for messages. torch posts receives
+    where its own order has them, waits for sends at the end of a step alone, whatever the plan's
+    `comm` is, and has a buffer for every microbatch of an iteration. `microbatches` are for
+    asynchronous schedules, which torch cannot run.
 
-    In the record `send_posted` is when torch was about to post a send, and `sent` when the sends of
-    the step had ended: both are bounds. `waited` has the wait for a message or for gradients; the
-    times that torch takes between actions are in none.
+    In the record `received` is when the action began, `send_posted` when torch was about to post a
+    send, and `sent` when the sends of the step had ended: all are bounds. Waits are gaps between
+    actions.
 
     Raises PartoptError where `can_say` has a reason against the plan, and where `execute` does.
     """
@@ -105,96 +94,85 @@ def execute_on_torch(
             "run it on partopt's own engine",
             code="torch-cannot-run",
         )
-    check_run(plan, microbatches, context)
-    orders = order(plan.schedule, layout_of(plan))
-    stages = {s: stage_of(s) for s, each in enumerate(plan.stages) if context.rank in each.ranks}
-    check_cuts(stages, context)
-    parameters = {s: stage.parameters for s, stage in stages.items()}
-    updates = Updates(plan, orders, context, parameters, optimizer_of, clip, tied, shares)
-    run = _Run(plan, orders, stages, context, steps, updates, ahead)
+    run = TorchRun(plan, stage_of, context, steps, microbatches, optimizer_of, tied)
     for step in range(steps):
-        begin_step(step, run.record, context, barrier)
+        run.begin_step(step)
         run.run_step(step)
     context.progress.note(OUTSIDE)
     return run.record
 
 
-class _Run:
-    """The part of one rank in a plan, step by step."""
+class TorchRun(RankRun):
+    """The part of one rank in a plan: torch's stages and runtime, and the times of its actions."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        orders: Order,
-        stages: dict[int, Stage],
-        context: Context,
-        steps: int,
-        updates: Updates,
-        ahead: int,
-    ) -> None:
-        actions = actions_of(orders, context.rank)
-        self.record = RankRecord(context.rank, context.host, steps, len(actions))
-        self.updates = updates
-        self.stepped = [action.stage for action in actions if action.kind == U]
-        layout = layout_of(plan)
-        side_by_side = pipelines(layout)
-        self.M, d = layout.microbatches, len(side_by_side)
-        self.times = ActionTimes(self.record, context.progress, actions, d)
+    def __init__(self, *arguments: Any) -> None:
+        """The arguments are those of a `RankRun`."""
+        super().__init__(*arguments)
+        layout = layout_of(self.plan)
+        ranks = pipelines(layout)
+        self.d, self.step = len(ranks), 0
+        self.by_microbatch: dict[tuple[int, int, int], Action] = {
+            (_whole(each.kind), each.stage, each.microbatch // self.d): each
+            for each in self.actions
+        }
         # every rank makes all groups, in one order
-        groups = [context.group(ranks, "pipeline") for ranks in side_by_side]
-        self.k = next((k for k, own in enumerate(side_by_side) if context.rank in own), None)
-        self.stages: list[TorchStage] = []
-        if self.k is None:
-            return
-        self.stages = [
-            TorchStage(
-                stage,
-                s,
-                len(plan.stages),
-                d,
-                context.device,
-                groups[self.k],
-                self.times,
-                self._exchange,
-            )
-            for s, stage in stages.items()
-        ]
-        text = _with_rows_by_rank(to_csv(orders, layout), side_by_side[self.k])
-        self.runtime = Runtime(self.stages, self.M // d, text, self.times)
-        if context.device.type == "cpu":  # NCCL keeps its messages in one order, and would wait
-            self.runtime.post_ahead(ahead)
+        groups = [self.context.group(each, "pipeline") for each in ranks]
+        self.k = next((k for k, own in enumerate(ranks) if self.context.rank in own), None)
+        if self.k is not None:
+            self.torch_stages = [TorchStage(self, s, groups[self.k]) for s in self.stages]
+            # rows of the CSV in the order of rank, as a group has them; now they are of `ranks`
+            lines = to_csv(self.order, layout).splitlines(keepends=True)
+            rows = dict(zip(ranks[self.k], lines, strict=True))
+            text = "".join(rows[rank] for rank in sorted(rows))
+            self.runtime = Runtime(self.torch_stages, self.microbatches // self.d, text)
 
     def run_step(self, step: int) -> None:
         """Run the step: the actions that torch runs, then the updates."""
-        self.times.step = step
-        self.updates.begin_step()
+        self.step = step
         if self.k is None:
             return
-        for stage in self.stages:
-            stage.first = step * self.M + self.k
+        for stage in self.torch_stages:
+            stage.first = step * self.microbatches + self.k
         with lost_connections(), _without_log():
             self.runtime.step(return_outputs=False)
-        self.times.end_sends()
-        for s in self.stepped:
-            self.times.begin_wait(U, s)
-            self.updates.prepare(s)
-            self.times.begin(U, s)
-            self.updates.step(s)
-            self.times.end(U, s)
+        sent = self.record.sent[step]
+        sent[self.record.send_posted[step] > 0] = time.perf_counter_ns()
+        for action in self.actions:
+            if action.kind == U:
+                self.context.progress.act(step, U, action.stage, 0, EXCHANGING)
+                self.updates.prepare(action.stage)
+                with self.timed(U, action.stage):
+                    self.updates.step(action.stage)
         self.updates.finish_exchanges()
 
-    def _exchange(self, s: int) -> None:
-        step, exchanged = self.times.step, self.record.exchanged
-        place = self.times.place(A, s)
-        if place is None:  # of one replica, and nothing tied
-            return
+    @contextlib.contextmanager
+    def timed(self, kind: int, s: int, m: int = 0) -> Iterator[None]:
+        """The context of an action: when it begins and ends, by when it had its message."""
+        action, record = self.by_microbatch[_whole(kind), s, m], self.record
+        state = EXCHANGING if kind == A else COMPUTING
+        self.context.progress.act(self.step, action.kind, s, action.microbatch, state)
+        record.begin[self.step, action.place] = now_ns = time.perf_counter_ns()
+        if action.message_in:
+            record.received[self.step, action.place] = now_ns
+        yield
+        record.end[self.step, action.place] = time.perf_counter_ns()
+        self.context.progress.note(RECEIVING)
 
-        def note_done(when_ns: int) -> None:
-            exchanged[step, place] = when_ns
+    def note_send(self, kind: int, s: int, m: int) -> None:
+        """Note that what an action made is about to be sent."""
+        place = self.by_microbatch[kind, s, m].place
+        self.record.send_posted[self.step, place] = time.perf_counter_ns()
 
-        self.times.begin(A, s)
-        self.updates.begin_exchange(s, 0, note_done)
-        self.times.end(A, s)
+    def exchange(self, s: int) -> None:
+        """Begin to exchange the gradients of a stage, where it has replicas or something tied."""
+        if action := self.by_microbatch.get((A, s, 0)):
+            with self.timed(A, s):
+                self.begin_exchange(self.step, action)
+
+
+def _whole(kind: int) -> int:
+    """The kind under which an action is known: a backward of inputs is where a whole one is."""
+    return B if kind == I else kind
 
 
 class Runtime(_PipelineScheduleRuntime):
@@ -203,31 +181,16 @@ class Runtime(_PipelineScheduleRuntime):
     It runs `microbatches` through the pipeline, in the order that the CSV `text` spells.
     """
 
-    def __init__(
-        self, stages: Sequence[TorchStage], microbatches: int, text: str, times: ActionTimes
-    ) -> None:
+    def __init__(self, stages: Sequence[TorchStage], microbatches: int, text: str) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
             list(stages), microbatches, loss_fn=_no_loss, scale_grads=False
         )
-        self.fwd_recv_ops = Awaited(F, times)
-        self.bwd_recv_ops = Awaited(B, times)
         with tempfile.TemporaryFile("w") as file:  # no name is left where this process is killed
             file.write(text)
             file.seek(0)
             self._load_csv(f"/dev/fd/{file.fileno()}", format="compute_only")
         with lost_connections():
             self._initialize_stages((), {})  # or the first step would make the buffers
-
-    def post_ahead(self, ahead: int) -> None:
-        """Post `ahead` receives before they are used, in their order, or more where torch does.
-
-        torch posts some just before the action that needs them, as in GPipe, where every message
-        would be waited for.
-        """
-        self.pipeline_order_with_comms = {
-            rank: receives_ahead(actions, ahead)
-            for rank, actions in self.pipeline_order_with_comms.items()
-        }
 
     def _maybe_compute_loss(self, *_: Any) -> None:
         return None
@@ -236,34 +199,9 @@ class Runtime(_PipelineScheduleRuntime):
         return None
 
 
-def receives_ahead(actions: Sequence[_Action], ahead: int) -> list[_Action]:
-    """The actions of a rank in torch's order, at least `ahead` receives before their use.
-
-    All else keeps its order, and so do the receives, which gloo matches with sends by it.
-    """
-    receives = [each for each in actions if each.computation_type in _USES]
-    numbers = {
-        (use, each.stage_index, each.microbatch_index): number
-        for number, each in enumerate(receives)
-        for use in _USES[each.computation_type]
-    }
-    found: list[_Action] = []
-    posted = used = own = 0
-    for action in actions:
-        if action.computation_type in _USES:
-            own += 1  # of those that torch would have posted
-            continue
-        keys = [
-            (part.computation_type, part.stage_index, part.microbatch_index)
-            for part in action.sub_actions or (action,)
-        ]
-        needs = [numbers[key] + 1 for key in keys if key in numbers]
-        until = max(min(used + ahead, len(receives)), own, *needs)
-        found += receives[posted:until]
-        posted = max(posted, until)
-        found.append(action)
-        used += len(needs)
-    return found
+def _no_loss(*_: Any) -> Any:
+    """What tells torch that there are backwards."""
+    raise AssertionError("stages compute their own loss")
 
 
 @contextlib.contextmanager
@@ -278,12 +216,129 @@ def _without_log() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _no_loss(*_: Any) -> Any:
-    """What tells torch that there are backwards."""
-    raise AssertionError("stages compute their own loss")
+class TorchStage(PipelineStage):
+    """Stage `s` of a run: torch moves its tensors, of static shape, and the stage computes.
+
+    What crosses a cut without a gradient is sent forward alone. Between two stages of a rank torch
+    hands tensors over as they are. `first` changes from step to step.
+    """
+
+    def __init__(self, run: TorchRun, s: int, group: Any) -> None:
+        self.run, self.stage, self.first = run, run.stages[s], 0
+        S = len(run.plan.stages)
+        self.before = _with_token(self.stage.receives) if s > 0 else []
+        self.behind = _with_token(self.stage.sends) if s < S - 1 else []
+        super().__init__(
+            nn.Module(),  # torch asks it whether it is sharded, and calls nothing
+            s,
+            S,
+            run.context.device,
+            input_args=_examples(self.before),
+            output_args=_examples(self.behind),
+            input_grads=_gradients(self.before),
+            output_grads=_gradients(self.behind),
+            group=group,
+        )
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+    ) -> tuple[Tensor, ...]:
+        """Run the forward of microbatch m = `fwd_chunk_id`."""
+        s, m = self.stage_index, fwd_chunk_id
+        is_local = not self.is_first and self._is_same_rank(s - 1)
+        received = _take(self.args_recv_info[m], is_local)[: len(self.stage.receives)]
+        self.stage.prepare(self._number(m))  # in no time of the action
+        with self.run.timed(F, s, m):
+            made = self.stage.forward(self._number(m), received)
+        sent = tuple(self._outgoing(made, self.stage.sends, self.behind))
+        if not self.is_last and not self._is_same_rank(s + 1):
+            self.fwd_cache[m] = sent, []
+        return sent
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """Run the backward of microbatch m = `bwd_chunk_id`, of the inputs alone unless full."""
+        s, m = self.stage_index, bwd_chunk_id
+        infos = [info for info in self.grad_recv_info[m] if info.tensor_meta is not None]
+        is_local = not self.is_last and self._is_same_rank(s + 1)
+        gradients = _take(infos, is_local)[: len(with_gradient(self.stage.sends))]
+        run = self.stage.backward if full_backward else self.stage.backward_input
+        with self.run.timed(B, s, m):
+            found = run(self._number(m), gradients)
+        own, every = with_gradient(self.stage.receives), with_gradient(self.before)
+        graded = iter(self._outgoing(found, own, every))
+        self.bwd_cache[m] = tuple(
+            next(graded) if crossing.gradient else None for crossing in self.before
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the backward of the weights alone of microbatch m = `bwd_chunk_id`."""
+        with self.run.timed(W, self.stage_index, bwd_chunk_id):
+            self.stage.backward_weight(self._number(bwd_chunk_id))
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Begin to exchange the gradients of the stage, whose last backward has ended."""
+        self.run.exchange(self.stage_index)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """The sends of a forward, which are posted next; torch keeps the tensors with them."""
+        operations = super().get_fwd_send_ops(fwd_chunk_id)
+        del self.fwd_cache[fwd_chunk_id]
+        self.run.note_send(F, self.stage_index, fwd_chunk_id)
+        return operations
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """The sends of a backward, which are posted next."""
+        operations = super().get_bwd_send_ops(bwd_chunk_id)
+        self.run.note_send(B, self.stage_index, bwd_chunk_id)
+        return operations
+
+    def _outgoing(
+        self, tensors: Sequence[Tensor], own: Sequence[Crossing], every: Sequence[Crossing]
+    ) -> list[Tensor]:
+        """The tensors as torch sends them, and the token where `every` has one more than `own`.
+
+        Raises PartoptError where they are not as `own` says: the receiver's buffers are.
+        """
+        check_made(self.stage_index, tensors, own)
+        sent = [each.detach().contiguous() for each in tensors]
+        if len(every) > len(own):
+            sent.append(torch.zeros(TOKEN.shape, dtype=TOKEN.dtype, device=self.device))
+        return sent
+
+    def _number(self, m: int) -> int:
+        return self.first + m * self.run.d
 
 
-def _with_rows_by_rank(text: str, ranks: Sequence[int]) -> str:
-    """The CSV with its rows in the order of rank, as a group has them; now they are of `ranks`."""
-    rows = dict(zip(ranks, text.splitlines(keepends=True), strict=True))
-    return "".join(rows[rank] for rank in sorted(rows))
+def _with_token(crossings: Sequence[Crossing]) -> list[Crossing]:
+    """What crosses a cut, with something in it that has a gradient."""
+    return [*crossings, *([] if with_gradient(crossings) else [TOKEN])]
+
+
+def _examples(crossings: Sequence[Crossing]) -> tuple[Tensor, ...]:
+    """Tensors without memory, as the ones that cross."""
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device="meta") for each in crossings)
+
+
+def _gradients(crossings: Sequence[Crossing]) -> tuple[Tensor | None, ...]:
+    """The same of their gradients, None where there is none."""
+    pairs = zip(crossings, _examples(crossings), strict=True)
+    return tuple(example if crossing.gradient else None for crossing, example in pairs)
+
+
+def _take(infos: Sequence[Any], is_local: bool) -> list[Tensor]:
+    """The tensors that came; local ones are let go of, which torch would keep until the next step.
+
+    Received ones count their own changes (`.data`), so that a stage may change one in place.
+    """
+    if not is_local:
+        return [info.buffer.data for info in infos]
+    taken = [info.buffer for info in infos]
+    for info in infos:
+        info.buffer = None
+    return taken

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from partopt.cost.plan import layout_of
@@ -19,27 +19,19 @@ from partopt.profiler.source import ModelSource
 from partopt.profiler.step import loss_of_output
 from partopt.profiler.tensors import Inputs, Loss
 from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.crossings import check_cuts
+from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
-from partopt.runtime.gradients import Tied
 from partopt.runtime.inputs import SPREAD, Microbatches
-from partopt.runtime.module import StageModule
-from partopt.runtime.optimizers import mean_over, optimizer_of
-from partopt.runtime.parameters import (
-    build_whole,
-    materialise,
-    own_parameter_names,
-    shared_parameters,
-)
-from partopt.runtime.rank_record import RankRecord
+from partopt.runtime.module import StageModule, materialise
+from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage
-from partopt.runtime.scattering import Rows
-from partopt.runtime.shares import shares_of
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
+from partopt.runtime.updates import Stepping, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 
@@ -49,8 +41,7 @@ class Training:
     """What is trained by which plan.
 
     `microbatches` pass through in a step. Losses are means over them, or over a round of an
-    asynchronous plan; `clip` is the most that the norm of all gradients may be,
-    `engine` is partopt's own or that of torch.
+    asynchronous plan; `engine` is partopt's own or that of torch.
     """
 
     plan: Plan
@@ -58,7 +49,6 @@ class Training:
     microbatches: int
     seed: int = 0
     rate: float = 1e-3
-    clip: float | None = None
     engine: str = "partopt"
 
     @property
@@ -106,13 +96,21 @@ class RankTraining:
         plan, rank = self.training.plan, self.context.rank
         self.held = [s for s, stage in enumerate(plan.stages) if rank in stage.ranks]
         self.inputs = {s: self._microbatches(s) for s in self.held}
+        # of the parameters that this rank steps itself, and what steps all of a stage's
         self.optimizers: dict[int, Optimizer] = {}
+        self._stepping: dict[int, Stepping] = {}
+        self.rates = [self.training.rate] * len(plan.stages)
         self.first = 0  # number of the step's first microbatch
         self.record, self.trained = record_training(self.training, self.context.device)
         self.stages = self.context.in_turns(whole_bytes(self.training), self._stages)
         self.tied = self._tied()
-        parameters = {s: stage.parameters for s, stage in self.stages.items()}
-        self.shares = shares_of(plan, self.context, parameters, self.tied)
+        # every rank makes all groups, in one order; sums of gradients and weights have one each
+        shared = plan.shard == "optimizer"
+        self._sharing = {
+            s: self.context.group(stage.ranks, "weights")
+            for s, stage in enumerate(plan.stages)
+            if shared and stage.replicas > 1
+        }
 
     @property
     def _drawn(self) -> tuple[int, int, torch.device, torch.dtype]:
@@ -129,7 +127,7 @@ class RankTraining:
     def _stages(self) -> dict[int, ReplayStage]:
         if not self.held:
             return {}
-        whole = build_whole(self.training.build, self.training.seed)
+        whole = build_whole(self.training)
         return {s: self._stage(s, whole) for s in self.held}
 
     def _stage(self, s: int, whole: nn.Module) -> ReplayStage:
@@ -167,10 +165,8 @@ class RankTraining:
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self.optimizer if learn else None,
-            clip=training.clip if learn else None,
+            optimizer_of=self._stepping_of if learn else None,
             tied=self.tied,
-            shares=self.shares,
         )
 
     def end_step(self) -> dict[int, float]:
@@ -183,22 +179,14 @@ class RankTraining:
         self.steps += 1
         return losses
 
-    def gradients(self) -> dict[tuple[int, str], Rows]:
-        """The gradients that this rank has, by stage and parameter; of shared ones its rows."""
-        found = {}
-        for s, stage in self.stages.items():
-            shares = self.shares.get(s)
-            rows = {} if shares is None else shares.row_gradients
-            for name, each in stage.own_parameters.items():
-                if shares is not None and id(each) in rows:
-                    found[s, name] = Rows(rows[id(each)], shares.k, shares.r)
-                elif each.grad is not None:
-                    found[s, name] = Rows(each.grad)
-        return found
-
-    def stepped(self, s: int) -> Sequence[nn.Parameter]:
-        """What the optimizer of stage s steps: its parameters, or this replica's rows of them."""
-        return self.shares[s].stepped if s in self.shares else self.stages[s].parameters
+    def gradients(self) -> dict[tuple[int, str], Tensor]:
+        """The gradients that this rank has, by stage and parameter."""
+        return {
+            (s, name): each.grad
+            for s, stage in self.stages.items()
+            for name, each in stage.own_parameters.items()
+            if each.grad is not None
+        }
 
     def begin_at(self, steps: int) -> None:
         """Go on behind so many steps of an earlier run, whose data is passed over."""
@@ -206,18 +194,39 @@ class RankTraining:
         for inputs in self.inputs.values():
             inputs.skip(self.first)
 
-    def optimizer(self, s: int, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        """The optimizer of stage s, the same one in every step."""
-        if s not in self.optimizers:
-            own = optimizer_of(
-                self.training.source, self.training.plan.optimizer, self.training.rate, parameters
+    def make_optimizers(self) -> None:
+        """Make what steps the stages, which the first step would else do."""
+        for s, stage in self.stages.items():
+            if stage.parameters:
+                self._stepping_of(s, stage.parameters)
+
+    def _stepping_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepping:
+        """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
+
+        def make(own: Sequence[nn.Parameter]) -> Optimizer:
+            training, plan = self.training, self.training.plan
+            made = optimizer_of(training.source, plan.optimizer, self.rates[s], own)
+            if training.asynchronous:
+                orders = order(plan.schedule, layout_of(plan, training.microbatches))
+                step_by_mean(made, batch_of_stage(plan, orders, s))
+            self.optimizers[s] = made
+            return made
+
+        if s not in self._stepping:
+            group = self._sharing.get(s)
+            self._stepping[s] = (
+                make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )
-            if self.training.asynchronous:
-                plan = self.training.plan
-                orders = order(plan.schedule, layout_of(plan, self.training.microbatches))
-                own.register_step_pre_hook(mean_over(batch_of_stage(plan, orders, s)))
-            self.optimizers[s] = own
-        return self.optimizers[s]
+        return self._stepping[s]
+
+
+def build_whole(training: Training) -> nn.Module:
+    """The whole model with the weights of the seed; random numbers go on as they were."""
+    numbers = RandomNumbers()
+    torch.manual_seed(training.seed)
+    whole = training.build()
+    numbers.restore()
+    return whole
 
 
 def without_weights(training: Training, device: torch.device) -> tuple[nn.Module, Loss]:

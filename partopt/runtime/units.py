@@ -27,52 +27,42 @@ def number_calls(modules: Sequence[str]) -> list[LayerKey]:
 
 
 class LayerOrder:
-    """The layers of a plan, as a forward calls them one after the other."""
+    """The layers of a plan, as a forward calls them one after the other; `entered` of them."""
 
     def __init__(self, layers: Sequence[LayerKey]) -> None:
         self._layers = list(layers)
-        self._called = 0
-
-    @property
-    def entered(self) -> int:
-        """How many have been entered."""
-        return self._called
+        self.entered = 0
 
     @property
     def current(self) -> int:
         """The layer entered last; before the first one, the first."""
-        return max(self._called - 1, 0)
+        return max(self.entered - 1, 0)
 
     def enter(self, name: str) -> int:
         """The layer that begins with a call of the unit `name`; PartoptError for another one."""
-        layer = self._called
-        if layer == len(self._layers) or self._layers[layer].name != name:
-            expected = (
-                f'calls "{self._layers[layer].name}" there'
-                if layer < len(self._layers)
-                else "has no more layers"
-            )
-            raise _calls_differ(
-                f'the model calls "{name}" as layer {layer}, the plan {expected}', [name]
-            )
-        self._called += 1
+        layer = self.entered
+        known = [each.name for each in self._layers[layer : layer + 1]]
+        if known != [name]:
+            expected = f'calls "{known[0]}" there' if known else "has no more layers"
+            message = f'the model calls "{name}" as layer {layer}, the plan {expected}'
+            raise _calls_differ(name, message)
+        self.entered += 1
         return layer
 
     def check_all_called(self) -> None:
         """Raise PartoptError where a layer was not called."""
-        if self._called < len(self._layers):
-            name, call = self._layers[self._called]
-            raise _calls_differ(
-                f'layer {self._called} "{name}" (call {call}) is not called by the model', [name]
-            )
+        if self.entered < len(self._layers):
+            name, call = self._layers[self.entered]
+            where = f'layer {self.entered} "{name}" (call {call})'
+            raise _calls_differ(name, f"{where} is not called by the model")
 
 
-def _calls_differ(message: str, names: list[str]) -> PartoptError:
+def _calls_differ(name: str, message: str) -> PartoptError:
     return PartoptError(
         message,
         "give the model, its arguments and its inputs as the profile of the plan has them",
         code="calls-differ",
-        layers=names,
+        layers=[name],
     )
 
 
@@ -80,38 +70,30 @@ class TakenUnits:
     """The context in which calls of units go to `called(name, forward, args, kwargs)`."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], called: UnitCall) -> None:
-        self._slots = [_Slot(_find(model, name), name, called) for name in dict.fromkeys(names)]
+        self._taken: list[tuple[dict[str, Any], Any]] = []  # attributes, the forward in its place
+        self._own: list[Any] = []  # forwards that were attributes, not the class's
+        for name in dict.fromkeys(names):
+            module = _find(model, name)
+            self._taken.append((module.__dict__, _taking(called, name, module.forward)))
+            self._own.append(module.__dict__.get("forward"))
 
     def __enter__(self) -> None:
-        for slot in self._slots:
-            slot.take()
+        for attributes, taken in self._taken:
+            attributes["forward"] = taken
 
     def __exit__(self, *_: object) -> None:
-        for slot in self._slots:
-            slot.give_back()
+        for (attributes, _), own in zip(self._taken, self._own, strict=True):
+            if own is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = own
 
 
-class _Slot:
-    """The forward of one unit, as an attribute of its module."""
+def _taking(called: UnitCall, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        return called(name, forward, args, kwargs)
 
-    def __init__(self, module: nn.Module, name: str, called: UnitCall) -> None:
-        self.attributes = module.__dict__
-        self.own = self.attributes.get("forward")
-        forward = module.forward
-
-        def taken(*args: Any, **kwargs: Any) -> Any:
-            return called(name, forward, args, kwargs)
-
-        self.taken = taken
-
-    def take(self) -> None:
-        self.attributes["forward"] = self.taken
-
-    def give_back(self) -> None:
-        if self.own is None:
-            self.attributes.pop("forward", None)
-        else:
-            self.attributes["forward"] = self.own
+    return taken
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:

@@ -1,31 +1,70 @@
-"""From the gradients of a rank's stages to their next weights: exchanges, clipping, steps."""
+"""From the gradients of a rank's stages to their next weights: exchanges, sums, steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import torch
+import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from partopt.documents.plan import Plan
-from partopt.runtime.buckets import Sum
-from partopt.runtime.context import Context
-from partopt.runtime.gradients import Gradients, Tied
-from partopt.runtime.scattering import Scatter
-from partopt.runtime.shares import Shares, scatters
-from partopt.runtime.stage_versions import versions_of
-from partopt.runtime.versions import Step, Versions
+from partopt.errors import PartoptError
+from partopt.runtime.context import Context, lost_connections
+from partopt.runtime.gradients import Sum, gradient_of
+from partopt.runtime.versions import DoubleBuffered, Step, Versions, batch_of_stage
 from partopt.schedules import schedule
-from partopt.schedules.layout import own_microbatches
 from partopt.schedules.order import A, Order
 
-OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Optimizer]
+
+class Stepping(Protocol):
+    """What changes weights by gradients: an optimizer of torch, or that of several replicas."""
+
+    def step(self) -> Any:
+        """Change the weights."""
+
+
+OptimizerOf = Callable[[int, Sequence[nn.Parameter]], Stepping]
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter that several stages hold: its name, and all ranks that hold it.
+
+    `parameters` are what this rank holds of it, one for each stage that has its own.
+    """
+
+    name: str
+    ranks: Sequence[int]
+    parameters: Sequence[nn.Parameter] = ()
+
+
+def tied_stages(plan: Plan) -> dict[str, list[int]]:
+    """The stages that hold each tied parameter of `plan`."""
+    stages: dict[str, list[int]] = {}
+    for flow in plan.communication:
+        if flow.kind == "tied" and flow.stage is not None:
+            for name in flow.parameters:
+                stages.setdefault(name, []).append(flow.stage)
+    return stages
+
+
+def check_tied(plan: Plan, names: Sequence[str]) -> None:
+    """Raise PartoptError where stages of an asynchronous plan hold the same parameters `names`."""
+    if names and schedule(plan.schedule).asynchronous:
+        raise PartoptError(
+            f"{plan.schedule}: several stages hold the parameter {names[0]}, and each would step "
+            "it by other gradients",
+            "plan with `tied=together`, or with a schedule that flushes: `schedule=1f1b`",
+            code="cannot-run",
+        )
 
 
 class Updates:
-    """The gradients and weights of the stages of one rank."""
+    """The gradients and weights of the stages of one rank, which have `parameters`."""
 
     def __init__(
         self,
@@ -34,66 +73,52 @@ class Updates:
         context: Context,
         parameters: Mapping[int, Sequence[nn.Parameter]],
         optimizer_of: OptimizerOf | None,
-        clip: float | None,
         tied: Sequence[Tied],
-        shares: Mapping[int, Shares],
     ) -> None:
-        self.parameters, self.clip, self.shares = parameters, clip, shares
-        self.steps = {
-            s: _step_of(s, own, optimizer_of, shares.get(s))
-            for s, own in parameters.items()
-            if optimizer_of and own
+        self.context, self.parameters, self.tied = context, parameters, tied
+        self.steps: dict[int, Step] = {
+            s: optimizer_of(s, own).step for s, own in parameters.items() if optimizer_of and own
         }
-        graded = {s: shares[s].graded if s in shares else own for s, own in parameters.items()}
+        apart = {id(own) for each in tied for own in each.parameters}
+        self.untied = {
+            s: [each for each in own if id(each) not in apart] for s, own in parameters.items()
+        }
+        # every rank makes all groups, in one order, and also those that it is not in
         ranks = [stage.ranks for stage in plan.stages]
+        self.replicas = [context.group(each) if len(each) > 1 else None for each in ranks]
+        self.holders = [context.group(each.ranks) if len(each.ranks) > 1 else None for each in tied]
         # buckets begin beside the last backward of an iteration
-        self.overlaps = plan.microbatches is not None and plan.allreduce == "overlap"
-        bucket_bytes = plan.bucket_bytes if self.overlaps else math.inf
-        self.gradients = Gradients(
-            context, graded, ranks, tied, clip is not None, bucket_bytes, shares
-        )
-        # backwards that scatter their gradients, as many as any replica has
-        M = int(order.microbatch.max()) + 1
-        self.early = {s: own_microbatches(M, len(ranks[s]), 0) * scatters(plan) for s in shares}
-        # of an asynchronous plan, by stage
-        self.versions: dict[int, Versions] = {}
-        if schedule(plan.schedule).asynchronous:
-            self.versions = {
-                s: versions_of(
-                    plan,
-                    order,
-                    s,
-                    own,
-                    self.steps.get(s),
-                    self.gradients.tied_of(own),
-                    shares.get(s),
-                )
-                for s, own in parameters.items()
-            }
+        self.overlaps = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+        self.bucket_bytes = plan.engine.bucket_bytes if self.overlaps else math.inf
         self.exchanging = set(order.stage[order.kind == A].tolist())
-        self.sums: dict[int, tuple[int, Sum | Scatter | None]] = {}  # round and sum, by stage
-        self.prepared = False  # the gradients of this step are summed and clipped
+        self.watched: dict[int, Sum] = {}
+        self.sums: dict[int, tuple[int, Sum]] = {}  # the round that is exchanged, by stage
+        self.tied_summed = False
+        self.versions: dict[int, Versions] = {}  # of an asynchronous plan
+        for s, own in parameters.items() if schedule(plan.schedule).asynchronous else ():
+            step, replicas = self.steps.get(s), plan.stages[s].replicas
+            if schedule(plan.schedule).steps_in_backwards:
+                self.versions[s] = Versions(own, step, replicas)
+            else:
+                self.versions[s] = DoubleBuffered(
+                    own, step, replicas, batch_of_stage(plan, order, s)
+                )
 
     def begin_step(self, first: int = 0) -> None:
         """Drop gradients of the step before, that no optimizer used; `first` is its microbatch."""
-        self.prepared = False
+        self.tied_summed = False
         for versions in self.versions.values():
             versions.begin_step(first)
         for own in self.parameters.values():
             for parameter in own:
                 parameter.grad = None
-        for s, shares in self.shares.items():
-            shares.begin_step(self.early[s])
-
-    def end_gradients(self, s: int) -> None:
-        """End what makes gradients for a microbatch: a backward, or the part of the weights."""
-        if s in self.shares:
-            self.shares[s].end_backward()
 
     def begin_last_backward(self, s: int) -> None:
         """Begin the backward that the exchange of a stage's gradients follows."""
-        if self.overlaps and s not in self.shares:
-            self.gradients.watch(s)
+        group = self.replicas[s]
+        if self.overlaps and group is not None:
+            self.watched[s] = Sum(self.untied[s], group, self.bucket_bytes)
+            self.watched[s].watch()
 
     def end_backward(self, s: int, microbatch: int, number: int) -> None:
         """End the backward of a microbatch, known as `number` over all steps."""
@@ -105,49 +130,50 @@ class Updates:
     def begin_exchange(self, s: int, number: int, done: Callable[[int], None]) -> None:
         """Begin to exchange the gradients of round `number`, once the one before has ended.
 
-        The rank goes on meanwhile, as the simulated one does; `done` is called when it ends.
+        The rank goes on meanwhile, as the simulated one does; `done` is called with the time at
+        which it ends.
         """
-        aside: list[nn.Parameter] = []
-        if versions := self.versions.get(s):
-            aside = versions.aside  # what they get from now on is of the next round, too
-            versions.begin_exchange()
-        begun: Sum | Scatter | None
-        if s in self.shares:
-            begun = self.shares[s].begin_sum(done, aside)
-        else:
-            begun = self.gradients.begin_sum(s, done, aside)
-        self.finish_exchange(s)
-        self.sums[s] = number, begun
-        if begun is None:
+        group = self.replicas[s]
+        if group is not None:
+            begun = self.watched.pop(s, None) or Sum(self.untied[s], group, self.bucket_bytes)
+            begun.begin_rest(done)
             self.finish_exchange(s)
+            self.sums[s] = number, begun
 
     def finish_exchange(self, s: int) -> None:
         """Wait for the exchange of a stage, if one has begun; asynchronous, step by its sums."""
-        if s not in self.sums:
-            return
-        number, begun = self.sums.pop(s)
-        if begun is not None:
+        if s in self.sums:
+            number, begun = self.sums.pop(s)
             begun.finish()
-        if s in self.versions:
-            self.versions[s].end_round(number)
+            if s in self.versions:
+                self.versions[s].end_round(number)
 
     def finish_exchanges(self) -> None:
         """Wait for the exchanges of all stages."""
         for s in self.parameters:
             self.finish_exchange(s)
-        for versions in self.versions.values():
-            versions.end_step()
 
     def prepare(self, s: int) -> None:
         """Wait for all that the step of a stage needs of other ranks."""
-        if self.clip is None and not self.gradients.tied:
+        if not self.tied:
             self.finish_exchange(s)
-        elif not self.prepared:  # once for all stages of the rank, whose steps come last
+        elif not self.tied_summed:  # once for all stages of the rank, whose steps come last
             self.finish_exchanges()
-            self.gradients.sum_tied()
-            if self.clip is not None:
-                self.gradients.clip(self.clip)
-            self.prepared = True
+            self._sum_tied()
+            self.tied_summed = True
+
+    def _sum_tied(self) -> None:
+        """Add up the gradients of each tied parameter over all ranks and stages that hold it."""
+        for each, group in zip(self.tied, self.holders, strict=True):
+            if self.context.rank not in each.ranks:
+                continue
+            held = [gradient_of(parameter) for parameter in each.parameters]
+            total = torch.stack(held).sum(0)
+            if group is not None:
+                with lost_connections():
+                    dist.all_reduce(total, group=group)
+            for gradient in held:
+                gradient.copy_(total)
 
     def step(self, s: int) -> None:
         """Step the optimizer of a stage; without one its gradients stay."""
@@ -155,12 +181,3 @@ class Updates:
             self.steps[s]()
             for parameter in self.parameters[s]:
                 parameter.grad = None
-
-
-def _step_of(
-    s: int, parameters: Sequence[nn.Parameter], optimizer_of: OptimizerOf, shares: Shares | None
-) -> Step:
-    """What steps a stage: its optimizer, or that of this replica's share, which may be empty."""
-    if shares is None:
-        return optimizer_of(s, parameters).step
-    return partial(shares.step, optimizer_of(s, shares.stepped) if shares.stepped else None)

@@ -19,6 +19,7 @@ from partopt.profiler.weightless import (
     fake_mode,
     fake_parameter,
     is_fake,
+    memoize,
     real_buffers,
     replace_tensors,
     without_log,
@@ -37,13 +38,7 @@ def stand_ins(model: nn.Module, device: torch.device) -> Iterator[StandIns | Non
         yield None
         return
     mode = fake_mode()
-    fakes: dict[int, nn.Parameter] = {}
-
-    def fake(parameter: Any) -> Tensor:
-        if id(parameter) not in fakes:
-            fakes[id(parameter)] = fake_parameter(mode, parameter, device)
-        return fakes[id(parameter)]
-
+    fake = memoize(lambda each: fake_parameter(mode, each, device))
     form = next((each.dtype for each in model.parameters()), torch.float32)
     with without_log(), replace_tensors(model, fake), real_buffers(model, device, form):
         yield StandIns(mode)
@@ -60,43 +55,37 @@ class StandIns:
 
         The fakes live as long as the arguments that are returned.
         """
-        fakes: dict[int, Tensor] = {}
         real: dict[int, Tensor] = {}
 
+        @memoize
         def fake(tensor: Tensor) -> Tensor:
             if isinstance(tensor, FakeTensor):
                 return tensor
-            if id(tensor) not in fakes:
-                fakes[id(tensor)] = self._mode.from_tensor(tensor)
-                real[id(fakes[id(tensor)])] = tensor
-            return fakes[id(tensor)]
+            made = self._mode.from_tensor(tensor)
+            real[id(made)] = tensor
+            return made
 
         return tree_map_only(Tensor, fake, value), real
 
     def leave(self, value: Any, real: dict[int, Tensor]) -> Any:
         """The result with the real tensors that came in, and zeros for other fakes."""
-        made: dict[int, Tensor] = {}
 
+        @memoize
         def behind(tensor: Tensor) -> Tensor:
-            if not isinstance(tensor, FakeTensor) or id(tensor) in real:
+            if id(tensor) in real or not isinstance(tensor, FakeTensor):
                 return real.get(id(tensor), tensor)
-            if id(tensor) not in made:
-                made[id(tensor)] = _zeros_like(tensor)
-            return made[id(tensor)]
+            return _zeros_like(tensor)
 
         return tree_map_only(Tensor, behind, value)
 
     def real_weights(self, unit: nn.Module) -> contextlib.AbstractContextManager[None]:
         """The context in which a unit has real weights, of no particular values."""
-        made: dict[int, nn.Parameter] = {}
 
-        def real(parameter: Any) -> Tensor:
-            if id(parameter) not in made:
-                values = torch.full(
-                    parameter.shape, 0.01, dtype=parameter.dtype, device=parameter.device
-                )
-                made[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
-            return made[id(parameter)]
+        @memoize
+        def real(parameter: Tensor) -> Tensor:
+            shape, dtype, device = parameter.shape, parameter.dtype, parameter.device
+            values = torch.full(shape, 0.01, dtype=dtype, device=device)
+            return nn.Parameter(values, parameter.requires_grad)
 
         return replace_tensors(unit, real)
 
@@ -107,11 +96,8 @@ def _zeros_like(fake: Tensor) -> Tensor:
             fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
         ).zero_()
 
-    return _Made.apply(_anchor(), zeros) if fake.requires_grad else zeros()  # type: ignore
-
-
-def _anchor() -> Tensor:
-    return torch.zeros((), requires_grad=True)
+    anchor = torch.zeros((), requires_grad=True)
+    return _Made.apply(anchor, zeros) if fake.requires_grad else zeros()  # type: ignore
 
 
 class _Made(torch.autograd.Function):

@@ -14,7 +14,7 @@ one slot, so that each one's communication hides behind the other.
 from __future__ import annotations
 
 from partopt.errors import PartoptError
-from partopt.schedules.entry import TORCH_RUNTIME, Bubble, Schedule
+from partopt.schedules.entry import Bubble, Schedule
 from partopt.schedules.layout import MIRRORED, VEE, Place
 from partopt.schedules.order import Row, spell
 
@@ -91,7 +91,6 @@ DUALPIPE = Schedule(
         "F = I = W",
         lambda P, v, M, t: t.F == t.I == t.W,
     ),
-    comm_source="DeepSeek-V3 Technical Report, section 3.2.1: overlapping is its purpose",
 )
 
 DUALPIPEV = Schedule(
@@ -107,6 +106,5 @@ DUALPIPEV = Schedule(
         "F = I = W",
         lambda P, v, M, t: t.F == t.I == t.W,
     ),
-    comm_source=TORCH_RUNTIME,
     torch_class="ScheduleDualPipeV",
 )

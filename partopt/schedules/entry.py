@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from partopt.schedules.layout import CHUNKS, LOOPED, MIRRORED, STRAIGHT, Place
 from partopt.schedules.order import Row
@@ -83,10 +83,6 @@ FILLED_DRAIN = Bubble(
     "M >= P and W <= F, I",
     lambda P, v, M, t: M >= P and min(t.F, t.I) >= t.W,
 )
-# engines that overlap messages with the compute of a schedule in several parts
-TORCH_RUNTIME = (
-    "torch 2.13 `_PipelineScheduleRuntime` posts sends and receives and waits where it needs one"
-)
 
 
 def no_stage_counts(s: int, replicas: Sequence[int], microbatches: int | None) -> Counts:
@@ -123,9 +119,6 @@ class Schedule:
     takes_warmup: bool = False  # plans state the warm-up, which may be another: `row` follows it
     weight_versions: int = 1  # that a stage keeps: 1, 2, or ALL_IN_FLIGHT
     bubble: Bubble  # for how long each device waits
-    # whether devices wait for their messages under engines that run it, and which those are
-    comm: Literal["overlap", "serial"] = "overlap"
-    comm_source: str
     torch_class: str | None = None  # of torch.distributed.pipelining, that has the same order
     tried_by_auto: bool = True  # `schedule="auto"` tries it, looped ones with any number of chunks
     data_parallel: bool = False  # `schedule="auto"` tries it with one device in each pipeline

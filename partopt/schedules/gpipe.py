@@ -39,7 +39,6 @@ GPIPE = Schedule(
     recomputes=True,
     counts=_counts,
     bubble=FLUSH,
-    comm_source="torch 2.13 `ScheduleGPipe` posts sends and waits for them at the end",
     torch_class="ScheduleGPipe",
     data_parallel=True,
 )
@@ -52,5 +51,4 @@ NAIVE = Schedule(
     one_at_a_time=True,
     counts=lambda s, replicas, M: Counts(0, 1, 1),
     bubble=Bubble("M(P-1)(F+B)", lambda P, v, M, t: M * (P - 1) * (t.F + t.B)),
-    comm_source="one device works at a time: there is nothing to overlap",
 )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.errors import PartoptError
-from partopt.schedules.entry import FILLED_DRAIN, FLUSH, TORCH_RUNTIME, Bubble, Schedule
+from partopt.schedules.entry import FILLED_DRAIN, FLUSH, Bubble, Schedule
 from partopt.schedules.layout import LOOPED, Place
 from partopt.schedules.order import F, Row, microbatch_numbers, spell
 from partopt.schedules.zero_bubble import delay_weights
@@ -71,7 +71,6 @@ INTERLEAVED = Schedule(
     in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + 2 * (P - 1 - p) + 1),
     # too few microbatches do not keep the stages of a device busy
     bubble=Bubble(FLUSH.text, FLUSH.of, "M >= P", lambda P, v, M, t: M >= P),
-    comm_source=f"Megatron-LM `overlap_p2p_comm` (its default), and {TORCH_RUNTIME}",
     torch_class="ScheduleInterleaved1F1B",
 )
 
@@ -83,6 +82,5 @@ INTERLEAVED_ZB = Schedule(
     split=True,
     in_flight=lambda p, P, v, M: min(v * M, (v - 1) * group_size(P, M) + P),
     bubble=FILLED_DRAIN,
-    comm_source=TORCH_RUNTIME,
     torch_class="ScheduleInterleavedZeroBubble",
 )

@@ -86,11 +86,6 @@ ONE_F_ONE_B = Schedule(
     uneven=True,
     counts=downstream(1),
     bubble=FLUSH,
-    comm="serial",
-    comm_source=(
-        "Megatron-LM `send_forward_recv_backward`, DeepSpeed `p2p.send` and `p2p.recv`,"
-        " torch `Schedule1F1B`: all wait"
-    ),
     data_parallel=True,
 )
 
@@ -102,7 +97,6 @@ EAGER = Schedule(
     counts=downstream(2),
     takes_warmup=True,
     bubble=FLUSH,
-    comm_source="Zhuang et al. (MLSys 2023), section 4: deeper warm-ups so that messages overlap",
     torch_class="ScheduleInterleaved1F1B",  # with one chunk a device
 )
 
@@ -116,9 +110,6 @@ PIPEDREAM = Schedule(
     takes_warmup=True,
     weight_versions=ALL_IN_FLIGHT,
     bubble=Bubble("0", lambda P, v, M, t: 0),
-    comm_source=(
-        "PipeDream (SOSP 2019), section 4: its runtime sends and receives in threads of their own"
-    ),
     tried_by_auto=False,
 )
 

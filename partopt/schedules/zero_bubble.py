@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partopt.schedules.entry import FILLED_DRAIN, TORCH_RUNTIME, Bubble, Counts, Schedule
+from partopt.schedules.entry import FILLED_DRAIN, Bubble, Counts, Schedule
 from partopt.schedules.layout import VEE, Place
 from partopt.schedules.one_f_one_b import downstream
 from partopt.schedules.order import Row, microbatch_numbers, spell
@@ -74,7 +74,6 @@ ZB_H1 = Schedule(
     split=True,
     counts=_counts,
     bubble=FILLED_DRAIN,
-    comm_source=f"zero-bubble (ICLR 2024) on Megatron-LM, and {TORCH_RUNTIME}",
     torch_class="ScheduleInterleavedZeroBubble",  # with one chunk a device
 )
 
@@ -91,6 +90,5 @@ ZBV = Schedule(
         "M >= 2P and F = I = W",
         lambda P, v, M, t: M >= 2 * P and t.F == t.I == t.W,
     ),
-    comm_source=TORCH_RUNTIME,
     torch_class="ScheduleZBVZeroBubble",
 )

@@ -126,8 +126,8 @@ def scope(problem: Problem) -> str:
         "" if problem.replication == FREE else f"replication {problem.replication}",
         "stages recompute or not" if may else "all recomputed" if problem.recompute else "",
         "tied layers together" if problem.tied != EXCHANGE and chain.tied else "",
-        "serial transfers" if problem.serial_transfers else "",
-        "blocking all-reduces" if problem.blocking_allreduce else "",
+        "serial transfers" if problem.waits else "",
+        "blocking all-reduces" if problem.blocks else "",
         _places_to_cut(problem),
     ]
     return ", ".join(word for word in words if word)

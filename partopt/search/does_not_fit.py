@@ -69,7 +69,7 @@ def _shards(job: Job) -> list[Shard]:
 
 def _optimizers(job: Job) -> list[Optimizer]:
     """Those with less state than the job's, the most first; none where it says how much."""
-    if job.optimizer_bytes is not None:
+    if job.engine.optimizer_bytes is not None:
         return []
     names: tuple[Optimizer, ...] = get_args(Optimizer)
     less = [name for name in names[::-1] if STATE_BYTES[name] < STATE_BYTES[job.optimizer]]

@@ -106,14 +106,14 @@ def _numbers(again: Recomputation) -> _Found:
 
 def _memory(again: Recomputation) -> _Found:
     limit, peak = again.problem.memory_bytes, again.simulated.peak_memory_bytes
-    reserve, rules = "", again.plan.memory_rules
-    if rules.reserve in ("assumed", "measured"):
-        found = reserve_of(again.profile, (limit or 0) + rules.reserve_bytes)
-        if found != (rules.reserve_bytes, rules.reserve):
-            recorded = format_bytes(rules.reserve_bytes)
-            return False, f"{recorded} reserved, {format_bytes(found[0])} found", []
-    if rules.reserve_bytes:
-        reserve = f", {format_bytes(rules.reserve_bytes)} reserved"
+    own, reserve = again.plan.reserve, ""
+    if own.basis in ("assumed", "measured"):
+        found = reserve_of(again.profile, (limit or 0) + own.size_bytes)
+        if found != own:
+            sizes = (format_bytes(each.size_bytes) for each in (own, found))
+            return False, "{} reserved, {} found".format(*sizes), []
+    if own.size_bytes:
+        reserve = f", {format_bytes(own.size_bytes)} reserved"
     if limit is None:
         return True, f"{format_bytes(peak)} on the fullest device; no limit is known", []
     text = f"{format_bytes(peak)} of {format_bytes(limit)} on the fullest device{reserve}"

@@ -371,8 +371,8 @@ def _transfers(case: Case) -> Iterator[Point]:
 def _faster(case: Case, level: Level, share: float) -> Iterator[Change]:
     """What might keep devices from waiting for messages on a level, first what costs least."""
     plan, own = case.plan, SCHEDULES.get(case.plan.schedule)
-    if plan.comm == "serial":
-        yield Change({"comm": "overlap"}, "where the trainer sends while it computes")
+    if plan.waits:
+        yield Change({"facts": {"waits": "none"}}, "where the trainer sends while it computes")
     computing_s = float(case.execution.shares.compute_s.max())
     for full, busy in case.overloaded:
         if full is level and computing_s > 0:
@@ -426,9 +426,9 @@ def _allreduces(case: Case) -> Iterator[Point]:
     replicas = plan.stages[s].replicas
     held = f"with {replicas} replicas" if replicas > 1 else "with tied parameters"
     changes = []  # first what costs least
-    if plan.allreduce == "blocking":
+    if plan.engine.allreduce == "blocking":
         older = "where the trainer can use gradients that are a round older"
-        changes.append(Change({"allreduce": "overlap"}, older))
+        changes.append(Change({"facts": {"allreduce": "overlap"}}, older))
     if plan.microbatches is not None:
         M = 2 * plan.microbatches
         batch = f"a batch of {M * plan.microbatch_size} samples: one exchange for twice the work"

@@ -12,14 +12,17 @@ from msgspec.structs import replace
 
 from partopt import documents, units
 from partopt.cost.plan import under
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
+from partopt.documents.stage import Reserve
 from partopt.documents.topology import FASTEST, LONGEST_S, Level, Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import check_count, invalid, parse_bytes
+from partopt.options import check_count, invalid, parse_bytes, with_facts
 from partopt.schedules import SCHEDULES, schedule
 from partopt.schedules.layout import LOOPED, Layout, chunks_of
 from partopt.simulator.execution import first_microbatches
 
+_PLANNED = {"messages", "recompute", "shard", "reserve"}  # facts that stages and limits rest on
 _MOST_WARMUP = 10_000_000  # forwards: more than are simulated
 
 
@@ -31,7 +34,8 @@ class Conditions:
     `microbatches` those of an iteration, or of an asynchronous schedule that pass through; `warmup`
     the forwards of each stage before its first backward, or "+1" for one more than planned.
     `bandwidth`, `latency` and `links` are by the names of levels: "25 Gb/s" or bytes/s, "50 us" or
-    seconds, a number. `memory` is the limit of a device, bytes or "40 GB".
+    seconds, a number. `memory` is the limit of a device, bytes or "40 GB". `facts` are of the
+    engine, as `partopt.options.with_facts` takes them.
     """
 
     schedule: str | None = None
@@ -41,17 +45,14 @@ class Conditions:
     latency: Mapping[str, str | float] = field(default_factory=dict)
     links: Mapping[str, int] = field(default_factory=dict)
     memory: str | int | None = None
-    comm: str | None = None
-    allreduce: str | None = None
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.microbatches is not None:
             check_count("microbatches", self.microbatches)
-        choices = {"comm": ("overlap", "serial"), "allreduce": ("overlap", "blocking")}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise invalid(name, value, f"unknown {name}", did_you_mean(str(value), known))
+        for name in _PLANNED & self.facts.keys():
+            what = "a plan rests on it" if name != "reserve" else "give the rest as `memory`"
+            raise invalid(name, self.facts[name], what, "re-run `solve` with it")
 
     @property
     def own_order(self) -> Path | None:
@@ -79,7 +80,8 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
             option="schedule",
             schedule=name,
         )
-    if asynchronous and plan.memory_rules.buffers == "all":
+    engine = with_facts(plan.engine, conditions.facts)
+    if asynchronous and engine.buffers == "all":
         raise PartoptError(
             f"`schedule={name}`: the plan has `buffers=all`, which is not for it",
             f"plan for it: `solve` `schedule={name}`",
@@ -89,32 +91,34 @@ def apply_conditions(plan: Plan, conditions: Conditions, most_actions: int) -> P
     topology = change_network(plan.topology, conditions)
     check_layout(plan, name)
     check_size(plan, name, M or conditions.microbatches, most_actions)
-    changed = _restate(plan, name, M, topology, conditions)
+    changed = _restate(plan, name, M, topology, engine, conditions)
     if conditions.warmup is not None:  # deeper ones take longer to settle
         check_size(changed, name, M or conditions.microbatches, most_actions)
     return changed
 
 
 def _restate(
-    plan: Plan, name: str, M: int | None, topology: Topology, conditions: Conditions
+    plan: Plan,
+    name: str,
+    M: int | None,
+    topology: Topology,
+    engine: Engine,
+    conditions: Conditions,
 ) -> Plan:
     """The plan under checked conditions; where nothing else follows, only fields are replaced."""
     warmups = _warmups(plan, name, M, conditions.warmup)
-    usual = schedule(name).comm if plan.request.comm_auto else plan.comm
-    waits: dict[str, Any] = {
-        "comm": conditions.comm or usual,
-        "allreduce": conditions.allreduce or plan.allreduce,
-    }
-    if conditions.memory is not None:  # it is what the model may take
-        waits["memory_rules"] = replace(plan.memory_rules, reserve_bytes=0, reserve="none")
-    if (name, M, topology, warmups) == (plan.schedule, plan.microbatches, plan.topology, None):
-        return replace(plan, **waits)
+    # a limit that is given is what the model may take
+    reserve = plan.reserve if conditions.memory is None else Reserve()
+    fields: dict[str, Any] = {"engine": engine, "reserve": reserve}
+    conditions_now = (name, M, topology, engine, warmups)
+    if conditions_now == (plan.schedule, plan.microbatches, plan.topology, plan.engine, None):
+        return replace(plan, **fields)
     same = (name, M) == (plan.schedule, plan.microbatches)
     if warmups is None and same and schedule(name).takes_warmup:
         # the plan's own, which may be deeper than the formula's
         warmups = [stage.warmup for stage in plan.stages]
     try:
-        return under(plan, name, M, topology, warmups, **waits)
+        return under(plan, name, M, topology, warmups, **fields)
     except PartoptError as error:
         raise error.at(name) from None
 

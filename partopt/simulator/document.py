@@ -118,6 +118,9 @@ def _rank_time(execution: Execution, rank: int, stages: list[int]) -> RankTime:
     )
 
 
+_WAITS = {True: "serial", False: "overlap"}
+
+
 def changes(before: Plan, after: Plan) -> list[str]:
     """The conditions that differ between two plans of the same stages.
 
@@ -141,9 +144,10 @@ def changes(before: Plan, after: Plan) -> list[str]:
         pairs.append((f"links of {own}", *(str(level.links) for level in levels)))
     limits = [plan.memory_limit_bytes for plan in (before, after)]
     texts = ["unknown" if limit is None else format_bytes(limit) for limit in limits]
-    pairs += [("memory of a device", *texts), ("transfers", before.comm, after.comm)]
+    waits = [_WAITS[plan.waits] for plan in (before, after)]
+    pairs += [("memory of a device", *texts), ("transfers", *waits)]
     if entry is not None and entry.asynchronous:
-        pairs.append(("all-reduces", before.allreduce, after.allreduce))
+        pairs.append(("all-reduces", before.engine.allreduce, after.engine.allreduce))
     return [f"{what} {old} -> {new}" for what, old, new in pairs if old != new]
 
 

@@ -255,16 +255,16 @@ def work_of(plan: Plan, recompute_apart: bool) -> Work:
         gradient_bytes=np.array([float(stage.trained_bytes) for stage in plan.stages]),
         tied_s=np.array([stage.tied_exchange_s for stage in plan.stages]),
         topology=exchange_topology(plan.topology, exchange),
-        serial=plan.comm == "serial",
-        blocking=plan.allreduce == "blocking" and plan.microbatches is None,
+        serial=plan.waits,
+        blocking=plan.engine.allreduce == "blocking" and plan.microbatches is None,
         early=[_early(stage, plan, exchange) for stage in plan.stages],
     )
 
 
 def _early(stage: Stage, plan: Plan, exchange: Exchange) -> Early:
     """How a stage of a synchronous plan exchanges gradients beside its last backward."""
-    early = plan.microbatches is not None and plan.allreduce == "overlap"
-    bucket = early_bytes(plan.bucket_bytes, exchange, early)
+    early = plan.microbatches is not None and plan.engine.allreduce == "overlap"
+    bucket = early_bytes(plan.engine.bucket_bytes, exchange, early)
     tail = float(tail_share(stage.trained_bytes, bucket))
     if tail == 1.0:
         return Early(0.0, 0.0)

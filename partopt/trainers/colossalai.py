@@ -30,7 +30,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         "pp_style": "1f1b",
         "num_microbatches": (plan.microbatches or 1) // plan.stages[0].replicas,
         "microbatch_size": plan.microbatch_size,
-        "zero_stage": 1 if plan.memory_rules.shard == "optimizer" else 0,
+        "zero_stage": 1 if plan.shard == "optimizer" else 0,
         "dp_outside": "stages" not in rank_order(plan),
         "num_layers_per_stage": counts,
     }

@@ -75,7 +75,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
             bounds=[stage.start for stage in plan.stages] + [plan.stages[-1].stop],
             size=plan.microbatch_size,
             accumulation=(plan.microbatches or 1) // d,
-            zero=int(plan.memory_rules.shard == "optimizer"),
+            zero=int(plan.shard == "optimizer"),
             stages=stages,
             axes=list(axes),
             dims=list(axes.values()),

@@ -90,9 +90,9 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     if plan.stages[0].recompute:
         words += ["--recompute-granularity full", "--recompute-method uniform"]
         words += ["--recompute-num-layers 1"]
-    if plan.memory_rules.shard == "optimizer":
+    if plan.shard == "optimizer":
         words.append("--use-distributed-optimizer")
-    if plan.allreduce == "overlap" and plan.stages[0].replicas > 1:
+    if plan.engine.allreduce == "overlap" and plan.stages[0].replicas > 1:
         words.append("--overlap-grad-reduce")
     if "stages" not in rank_order(plan):
         words.append("--use-tp-pp-dp-mapping")
@@ -104,7 +104,7 @@ def _write_arguments(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
 
 def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
     """A function that sets the fields of Bridge's configuration, whatever its recipe set."""
-    P, shared = pipeline_size(plan), plan.memory_rules.shard == "optimizer"
+    P, shared = pipeline_size(plan), plan.shard == "optimizer"
     recompute, chunks = plan.stages[0].recompute, len(plan.stages) // P
     fields = {
         "model.tensor_model_parallel_size": plan.topology.group_ranks,
@@ -117,7 +117,7 @@ def _write_fields(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         "model.recompute_num_layers": 1 if recompute else None,
         "train.micro_batch_size": plan.microbatch_size,
         "train.global_batch_size": batch_of(plan),
-        "ddp.overlap_grad_reduce": plan.allreduce == "overlap",
+        "ddp.overlap_grad_reduce": plan.engine.allreduce == "overlap",
         "ddp.use_distributed_optimizer": shared,
         "optimizer.use_distributed_optimizer": shared,
         "dist.use_tp_pp_dp_mapping": "stages" not in rank_order(plan),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partopt.documents.engine import Engine
+from partopt.documents.engine import OWN
 from partopt.trainers.trainer import Says, Trainer
 
 PARTOPT = Trainer(
@@ -11,21 +11,17 @@ PARTOPT = Trainer(
     tried="this version",
     schedules=None,
     says=Says(replicas="any", recomputed="each", orders=()),
-    engine=Engine(
-        waits=("1f1b",),
-        recompute=("none", "stage"),
-        shard=("none", "optimizer", "gradients"),
-    ),
+    engine=OWN,
     sources={
         "schedules": "partopt.runtime.engine: every action in the order of the plan",
-        "waits": "partopt.runtime.engine: as the plan says; under 1f1b as other trainers do",
-        "messages": "partopt.runtime.packing: the tensors of a cut are one message",
+        "waits": "partopt.runtime.engine: as the plan says, in the order of the actions",
+        "messages": "partopt.runtime.messages: the tensors of a cut are one message",
         "gradients": "autograd's own, in the number format of the parameters",
-        "allreduce": "partopt.runtime.buckets: beside the last backward",
-        "bucket_bytes": "partopt.runtime.buckets: as the plan says; that of torch's DDP",
+        "allreduce": "partopt.runtime.gradients: beside the last backward",
+        "bucket_bytes": "partopt.runtime.gradients: as the plan says; that of torch's DDP",
         "buffers": "partopt.runtime.messages: those of the microbatches in flight",
         "recompute": "partopt.runtime.replay: a stage keeps its input",
-        "shard": "partopt.runtime.shares: rows of every parameter",
+        "shard": "partopt.runtime.optimizers: a replica steps some parameters",
         "optimizer_bytes": "torch.optim, beside 16-bit parameters a float32 copy",
     },
 )

@@ -27,8 +27,8 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
         yield f"it has one stage, and a pipeline has {says.least_stages} or more"
     if plan.topology.group_ranks > 1 and "tp" not in says.degrees:
         yield f"each device is a group of {plan.topology.group_ranks} ranks"
-    if plan.memory_rules.shard not in trainer.engine.shard:
-        yield f"replicas hold shares of their {plan.memory_rules.shard} (`shard`)"
+    if plan.shard not in trainer.engine.shard:
+        yield f"replicas hold shares of their {plan.shard} (`shard`)"
     if not says.ties:
         flows = [flow for flow in plan.communication if flow.kind == "tied"]
         names = dict.fromkeys(name for flow in flows for name in flow.parameters)

@@ -101,7 +101,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         )
     P, d = pipeline_size(plan), plan.stages[0].replicas
     M, size = plan.microbatches or 1, plan.microbatch_size
-    shares = plan.memory_rules.shard != "none"
+    shares = plan.shard != "none"
     own = _OWN.get(plan.schedule)
     named = own is not None and M // d >= P  # its 1F1B needs them
     imports = "" if named else "from pathlib import Path\n\n"
@@ -125,7 +125,7 @@ def _write(plan: Plan, parts: Sequence[Part], stem: str) -> Text:
         size=size,
         replicate=1 if shares else d,
         shard=d if shares else 1,
-        reshard="always" if plan.memory_rules.shard == "parameters" else "never",
+        reshard="always" if plan.shard == "parameters" else "never",
     )
     note = "names of modules are those of torchtitan's own models; put yours in as `base`"
     return Text(main, {} if named else {".csv": csv_of(plan)}, [note])

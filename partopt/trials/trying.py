@@ -99,7 +99,7 @@ def _tried(trial: Trial) -> Tried:
         schedule=trial.name,
         asynchronous=schedule(trial.name).asynchronous,
         chunks=pipeline.chunks_under(trial.name),
-        comm=execution.plan.comm,
+        waits=execution.plan.waits,
         iteration_s=execution.period_s * pipeline.microbatches,
         bubble=execution.bubble,
         in_flight=execution.peak_in_flight.tolist(),

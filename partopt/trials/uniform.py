@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partopt import planners, units
@@ -22,7 +23,7 @@ from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
 from partopt.errors import PartoptError
 from partopt.job import CHUNKS, Job
-from partopt.options import Comm, check_count, invalid, parse_bytes
+from partopt.options import check_count, invalid, parse_bytes
 from partopt.schedules import ACTION_LIMIT, refusal, schedule
 from partopt.schedules.entry import Times
 from partopt.schedules.layout import CHUNKS as CHUNKS_OF
@@ -50,7 +51,7 @@ class Uniform:
     with several stages a device, `chunks` of looped schedules, each stage takes its share. A
     backward takes twice the forward, and `weight_gradient` is the part of it that is for the
     weights, half where it is not given. `transfer` is the time of a message between two devices,
-    and `comm` says whether they wait for it, "auto" as engines of the schedule do. `activations`
+    which they wait for where `facts` of the engine say so, as those of a Job. `activations`
     is what a device keeps of one microbatch, bytes or "1 GB". Raises PartoptError for options that
     are invalid.
     """
@@ -64,7 +65,7 @@ class Uniform:
     chunks: int | None = None
     activations: int | str = 10**9
     recompute: bool = False
-    comm: Comm = "auto"
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches", "chunks"):
@@ -137,7 +138,7 @@ class Uniform:
             chunks=self.chunks if entry.shape == LOOPED else None,
             cuts=list(range(1, S)),
             recompute="always" if self.recompute else "never",
-            comm=self.comm,
+            facts=self.facts,
         )
         return planners.plan("manual", job.problem)
 

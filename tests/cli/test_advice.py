@@ -10,7 +10,7 @@ from tests.helpers import flat, two_level, uniform_profile
 CASES = {
     "few microbatches": (flat(4, 10e9), ["1f1b", "--microbatches", 8], []),
     "gpipe": (flat(4, 10e9), ["gpipe", "--microbatches", 32], []),
-    "serial": (flat(4, 1e9), ["1f1b", "--microbatches", 16, "--comm", "serial"], []),
+    "serial": (flat(4, 1e9), ["1f1b", "--microbatches", 16], []),
     "latency": (flat(4, 10e9, latency=1e-3), ["1f1b", "--microbatches", 16], []),
     "slow network": (two_level(2, 2, 10e9, 1e8), ["pipedream"], []),
     "what was given": (

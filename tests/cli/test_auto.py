@@ -252,7 +252,7 @@ class TestAllReduce:
             "--replicas",
             "1,2",
         )
-        outcome = partopt("plan", *arguments, "--allreduce", "blocking", "--json")
+        outcome = partopt("plan", *arguments, "--with", "allreduce=blocking", "--json")
         predicted = outcome.document["predicted"]
         assert (predicted["period_s"], predicted["formula_period_s"]) == (
             pytest.approx(3e-3),
@@ -264,9 +264,11 @@ class TestAllReduce:
         )
 
     def test_a_synchronous_schedule_exchanges_beside_its_backward_or_after_it(self, planned):
-        given = "--schedule", "1f1b", "--microbatches", 4, "--bucket", "1 B"
+        given = "--schedule", "1f1b", "--microbatches", 4, "--with", "bucket=1 B"
         beside, after = (
-            planned(*given, "--allreduce", how, "--json").document["predicted"]["iteration_s"]
+            planned(*given, "--with", f"allreduce={how}", "--json").document["predicted"][
+                "iteration_s"
+            ]
             for how in ("overlap", "blocking")
         )
         assert beside <= after

@@ -22,6 +22,22 @@ def test_the_help_of_every_verb_contains_an_example(partopt, verb):
     assert max(map(len, outcome.out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("verb", ["plan", "compare"])
+def test_help_is_one_screen_of_what_is_often_needed_and_help_all_has_all(
+    partopt, verb, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = partopt(verb, "--help").out, partopt(verb, "--help-all").out
+    assert len(short.splitlines()) <= 50
+    command = cli.partopt.get_command(None, verb)
+    options = [own.opts[-1] for own in command.params if own.param_type_name == "option"]
+    missing = [name for name in options if f"  {name} " not in whole and f", {name} " not in whole]
+    assert missing == []
+    assert "--tied" in whole and "--tied" not in short
+    headings = [line for line in whole.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings[0] == "Cluster:" and headings[-1] == "Output:"
+
+
 def test_the_help_lists_every_verb_and_stands_for_no_arguments_too(partopt):
     outcome = partopt("--help")
     assert [line.split()[0] for line in outcome.out.split("Commands:\n")[1].splitlines()] == list(
@@ -46,7 +62,7 @@ def test_the_version(partopt, option):
         (["topology", "show", "dgx-h10"], 'did you mean "dgx-h100"?'),
         (["show", "dgx-h10"], 'did you mean "dgx-h100"?'),
         (["show"], "see partopt show --help"),
-        (["show", "a", "b", "c"], "see partopt show --help"),
+        (["schema", "a", "b"], "see partopt schema --help"),
         (["schema", "plam"], 'did you mean "plan"?'),
         (["import", "pipedrem", "x"], 'did you mean "pipedream"?'),
         (["plan", "p"], "see partopt plan --help"),

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from partopt.documents.topology import Topology
-from partopt.runtime import backends, link_run
-from partopt.runtime.link_run import LinkRun
-from tests.links.synthetic import SWITCHED, level_samples, measurement, server
+from partopt.runtime import backends, link_measurement
+from partopt.runtime.link_measurement import LinkRun
+from tests.links.synthetic import level_samples, measurement, server
 
-GOOD = measurement(level_samples(server(2), SWITCHED), ranks=2)
+GOOD = measurement(level_samples(server(2)), ranks=2)
 POOR = measurement(
-    level_samples(server(2), SWITCHED, seconds_of=lambda x: 5e-5 + x / (3e9 if x < 1e6 else 0.5e9)),
+    level_samples(server(2), seconds_of=lambda x: 5e-5 + x / (3e9 if x < 1e6 else 0.5e9)),
     ranks=2,
 )
 
@@ -37,7 +37,7 @@ def no_processes(monkeypatch):
     def start(*_, **__):
         raise AssertionError("a process is started")
 
-    monkeypatch.setattr(link_run, "run_ranks", start)
+    monkeypatch.setattr(link_measurement, "run_ranks", start)
 
 
 def test_a_good_fit_is_written(partopt, measuring, tmp_path):

@@ -32,9 +32,12 @@ def test_it_prints_what_it_proved(planned):
             "gpipe, 8 microbatches of 1, 16 GB a device",
         ),
         (["--recompute", "auto", "--memory", "1 GB"], "1 GB a device, stages recompute or not"),
-        (["--recompute", "always", "--comm", "serial"], "all recomputed, serial transfers"),
         (
-            ["--allreduce", "blocking", "--cut-at", "layer[24]"],
+            ["--recompute", "always", "--with", "waits=pipedream"],
+            "all recomputed, serial transfers",
+        ),
+        (
+            ["--with", "allreduce=blocking", "--cut-at", "layer[24]"],
             "blocking all-reduces, 2 places to cut",
         ),
     ],

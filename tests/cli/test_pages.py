@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from click import unstyle
 from msgspec.structs import replace
+from partopt.links.fitted import FittedLinks
+from partopt.links.layout import levels_of
 
 import partopt as po
-from partopt.documents.difference import Difference
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
-from partopt.links.fitted import FittedLinks
-from partopt.links.layout import levels_of
 from partopt.printable import shorten
 from partopt.report import links, profile
 from partopt.report.width import page_width
@@ -57,7 +56,6 @@ def kinds() -> Iterator[tuple[str, po.Plan]]:
     yield "scaling", po.scale(job, [4, 12])
     yield "simulation", po.simulate(plan, microbatches=7, jitter="5%", draws=3).document
     yield "verification", po.verify(plan, HEAVY)
-    yield "difference", Difference.between(HEAVY, HEAVY, (f"{NAME}.json", "other.json"))
     grouped = replace(HEAVY, group=Group(ranks=2))
     jobs = {f"{NAME}.json": job, "tp2.json": po.Job(grouped, NAMELESS, schedule="pipedream")}
     yield "groups", po.compare_groups(jobs)[0]

@@ -87,7 +87,7 @@ def test_what_has_no_picture_is_refused(partopt, tmp_path, name):
         (["-o", "-"], "-: unsupported format without an extension"),
         (["-o", "a.svg", "--json"], "-o: draws one document, without --json"),
         (["-o", "a.svg", "--verify"], "-o: draws one document, without --verify"),
-        (["mlp.cpu.float32", "-o", "a.svg"], "-o: draws one document, without OTHER"),
+        (["mlp.cpu.float32", "-o", "a.svg"], "-o: takes one file, not 2"),
         (["-o", "a.svg", "--profile", "gpt.cpu.float32"], "--profile: gpt.cpu.float32 is a"),
     ],
 )

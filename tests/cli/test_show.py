@@ -48,7 +48,15 @@ def test_a_plan(partopt, plan_file):
     assert outcome.err == f"next:    partopt simulate {plan_file}\n"
 
 
-@pytest.mark.parametrize("what_if", [[], ["--comm", "serial", "--microbatches", 40]])
+def test_several_files_are_pages_one_after_the_other(partopt, profile_file, plan_file):
+    both = partopt("show", profile_file(), plan_file)
+    pages = [partopt("show", file).out for file in (profile_file(), plan_file)]
+    assert (both.code, both.out, both.err) == (0, "\n".join(pages), "")
+    refused = partopt("show", plan_file, plan_file, "--json")
+    assert (refused.code, refused.errors) == (2, ["--json: takes one file, not 2"])
+
+
+@pytest.mark.parametrize("what_if", [[], ["--with", "waits=gpipe", "--microbatches", 40]])
 def test_a_simulation_as_simulate_printed_it(partopt, plan_file, tmp_path, what_if):
     (tmp_path / "sim.json").write_text(partopt("simulate", plan_file, *what_if, "--json").out)
     shown = partopt("show", tmp_path / "sim.json")

@@ -68,9 +68,12 @@ EAGER = ("--schedule", "1f1b-eager")
 def test_the_ways_of_communicating(partopt, plan_file):
     path = plan_file("--planner", "data_parallel")
     found = partopt(
-        "simulate", path, "--comm", "serial", "--allreduce", "blocking", "--json"
+        "simulate", path, "--with", "waits=pipedream", "--with", "allreduce=blocking", "--json"
     ).document
-    assert found["changed"] == ["transfers overlap -> serial", "all-reduces overlap -> blocking"]
+    assert found["changed"] == [
+        "transfers overlap -> serial",
+        "all-reduces overlap -> blocking",
+    ]
     assert found["period_s"] > found["planned"]["period_s"]
 
 
@@ -106,8 +109,8 @@ def test_what_is_as_it_was_is_no_change(partopt, synchronous):
         16,
         "--bandwidth",
         "all=10 GB/s",
-        "--comm",
-        "serial",
+        "--with",
+        "waits=1f1b",
     ]
     pages = [partopt("simulate", synchronous, *given).out for given in ([], same)]
     before, after = (page.partition("\nADVICE\n")[0] for page in pages)
@@ -205,7 +208,7 @@ def test_refusals(partopt, synchronous, given, error, hint):
 
 def test_a_warm_up_with_which_devices_wait_for_each_other(partopt, plan_file):
     path = plan_file("--cuts", "3,6", "--replicas", "3,2,1", cluster=flat(6, 10e9))
-    outcome = partopt("simulate", path, "--allreduce", "blocking", "--warmup", "0,0,0")
+    outcome = partopt("simulate", path, "--with", "allreduce=blocking", "--warmup", "0,0,0")
     assert (outcome.code, outcome.out) == (2, "")
     assert "pipedream: the schedule deadlocks: rank" in outcome.errors[0]
     assert outcome.hints == ["let more forwards come first: a deeper --warmup"]

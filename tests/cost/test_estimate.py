@@ -13,6 +13,7 @@ from msgspec import structs
 from partopt.cost.problem import CONTIGUOUS, NESTED, Partition, consecutive
 from partopt.documents.plan import Estimate
 from tests.examples import examples
+from tests.helpers import BLOCKING, WAITING
 from tests.planners.problems import chain, chains, priced, problem, topologies, topology
 
 
@@ -48,7 +49,7 @@ def test_an_allreduce_longer_than_the_compute_binds():
     given = problem(layers(1, weight=30), topology((2, 1.0)))
     found = estimate(given, [0, 1], [2])
     assert (found.period_s, found.bound_by) == (30 / 2, "all-reduce of stage 0")
-    waiting = estimate(replace(given, blocking_allreduce=True), [0, 1], [2])
+    waiting = estimate(replace(given, engine=BLOCKING), [0, 1], [2])
     assert waiting.bound_by == "compute and all-reduce of stage 0"
     assert waiting.period_s == (3 + 30) / 2
 
@@ -113,7 +114,7 @@ def test_what_a_port_carries_adds_up():
 @pytest.mark.parametrize("bus", [False, True])
 def test_serial_transfers_make_the_devices_wait(bus):
     """3 s of compute, and an activation and a gradient of 0.5 s each."""
-    given = problem(layers(2, cut=5), topology((2, 10.0), bus=bus), serial_transfers=True)
+    given = problem(layers(2, cut=5), topology((2, 10.0), bus=bus), engine=WAITING)
     found = estimate(given, range(3))
     assert (found.period_s, found.bound_by) == (3 + 2 * 0.5, "compute and transfers of stage 0")
 
@@ -213,7 +214,7 @@ def test_with_serial_transfers_the_fullest_replica_waits_for_its_own_messages():
     """A 2-2 split, three microbatches of 8 bytes: two of them on the fullest replica, each of 3 s
     and 2 * 8 s of messages, of which the first and the last keep nothing waiting.
     """
-    given = synchronous(layers(2, cut=8), topology((4, 1.0)), 3, serial_transfers=True)
+    given = synchronous(layers(2, cut=8), topology((4, 1.0)), 3, engine=WAITING)
     assert estimate(given, range(3), [2, 2]).iteration_s == 1 + 2 * 3 + 2 * 8 + 2
 
 

@@ -22,11 +22,11 @@ from tests.examples import examples
 from tests.planners.problems import (
     chain,
     clusters,
-    memory_rules,
     priced,
     problem,
     stashed,
     topology,
+    trained,
 )
 
 NEAR = 1e-9
@@ -48,14 +48,10 @@ def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
         draw(clusters(devices=devices)),
         schedule=name,
         microbatches=M,
-        memory_rules=draw(memory_rules(M)),
+        **draw(trained(M)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",
-        serial_transfers=draw(st.booleans()),
-        split_messages=draw(st.booleans()),
-        blocking_allreduce=draw(st.booleans()),
-        bucket_bytes=draw(st.sampled_from([1, 7, 10**9])),
     )
 
 

@@ -9,12 +9,13 @@ from partopt.cost.chain import Chain, chain_of
 from partopt.cost.memory import STATE_BYTES, kept_of, memory_table, with_counts
 from partopt.cost.plan import sum_layers
 from partopt.cost.problem import Assignment
-from partopt.documents.stage import Memory, MemoryRules
+from partopt.documents.engine import Engine
+from partopt.documents.stage import Memory
 from partopt.schedules import SCHEDULES
 from partopt.schedules.entry import Counts
 from tests.examples import examples
 from tests.helpers import measurement, profile_of, with_memory_of
-from tests.planners.problems import chains, memory_rules, problem, topology, with_memory
+from tests.planners.problems import chains, problem, topology, trained, with_memory
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ from tests.planners.problems import chains, memory_rules, problem, topology, wit
     ],
 )
 def test_optimizer_state_of_100_bytes_of_parameters(optimizer, sixteen_bit, expected):
-    assert 100 * kept_of(optimizer, MemoryRules(), sixteen_bit).state == expected
+    assert 100 * kept_of(optimizer, Engine(), "none", sixteen_bit).state == expected
 
 
 @pytest.mark.parametrize("sixteen_bit, expected", [(False, 25 * 6), (True, 50 * 6)])
@@ -41,7 +42,8 @@ def test_optimizer_state_of_100_bytes_of_parameters(optimizer, sixteen_bit, expe
 def test_bytes_of_each_parameter_take_the_place_of_what_the_optimizer_keeps(
     optimizer, sixteen_bit, expected
 ):
-    assert 100 * kept_of(optimizer, MemoryRules(optimizer_bytes=6), sixteen_bit).state == expected
+    engine = Engine(optimizer_bytes=6)
+    assert 100 * kept_of(optimizer, engine, "none", sixteen_bit).state == expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_bytes_of_each_parameter_take_the_place_of_what_the_optimizer_keeps(
     ],
 )
 def test_gradients_of_16_bit_parameters_may_be_kept_in_fp32(gradients, sixteen_bit, expected):
-    kept = kept_of("adam", MemoryRules(gradients=gradients), sixteen_bit)
+    kept = kept_of("adam", Engine(gradients=gradients), "none", sixteen_bit)
     assert kept.gradients == expected
 
 
@@ -101,8 +103,7 @@ def test_recomputation_keeps_the_inputs_in_their_buffers_and_the_stash_of_what_h
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
 def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
     alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))
-    rules = MemoryRules(shard="parameters")
-    memory = memory_of(alike, 0, 6, 1, replicas=replicas, memory_rules=rules)
+    memory = memory_of(alike, 0, 6, 1, replicas=replicas, shard="parameters")
     assert memory.parameters_bytes == held
 
 
@@ -159,10 +160,10 @@ def test_the_stash_of_the_layers_behind_is_gone_where_a_backward_is_in_one_part(
 def test_tables_say_what_stages_hold(schedule, M, optimizer, data):
     model = data.draw(with_memory(data.draw(chains())))
     model = replace(model, sixteen_bit=data.draw(st.booleans()))
-    r, rules = data.draw(st.integers(1, 4)), data.draw(memory_rules(M))
+    r, how = data.draw(st.integers(1, 4)), data.draw(trained(M))
     held, recompute = data.draw(st.integers(1, 6)), data.draw(st.booleans())
     options = {"schedule": schedule, "microbatches": M, "optimizer": optimizer}
-    options |= {"recompute": recompute, "memory_rules": rules}
+    options |= {"recompute": recompute, **how}
     kept, entry = problem(model, topology((4, 1.0)), **options).kept, SCHEDULES[schedule]
     table = memory_table(model, held, entry.versions_of(held), kept, r, recompute, entry.split)
     for i in range(model.layers):

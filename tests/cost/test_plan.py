@@ -20,11 +20,11 @@ from tests.helpers import flat, measurement, profile_of
 from tests.planners.problems import (
     chain,
     clusters,
-    memory_rules,
     priced,
     problem,
     stashed,
     topology,
+    trained,
 )
 from tests.simulator.plans import chunked, plan_of
 
@@ -83,9 +83,8 @@ def test_a_plan_under_its_own_conditions_is_the_plan_that_was_priced(name, data)
         on,
         schedule=name,
         microbatches=M,
-        memory_rules=data.draw(memory_rules(M)),
+        **data.draw(trained(M)),
         recompute=data.draw(st.booleans()),
-        blocking_allreduce=data.draw(st.booleans()),
     )
     family = CONTIGUOUS if entry.shape == STRAIGHT else entry.shape
     plan = priced(given, Partition(family, stages))

@@ -38,8 +38,8 @@ def test_the_default_is_a_share_of_the_device_or_what_was_measured(
     kind, peak_gb, limit_gb, expected
 ):
     peak, limit = (None if each is None else each * GB for each in (peak_gb, limit_gb))
-    found, basis = reserve_of(profile(kind, peak), limit)
-    assert (found / GB, basis) == expected
+    found = reserve_of(profile(kind, peak), limit)
+    assert (found.size_bytes / GB, found.basis) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,28 +47,28 @@ def test_the_default_is_a_share_of_the_device_or_what_was_measured(
     [
         ({}, 37.8, "assumed"),
         ({"memory": "40 GB"}, 40, "none"),
-        ({"reserve": "5 GB"}, 35, "given"),
-        ({"memory": "20 GB", "reserve": "5 GB"}, 15, "given"),
-        ({"reserve": 0}, 40, "given"),
+        ({"facts": {"reserve": "5 GB"}}, 35, "given"),
+        ({"memory": "20 GB", "facts": {"reserve": "5 GB"}}, 15, "given"),
+        ({"facts": {"reserve": 0}}, 40, "given"),
     ],
 )
 def test_plans_may_use_what_is_left(options, usable, reserve):
     job = Job(profile("cuda"), CLUSTER, **options)
     plan = solve(job).plan
     assert job.problem.memory_bytes == plan.memory_limit_bytes == usable * GB
-    assert plan.memory_rules.reserve == reserve
+    assert plan.reserve.basis == reserve
     assert verify(plan, job.profile).verified
 
 
 def test_a_plan_with_another_reserve_than_its_profile_gives_is_not_verified():
     job = Job(profile("cuda"), CLUSTER)
     plan = solve(job).plan
-    rules = msgspec.structs.replace(plan.memory_rules, reserve_bytes=GB)
-    changed = verify(msgspec.structs.replace(plan, memory_rules=rules), job.profile)
+    reserve = msgspec.structs.replace(plan.reserve, size_bytes=GB)
+    changed = verify(msgspec.structs.replace(plan, reserve=reserve), job.profile)
     assert [row.check for row in changed.checks if not row.passed] == ["memory"]
 
 
 @pytest.mark.parametrize("given, message", [("50 GB", "leaves nothing"), (-1, "must be 0 or more")])
 def test_a_reserve_that_cannot_be_is_refused(given, message):
     with pytest.raises(PartoptError, match=message):
-        Job(profile("cuda"), CLUSTER, reserve=given)
+        Job(profile("cuda"), CLUSTER, facts={"reserve": given})

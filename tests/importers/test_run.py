@@ -63,7 +63,7 @@ def run_of(plan: Plan, **fields: Any) -> Run:
         "microbatch_size": plan.microbatch_size,
         "microbatches": 4,
         "topology": "flat",
-        "shard": plan.memory_rules.shard,
+        "shard": plan.shard,
     }
     whole = {
         "plan": ran,

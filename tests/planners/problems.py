@@ -17,11 +17,12 @@ from partopt.cost.memory import SHARDED
 from partopt.cost.plan import price
 from partopt.cost.problem import Decision, Partition, Problem, with_steps
 from partopt.cost.ranges import Group, RangeMax, RangeSum
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Certificate, Plan
 from partopt.documents.profile import Device as ProfiledDevice
 from partopt.documents.profile import Model, Profile
-from partopt.documents.stage import MemoryRules
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
+from partopt.schedules import SCHEDULES
 
 numbers = st.integers(0, 12)
 
@@ -104,13 +105,17 @@ def with_messages(draw: st.DrawFn, model: Chain) -> Chain:
 
 
 @st.composite
-def memory_rules(draw: st.DrawFn, microbatches: int | None) -> MemoryRules:
-    """Ways to count memory, some of which depend on the replicas of a stage."""
-    return MemoryRules(
+def trained(draw: st.DrawFn, microbatches: int | None) -> dict[str, Any]:
+    """An engine and shares: ways to count, some of which depend on the replicas of a stage."""
+    engine = Engine(
+        waits=tuple(SCHEDULES) if draw(st.booleans()) else (),
+        messages=draw(st.sampled_from(["packed", "split"])),
         gradients=draw(st.sampled_from(["parameters", "float32"])),
-        shard=draw(st.sampled_from(list(SHARDED))),
+        allreduce=draw(st.sampled_from(["overlap", "blocking"])),
+        bucket_bytes=draw(st.sampled_from([1, 7, 10**9])),
         buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
     )
+    return {"engine": engine, "shard": draw(st.sampled_from(list(SHARDED)))}
 
 
 @st.composite

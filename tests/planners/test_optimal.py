@@ -18,14 +18,15 @@ from partopt.planners import optimal, ranks
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Places, Shape, layouts_of
 from tests.examples import examples
+from tests.helpers import WAITING
 from tests.planners.problems import (
     chain,
     clusters,
-    memory_rules,
     priced,
     problem,
     stashed,
     topology,
+    trained,
 )
 
 SCHEDULES = ["pipedream", "pipedream-2bw", "1f1b", "1f1b-eager", "gpipe", "zb-h1"]
@@ -43,12 +44,10 @@ def problems(draw: st.DrawFn, layers: int = 5, devices: int = 4) -> Problem:
         draw(clusters(devices=devices)),
         schedule=name,
         microbatches=M,
-        memory_rules=draw(memory_rules(M)),
+        **draw(trained(M)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",
-        serial_transfers=draw(st.booleans()),
-        blocking_allreduce=draw(st.booleans()),
         replication=draw(st.sampled_from([FREE, FREE, "uniform", NONE])),
     )
 
@@ -117,7 +116,7 @@ def test_messages_part_at_the_levels_between_a_stage_and_its_neighbours(idle, se
     given = problem(
         chain([1] * 3, [1] * 3, [4] * 2, [0] * 3),
         topology((2, 4.0), (2, 1.0)),
-        serial_transfers=True,
+        engine=WAITING,
     )
     places = tuple((rank,) for rank in range(4))
     shape = Shape(places, (0, 1, 2, 3), (1, 1, 1), idle, (None,) * 3)

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partopt.cost.problem import NONE, Problem
+from partopt.documents.engine import Engine
 from partopt.planners import straight
 from partopt.planners.costs import StageCosts
 from partopt.planners.layouts import Shape, shape_of
 from tests.examples import examples
+from tests.helpers import WAITING
 from tests.planners.problems import chain, chains, clusters, problem, topology
 
 SCHEDULES = st.one_of(
@@ -64,7 +66,7 @@ def test_no_other_has_a_faster_slowest_stage(model, cluster, scheduled, optimize
         schedule=name,
         microbatches=M,
         recompute=recompute,
-        serial_transfers=serial,
+        engine=WAITING if serial else Engine(),
         memory_bytes=1,  # is not looked at
     )
     if not cluster.levels[0].bus:

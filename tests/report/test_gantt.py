@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from partopt.documents.simulation import DrawnWindow
-from partopt.report.actions import tick_label, ticks
 from partopt.report.gantt import render
+from partopt.report.looks import tick_label, ticks
 from partopt.schedules.order import B, F, Order
 from partopt.simulator.document import drawn_timeline
 from partopt.simulator.timeline import Collectives, Timeline, Transfers, drawn_ranks

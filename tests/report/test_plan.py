@@ -8,7 +8,7 @@ from partopt import planners
 from partopt.cost.estimate import stage_variance
 from partopt.cost.problem import certify, problem_of
 from partopt.documents.plan import Plan
-from partopt.documents.stage import Load, MemoryRules
+from partopt.documents.stage import Load, Reserve
 from partopt.report.memory import memory_lines
 from partopt.report.plan import _layers, render
 from partopt.report.ranks import format_ranks
@@ -71,8 +71,8 @@ def test_what_a_backward_takes_is_named_beside_what_is_held():
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_memory_is_a_bar_of_parts_against_the_limit(limit, ascii_only):
     """16, 8, 16, 32 and 16 of 88 kB, and what is free: 60 cells, or as far as they reach."""
-    rules = MemoryRules(reserve_bytes=12_000, reserve="given")
-    plan = msgspec.structs.replace(limited(two_one_plan(), limit), memory_rules=rules)
+    rules = Reserve(size_bytes=12_000, basis="given")
+    plan = msgspec.structs.replace(limited(two_one_plan(), limit), reserve=rules)
     whole = max(limit or 0, 88_000) + 12_000
     _, cells, *parts = memory_lines(plan, ascii_only)
     sizes = [("P", 16), ("G", 8), ("O", 16), ("A", 32), ("=", 16), ("x", 12)]

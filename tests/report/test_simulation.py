@@ -186,7 +186,7 @@ def test_what_was_changed_is_told_with_before_and_after():
 
 def test_a_warm_up_and_the_ways_of_communicating_are_changes_too():
     before, _ = case("pipedream", [[0, 1], [2]])
-    after = under(before, warmups=[3, 1], comm="serial", allreduce="blocking")
+    after = under(before.with_engine(waits=("pipedream",), allreduce="blocking"), warmups=[3, 1])
     found = document_of(execute(after), before, [])
     assert found.changed == [
         "warm-up 1,0 -> 3,1",
@@ -220,7 +220,7 @@ def test_nothing_to_point_at():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_page_of_the_saved_document_is_that_of_the_run(schedule, tmp_path):
     plan, execution = case(schedule, allreduce="blocking", parameter_bytes=10**6)
-    live = document(under(plan, comm="serial"), execution)
+    live = document(under(plan.with_engine(waits=(schedule,))), execution)
     live.save(str(tmp_path / "simulation.json"))
     loaded = SimulationDocument.load(str(tmp_path / "simulation.json"))
     assert loaded == live

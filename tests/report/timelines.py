@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from partopt import schedules
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, Request
-from partopt.documents.stage import Memory, MemoryRules, Stage
+from partopt.documents.stage import Memory, Reserve, Stage
 from partopt.documents.topology import Topology
 from partopt.schedules.layout import Layout, ranks_of
 from partopt.simulator.engine import simulate
@@ -59,7 +60,7 @@ def plan_of(
     ranks: list[list[int]],
     microbatches: int | None,
     topology: Topology | None = None,
-    comm: Any = "overlap",
+    serial: bool = False,
     allreduce: Any = "overlap",
     **stage: Any,
 ) -> Plan:
@@ -75,10 +76,9 @@ def plan_of(
         microbatches=microbatches,
         noam=len(ranks),
         optimizer="adam",
-        memory_rules=MemoryRules(),
-        comm=comm,
-        allreduce=allreduce,
-        bucket_bytes=2**40,
+        engine=Engine(waits=(schedule,) if serial else (), allreduce=allreduce, bucket_bytes=2**40),
+        shard="none",
+        reserve=Reserve(),
         request=Request(
             stages=None,
             cut_at=None,

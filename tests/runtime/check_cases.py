@@ -23,12 +23,11 @@ from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.runtime import training
-from partopt.runtime.buckets import Sum
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
+from partopt.runtime.gradients import Sum
+from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
-from partopt.runtime.shares import Shares
-from partopt.runtime.tied_versions import TiedVersions
 from partopt.runtime.training import Training
 from partopt.runtime.versions import DoubleBuffered, Versions
 from tests.helpers import flat
@@ -105,13 +104,11 @@ RIGHT = {
     "a pipeline that recomputes": Case([1, 1, 1], recompute="always"),
     "replicas": Case([2, 1]),
     "an exchange that blocks": Case([1, 2], allreduce="blocking"),
-    "a tied parameter": Case([1, 1, 1], tied=True),
     "2BW": Case([1, 2], "pipedream-2bw"),
-    "2BW with a tied parameter": Case([2, 1], "pipedream-2bw", tied=True),
     "a flush": Case([2, 1], "1f1b"),
     "replicas that share": Case([2, 1], shard="optimizer"),
-    "2BW of replicas that share": Case([2, 1], "pipedream-2bw", tied=True, shard="gradients"),
-    "a flush of replicas that share": Case([2, 1], "1f1b", tied=True, shard="gradients"),
+    "2BW of replicas that share": Case([2, 1], "pipedream-2bw", shard="optimizer"),
+    "a flush of replicas that share": Case([2, 1], "1f1b", tied=True, shard="optimizer"),
 }
 
 
@@ -158,26 +155,18 @@ def off(right: Any, own: Sum) -> None:
     own.buckets[0][-1].grad.mul_(1.01)
 
 
-def not_stepped(right: Any, own: Shares, _optimizer: Any) -> None:
-    """One replica gathers its share as it was."""
-    right(own, None)
+def not_stepped(right: Any, own: SharedOptimizer) -> None:
+    """One replica sends its parameters as they were."""
+    own.optimizer = None
+    right(own)
 
 
 def no_mean() -> Any:
     """Gradients of a round are added up, and that is all."""
-    return mock.patch.object(training, "mean_over", lambda microbatches: lambda *_: None)
-
-
-def newer_tied(right: Any, own: TiedVersions, microbatch: int) -> Any:
-    """The last stage uses the newest version that it could have."""
-    own.known[microbatch - own.first] = max(0, microbatch - 1)
-    return right(own, microbatch)
+    return mock.patch.object(training, "step_by_mean", lambda *_: None)
 
 
 WRONG = {
-    "a tied version that is newer": Case(
-        [1, 1], tied=True, fault=on_rank_1(TiedVersions, "version_of", newer_tied)
-    ),
     "an older version": Case([1, 1, 1], fault=on_rank_1(Versions, "version_of", older)),
     "a newer version": Case(
         [1, 1, 1], "pipedream-2bw", fault=on_rank_1(DoubleBuffered, "version_of", newer)
@@ -192,7 +181,7 @@ WRONG = {
     ),
     "a sum that is off": Case([2, 1], fault=on_rank_1(Sum, "finish", off)),
     "a share that is not stepped": Case(
-        [2, 1], shard="optimizer", fault=on_rank_1(Shares, "step", not_stepped)
+        [2, 1], shard="optimizer", fault=on_rank_1(SharedOptimizer, "step", not_stepped)
     ),
     "a sum that is no mean": Case([2, 1], fault=no_mean),
 }
@@ -219,6 +208,7 @@ class Main(NamedTuple):
 def plan_of(case: Case, profile: Profile) -> Plan:
     options = case._asdict() | {"cuts": [2, 3][: len(case.replicas) - 1]}
     del options["fault"], options["tied"]
+    options["facts"] = {"allreduce": options.pop("allreduce")}
     microbatches = 8 if case.schedule == "1f1b" else None
     job = Job(profile, flat(sum(case.replicas)), microbatches=microbatches, **options)
     return solve(job).plan

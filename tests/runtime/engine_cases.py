@@ -19,26 +19,19 @@ from torch import nn
 
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Shard
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
-from partopt.runtime.gradients import Tied
+from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.shares import shares_of
-from partopt.runtime.sleeping import SleepingStage
+from partopt.runtime.updates import Stepping, Tied
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from tests.runtime.plans import all_plans, looped, straight
+from tests.runtime.sleeping import SleepingStage
 from tests.runtime.stages import LinearStage
 
 RANKS, STEPS, SLEEPING_STEPS, TURN_S = 4, 2, 3, 0.05
-STALE_AND_TIED = (
-    ([1, 1, 1], "overlap"),
-    ([1, 1, 1, 1], "blocking"),
-    ([2, 2], "overlap"),
-    ([1, 2, 1], "overlap"),
-)
-SHARED: tuple[Shard, ...] = ("optimizer", "gradients")
 
 
 class Case(NamedTuple):
@@ -48,9 +41,7 @@ class Case(NamedTuple):
     plan: Plan
     microbatches: int | None = None  # of an asynchronous plan
     steps: int = STEPS
-    clip: float | None = None
     tied: bool = False
-    ahead: int = 6
 
     @property
     def M(self) -> int:
@@ -81,43 +72,29 @@ def cases() -> list[Case]:
             if entry.shape == STRAIGHT:
                 plan = straight(name, replicas, M)
                 found += [Case(f"{name} {replicas}", plan, *([M, 1] if entry.asynchronous else []))]
-    blocking = replace(straight("pipedream", [1, 2], 0), allreduce="blocking")
+    blocking = straight("pipedream", [1, 2], 0).with_engine(allreduce="blocking")
     pipeline = straight("1f1b", [1, 1, 1, 1], 6)
     return [
         *found,
         Case("fewer microbatches than replicas", straight("gpipe", [3, 1], 2)),
         Case("blocking exchange", blocking, 9, 1),
-        Case("serial messages", replace(straight("1f1b", [1, 2, 1], 8), comm="serial")),
-        Case("buckets", replace(straight("1f1b", [3, 1], 6), bucket_bytes=64)),
-        Case("buckets beside W", replace(straight("zb-h1", [2, 2], 8), bucket_bytes=64)),
+        Case("serial messages", straight("1f1b", [1, 2, 1], 8).with_engine(waits=("1f1b",))),
+        Case("buckets", straight("1f1b", [3, 1], 6).with_engine(bucket_bytes=64)),
+        Case("buckets beside W", straight("zb-h1", [2, 2], 8).with_engine(bucket_bytes=64)),
         Case("recompute", recomputing(straight("1f1b", [2, 1], 6))),
         Case("recompute in the backward", recomputing(straight("pipedream", [2, 1], 0)), 9, 1),
         Case("recompute apart", recomputing(straight("gpipe", [1, 1, 1], 5))),
-        Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
         Case("tied", straight("1f1b", [2, 1, 1], 6), tied=True),
-        Case("tied and clip", straight("gpipe", [1, 2], 6), tied=True, clip=0.05),
-        *(
-            Case(f"tied 2BW {r}", straight("pipedream-2bw", r, 0), 13, tied=True)
-            for r in ([1, 1, 1], [2, 1], [1, 2, 1], [1, 3])
-        ),
-        Case("one receive ahead", pipeline, ahead=1),
+        Case("tied behind", straight("gpipe", [1, 2], 6), tied=True),
         Case("one step", pipeline, steps=1),
         Case("2BW in two steps", straight("pipedream-2bw", [1, 2], 0), 9),
         Case("stale weights in two steps", straight("pipedream", [2, 1], 0), 8),
-        *(stale_and_tied(r, allreduce) for r, allreduce in STALE_AND_TIED),
         *sharing(),
     ]
 
 
-def stale_and_tied(replicas: list[int], allreduce: str) -> Case:
-    """The last layer is the first, in a plan that knows of it; two steps."""
-    own = straight("pipedream", replicas, 0, tied=((0, len(replicas) - 1), 8))
-    plan = replace(own, allreduce=allreduce)
-    return Case(f"stale weights tied {replicas} {allreduce}", plan, 9, tied=True)
-
-
 def sharing() -> list[Case]:
-    """Replicas that hold shares of 4 rows: of 2 each, or of 2, 2 and none."""
+    """Replicas of which one steps a weight of 16 numbers, another a bias of 4, and a third none."""
     lying = {
         "1f1b [2, 1]": straight("1f1b", [2, 1], 7),
         "gpipe [1, 3]": straight("gpipe", [1, 3], 7),
@@ -125,26 +102,21 @@ def sharing() -> list[Case]:
         "interleaved": looped("interleaved", 2, 2, 4, d=2),
         "fewer microbatches than replicas": straight("gpipe", [3, 1], 2),
     }
-    found = []
-    for shard in SHARED:
-        stale, delayed = (straight(name, [1, 2], 0) for name in ("pipedream", "pipedream-2bw"))
-        cases = [
-            *(Case(name, plan) for name, plan in lying.items()),
-            Case("stale weights", stale, 9),
-            Case("2BW", delayed, 9),
-            Case("2BW tied", straight("pipedream-2bw", [2, 1], 0), 13, tied=True),
-            Case("clip", straight("1f1b", [2, 1, 1], 6), clip=0.05),
-            Case("tied and clip", straight("gpipe", [1, 2], 5), tied=True, clip=0.05),
-        ]
-        found += [
-            case._replace(name=f"{case.name} sharing {shard}", plan=with_shares(case.plan, shard))
-            for case in cases
-        ]
-    return found
+    stale, delayed = (straight(name, [1, 2], 0) for name in ("pipedream", "pipedream-2bw"))
+    found = [
+        *(Case(name, plan) for name, plan in lying.items()),
+        Case("stale weights", stale, 9),
+        Case("2BW", delayed, 9),
+        Case("tied", straight("gpipe", [1, 2], 5), tied=True),
+    ]
+    return [
+        each._replace(name=f"{each.name} sharing", plan=with_shares(each.plan, "optimizer"))
+        for each in found
+    ]
 
 
 def with_shares(plan: Plan, shard: Shard) -> Plan:
-    return replace(plan, memory_rules=replace(plan.memory_rules, shard=shard))
+    return replace(plan, shard=shard)
 
 
 def recomputing(plan: Plan) -> Plan:
@@ -173,12 +145,21 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
             for name in ("weight", "bias")
         ]
     optimizers: dict[int, torch.optim.Optimizer] = {}
+    sharing = {  # every rank makes all groups
+        s: context.group(stage.ranks, "weights")
+        for s, stage in enumerate(case.plan.stages)
+        if case.plan.shard == "optimizer" and stage.replicas > 1
+    }
 
-    def noted(s: int, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizers[s] = optimizer_of(s, parameters)
-        return optimizers[s]
+    def noted(s: int, parameters: Sequence[nn.Parameter]) -> Stepping:
+        def make(own: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizers[s] = optimizer_of(s, own)
+            return optimizers[s]
 
-    parameters = {s: stage.parameters for s, stage in stages.items()}
+        if s in sharing:
+            return SharedOptimizer(parameters, make, sharing[s])
+        return make(parameters)
+
     record = engine(
         case.plan,
         stages.__getitem__,
@@ -186,10 +167,7 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
         steps=case.steps,
         microbatches=case.microbatches,
         optimizer_of=noted,
-        clip=case.clip,
         tied=tied,
-        shares=shares_of(case.plan, context, parameters, tied),
-        ahead=case.ahead,
     )
     return Ran(
         {s: [each.detach().clone() for each in own.parameters] for s, own in stages.items()},

@@ -24,8 +24,8 @@ from partopt.errors import PartoptError
 from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.processes import is_under_torchrun, run_here, run_local
-from partopt.runtime.sleeping import SleepingStage
 from tests.runtime.plans import straight
+from tests.runtime.sleeping import SleepingStage
 
 PLAN = straight("1f1b", [1, 1, 1], 6, forward=[0.002] * 3, backward=[0.004] * 3)
 SLOW_S = 12.0

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sys
 
-from partopt.runtime.link_run import prepare_links
+from partopt.runtime.link_measurement import prepare_links
 
 
 def tell(what: str) -> None:

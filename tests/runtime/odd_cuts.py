@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
-from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.stage import Crossing
 from tests.runtime.plans import looped, straight
 

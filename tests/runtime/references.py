@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
-from partopt.runtime.versions import batch_of
+from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
 from partopt.schedules.order import A, B, F, Order
 from tests.runtime.engine_cases import Case, optimizer_of
@@ -36,23 +36,16 @@ def plain(case: Case) -> Outcome:
             loss = whole_loss(layers, number, case.M)
             loss.backward()
             losses[number] = float(loss.detach())
-        if case.clip is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, case.clip)
-            assert float(norm) > 2 * case.clip  # that the clipping is seen
         optimizer.step()
         optimizer.zero_grad()
     return _weights(layers), losses
 
 
 def stale(case: Case) -> Outcome:
-    """Each forward uses the weights of its stage after the updates before it in its row.
-
-    A last stage that is tied to the first is that one: as old, and its gradients are added.
-    """
+    """Each forward uses the weights of its stage after the updates before it in its row."""
     plan, M = case.plan, case.M
     used = versions_used(order(plan.schedule, layout_of(plan, M)), plan)
-    whole = whole_model(len(plan.stages), case.tied)
-    live = whole[:-1] if case.tied else whole
+    live = whole_model(len(plan.stages))
     optimizers = [optimizer_of(s, list(layer.parameters())) for s, layer in enumerate(live)]
     losses = {}
     for step in range(case.steps):  # each from an empty pipeline
@@ -60,8 +53,7 @@ def stale(case: Case) -> Outcome:
         gradients: list[dict[int, list[list[Tensor]]]] = [defaultdict(list) for _ in live]
         for number in range(M):
             layers = [copy.deepcopy(own[used[s, number]]) for s, own in enumerate(versions)]
-            every = [*layers, layers[0]] if case.tied else layers
-            loss = whole_loss(every, step * M + number, M)
+            loss = whole_loss(layers, step * M + number, M)
             loss.backward()
             losses[step * M + number] = float(loss.detach())
             for s, layer in enumerate(layers):
@@ -73,7 +65,7 @@ def stale(case: Case) -> Outcome:
                         p.grad = torch.stack(own).sum(0)
                     optimizers[s].step()
                     versions[s].append(copy.deepcopy(live[s]))
-    return _weights(whole), losses
+    return _weights(live), losses
 
 
 def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
@@ -82,7 +74,7 @@ def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
     An exchange that blocks nothing is used when the next one begins.
     """
     used, exchanging = {}, set(orders.stage[orders.kind == A].tolist())
-    blocking = plan.allreduce == "blocking"
+    blocking = plan.engine.allreduce == "blocking"
     for rank in range(orders.ranks):
         made = 0
         for place in range(orders.rows[rank], orders.rows[rank + 1]):
@@ -97,10 +89,9 @@ def versions_used(orders: Order, plan: Plan) -> dict[tuple[int, int], int]:
 def delayed(case: Case) -> Outcome:
     """W(t+1) = W(t) - step of the gradient at W(t-1), of the whole model (2BW, section 3.1)."""
     plan, M = case.plan, case.M
-    G = batch_of(plan, order(plan.schedule, layout_of(plan, M)))
-    newest = whole_model(len(plan.stages), case.tied)
-    parameters = list({id(p): p for layer in newest for p in layer.parameters()}.values())
-    optimizer = optimizer_of(0, parameters)
+    G = batch_of_stage(plan, order(plan.schedule, layout_of(plan, M)), 0)
+    newest = whole_model(len(plan.stages))
+    optimizer = optimizer_of(0, [p for layer in newest for p in layer.parameters()])
     losses = {}
     for start in range(0, case.steps * M, M):  # each step from an empty pipeline
         before = copy.deepcopy(newest)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from partopt.documents.profile import Profile
 from partopt.profiler.layers import LayerKey
 from partopt.profiler.step import run_loss
+from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.events import Record
-from partopt.runtime.module import StageModule
-from partopt.runtime.parameters import materialise, own_parameter_names
+from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage
 from tests.profiler.helpers import structure

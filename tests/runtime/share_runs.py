@@ -1,4 +1,4 @@
-"""Runs of plans whose replicas hold shares: `python -m tests.runtime.share_runs FILE`.
+"""Runs of plans whose replicas share the optimizer's state: `python -m tests.runtime.share_runs`.
 
 It pickles their documents, by what is shared, and the losses of runs that go on from their
 checkpoints under the same plan and others.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from msgspec.structs import replace
 
 from partopt import Job, Plan, measure_source, run_source, solve
 from partopt.documents.profile import Profile
@@ -23,8 +22,7 @@ from partopt.documents.run import Run
 from tests.helpers import flat
 from tests.runtime.test_run import MODEL
 
-# the first rows of a matrix and a bias of 65 are more than the last; norms are of no share, and one
-# layer has a number alone and what does not train
+# one layer has a number alone and what does not train
 TEXT = MODEL.replace("width=8", "width=65").replace(
     "nn.Tanh())", "nn.LayerNorm(width), Scale(), nn.Tanh())"
 )
@@ -39,13 +37,13 @@ class Scale(nn.Module):
     def forward(self, x):
         return self.scale * x + self.fixed.sum() - 3
 """
-SHARED = ("none", "optimizer", "gradients")
+SHARED = ("none", "optimizer")
 STEPS, SAVED = 5, 3
 # from the checkpoint of which to which shares and replicas
 RESUMED: tuple[tuple[str, str, list[int]], ...] = (
     ("optimizer", "optimizer", [2, 1]),
-    ("optimizer", "gradients", [1, 2]),
-    ("gradients", "none", [1, 1]),
+    ("optimizer", "optimizer", [1, 2]),
+    ("optimizer", "none", [1, 1]),
     ("none", "optimizer", [3]),
 )
 
@@ -62,7 +60,7 @@ def plan_of(profile: Profile, shard: str, replicas: Sequence[int]) -> Plan:
     options = {"schedule": "1f1b", "microbatches": 5, "optimizer": "adam", "shard": shard}
     cuts = [2][: len(replicas) - 1]
     job = Job(profile, flat(sum(replicas)), cuts=cuts, replicas=list(replicas), **options)
-    return replace(solve(job).plan, bucket_bytes=1)
+    return solve(job).plan.with_engine(bucket_bytes=1)
 
 
 def main() -> Outcome:

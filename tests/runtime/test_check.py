@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 from torch.utils._pytree import tree_leaves
 
 from partopt import Job, solve
@@ -19,7 +18,6 @@ from partopt.profiler.source import find_model
 from partopt.runtime.check import EQUAL, Found, compare
 from partopt.runtime.context import Context, Progress
 from partopt.runtime.one_process import Reference, WholeModel
-from partopt.runtime.scattering import Rows
 from partopt.runtime.stale_reference import used_versions
 from partopt.runtime.training import Training
 from partopt.runtime.visible_rates import SEEN, visible_rates
@@ -79,7 +77,7 @@ def test_versions_of_two_batches():
 def test_versions_of_replicas_are_those_that_a_walk_along_the_rows_finds(
     replicas: list[int], allreduce: str
 ):
-    plan = structs.replace(straight("pipedream", replicas, 0), allreduce=allreduce)
+    plan = straight("pipedream", replicas, 0).with_engine(allreduce=allreduce)
     walked = versions_used(order(plan.schedule, layout_of(plan, 13)), plan)
     found = used(plan, 13)
     assert {(s, m): found[s][m] for s, m in walked} == walked
@@ -106,7 +104,7 @@ ALONE = Alone(0, 1, torch.device("cpu"), Progress())
 
 
 def outcome(found: dict[int, float], **tensors: list[float]) -> Check:
-    made = {(0, name): Rows(torch.tensor(each)) for name, each in tensors.items()}
+    made = {(0, name): torch.tensor(each) for name, each in tensors.items()}
     expected = reference(a=[1.0, 4.0], b=[2.0])
     check = compare(Found(found, made), expected, ALONE, "changes", EQUAL)
     assert check is not None
@@ -136,16 +134,6 @@ def test_a_gradient_of_zeros_is_none():
     assert outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[0.0]).equal
     check = outcome({0: 2.0, 1: 4.0}, a=[1.0, 4.0], b=[2.0], unused=[1e-9])
     assert (check.equal, check.largest_error, check.worst) == (False, 1.0, "unused")
-
-
-def test_replicas_are_compared_with_their_own_rows():
-    every = torch.arange(6.0).reshape(3, 2)
-    expected = Reference({0: 1.0}, {"a": every}, {"a": 5.0})
-    for k, own in enumerate([every[:2], every[2:]]):
-        for wrong in (0.0, 1.0):
-            found = Found({0: 1.0}, {(0, "a"): Rows(own + wrong, k, 2)})
-            check = compare(found, expected, ALONE, "gradients", EQUAL)
-            assert check is not None and check.largest_error == wrong / 5.0
 
 
 def test_an_update_of_any_stage_is_seen_in_the_gradients(tmp_path):

@@ -11,8 +11,8 @@ import torch
 
 from partopt.documents.plan import Plan
 from partopt.report import trace
-from partopt.runtime.gradients import tied_parameters
 from partopt.runtime.measured import measured_execution, with_measured_times
+from partopt.runtime.updates import tied_stages
 from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, B, F, I, Order, U
 from partopt.simulator.execution import execute as simulate
@@ -123,11 +123,7 @@ def test_sleeping_stages_take_about_as_long_as_simulated(i: int, plan: Plan, res
 
 def test_a_plan_says_which_parameters_are_tied():
     plan = straight("1f1b", [2, 1, 1], 4, tied=((0, 2), 8))
-    weight = torch.nn.Parameter(torch.zeros(2))
-    found = [tied_parameters(plan, rank, lambda s, name: weight) for rank in range(4)]
-    assert [[each.name for each in own] for own in found] == [["tied"]] * 4
-    assert [own[0].ranks for own in found] == [[0, 1, 3]] * 4
-    assert [len(own[0].parameters) for own in found] == [1, 1, 0, 1]
+    assert tied_stages(plan) == {"tied": [0, 2]}
 
 
 def test_a_stage_that_blocks_sends_its_gradients_after_their_exchange(ran: dict[str, list[Ran]]):
@@ -144,12 +140,14 @@ def test_a_stage_that_blocks_sends_its_gradients_after_their_exchange(ran: dict[
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if "sharing" in c.name], ids=lambda c: c.name)
-def test_replicas_keep_the_momentum_of_their_own_rows_alone(case: Case, ran: dict[str, list[Ran]]):
-    """Of 4 rows of a weight and a bias, 5 numbers each; torch.chunk gives the last replica less."""
-    rows = {1: [4], 2: [2, 2], 3: [2, 2, 0]}
+def test_replicas_keep_the_momentum_of_their_own_parameters_alone(
+    case: Case, ran: dict[str, list[Ran]]
+):
+    """A weight of 16 numbers and a bias of 4."""
+    own = {1: [20], 2: [16, 4], 3: [16, 4, 0]}
     for s, stage in enumerate(case.plan.stages):
         kept = [ran[case.name][rank].state[s] for rank in sorted(stage.ranks)]
-        assert kept == [5 * own for own in rows[stage.replicas]]
+        assert kept == own[stage.replicas]
 
 
 def test_ranks_of_a_host_take_turns_where_memory_is_short(results: list[Any]):

@@ -37,24 +37,16 @@ def test_two_ranks_time_messages_and_allreduces():
     measured = json.loads(done.stdout)
     assert (measured["ranks"], measured["backend"], measured["whole"]) == (2, "gloo", [])
     (level,) = measured["levels"]
-    assert [(each["traffic"]["label"], each["size_bytes"]) for each in level["messages"]] == [
-        ("one message", 4096),
-        ("one message", 65536),
-        ("both directions", 4096),
-        ("both directions", 65536),
-    ]
-    assert [each["size_bytes"] for each in level["handling"]] == [4096, 65536]
+    assert [each["size_bytes"] for each in level["messages"]] == [4096, 65536]
     assert [(each["ranks"], each["size_bytes"]) for each in level["allreduces"]] == [
         (2, 4096),
         (2, 65536),
     ]
     timed = [each["seconds"] for each in level["messages"] + level["allreduces"]]
-    timed += [each[which] for each in level["handling"] for which in ("send_s", "late_s")]
+    timed += [each["send_s"] for each in level["messages"]]
     assert min(timed) > 0
     assert done.stderr.splitlines() == [
-        "server: one message",
-        "server: both directions",
-        "server: late receives",
+        "server: messages",
         "all-reduce of 2",
     ]
 
@@ -68,7 +60,7 @@ def test_the_command_writes_a_file_that_loads(tmp_path: Path):
     assert (topology.name, topology.devices, topology.allreduce) == ("here", 2, "ring")
     document = json.loads(done.stdout)
     assert document["schema"] == "partopt.links/1"
-    assert len(document["comparisons"]) == 8
+    assert len(document["comparisons"]) == 6
     assert f"Wrote {path}\n" in done.stderr
 
 
@@ -100,7 +92,7 @@ def test_stopped_it_leaves_no_process_and_no_file(tmp_path: Path):
         start_new_session=True,
     )
     assert process.stderr is not None
-    assert process.stderr.readline() == "measuring server: one message\n"
+    assert process.stderr.readline() == "measuring server: messages\n"
     os.killpg(process.pid, 2)  # as Ctrl-C does, to all of the terminal's processes
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (130, "interrupted: nothing is written\n")

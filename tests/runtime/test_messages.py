@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partopt.runtime.packing import Packing
-from partopt.runtime.routes import Route, actions_of
+from partopt.runtime.actions import Route, actions_of
+from partopt.runtime.messages import Packing
 from partopt.runtime.stage import Crossing
 from partopt.schedules.order import B, F
 from partopt.simulator.execution import execute

@@ -10,11 +10,11 @@ import torch
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.delivery import check_cuts
 from partopt.runtime.engine import execute
-from partopt.runtime.gradients import Tied
-from partopt.runtime.sleeping import SleepingStage
+from partopt.runtime.messages import check_cuts
+from partopt.runtime.updates import Tied
 from tests.runtime.plans import straight
+from tests.runtime.sleeping import SleepingStage
 
 SYNCHRONOUS = straight("1f1b", [2, 1], 4, cuts=[100])
 ASYNCHRONOUS = straight("pipedream", [2, 1], 0)
@@ -37,7 +37,6 @@ def alone(ranks: int = 4) -> Context:
         (SYNCHRONOUS, 2, {}, "too-few-ranks"),
         (SYNCHRONOUS, 3, {"microbatches": 4}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {}, "conflicting-options"),
-        (ASYNCHRONOUS, 3, {"microbatches": 4, "clip": 1.0}, "conflicting-options"),
         (ASYNCHRONOUS, 3, {"microbatches": 4, "tied": [Tied("w", [0, 1, 2])]}, "cannot-run"),
     ],
 )

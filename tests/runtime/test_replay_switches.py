@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partopt.profiler.as_trained import cast
-from partopt.runtime.crossings import cut_before
+from partopt.runtime.cuts import cut_before
 from tests.profiler.helpers import Parts, linear
 from tests.runtime.replayed import (
     Replayed,

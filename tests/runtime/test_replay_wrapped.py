@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from partopt.errors import PartoptError
-from partopt.runtime.crossings import check_cuts
+from partopt.runtime.cuts import check_cuts
 from partopt.runtime.recording import record_model
 from partopt.runtime.units import number_calls
 from tests.profiler.helpers import Parts, linear

@@ -220,15 +220,12 @@ def test_another_world_size_is_refused(made, monkeypatch):
         run_plan(Plan.load(plan), find_model(model))
 
 
-def test_tied_parameters_of_stages_with_other_replicas_are_not_stashed(made):
-    stale = {"schedule": "pipedream", "microbatches": None, "cuts": [2]}
-    tied, _ = made("stale", **stale, replicas=[2, 1])
-    with pytest.raises(PartoptError, match="stages with 1 and 2 replicas hold one tied parameter"):
-        check_run(Plan.load(tied), 1, None)
-    equal, _ = made("equal", **stale, replicas=[1, 1])
-    assert check_run(Plan.load(equal), 1, 12) == 12
-    two, _ = made("two", schedule="pipedream-2bw", microbatches=None, cuts=[2], replicas=[1, 1])
-    assert check_run(Plan.load(two), 1, 12) == 12
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_a_tied_parameter_of_an_asynchronous_plan_is_refused_with_the_way_out(made, schedule):
+    plan, _ = made(schedule, schedule=schedule, microbatches=None, cuts=[2], replicas=[1, 1])
+    with pytest.raises(PartoptError, match="several stages hold the parameter") as raised:
+        check_run(Plan.load(plan), 1, None)
+    assert "`tied=together`" in raised.value.hint
 
 
 def test_a_process_that_dies_ends_the_run_and_says_which(made):

@@ -7,8 +7,7 @@ import statistics
 import pytest
 
 from partopt.cost.plan import layout_of
-from partopt.runtime.rank_record import RankRecord
-from partopt.runtime.routes import actions_of
+from partopt.runtime.actions import RankRecord, actions_of
 from partopt.runtime.stage_seconds import stage_seconds
 from partopt.schedules import order
 from partopt.schedules.order import KINDS

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
-from torch.distributed.pipelining.schedules import RECV_B, RECV_F, _Action, _add_send_recv
 
-from partopt.cost.plan import layout_of
-from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.report import trace
 from partopt.runtime import torch_engine
+from partopt.runtime.actions import actions_of
 from partopt.runtime.measured import measured_execution, with_measured_times
-from partopt.runtime.routes import actions_of
-from partopt.runtime.torch_engine import can_say, execute_on_torch, receives_ahead
-from partopt.schedules import SCHEDULES, order
+from partopt.runtime.torch_engine import can_say, execute_on_torch
+from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A, U
-from partopt.schedules.torch_csv import to_csv
 from partopt.simulator.execution import execute as simulate
 from tests.runtime.engine_cases import SLEEPING_STEPS, Case, Ran, recomputing
 from tests.runtime.launched import outcome_of
@@ -120,19 +114,13 @@ def test_messages_are_recorded_within_their_bounds(case: Case, ran: dict[str, An
             times = [
                 each[:, action.place] for each in (record.end, record.send_posted, record.sent)
             ]
-            if action.sends and not action.sends.is_local:
+            if action.message_out:
                 assert (np.diff(times, axis=0) >= 0).all()
             else:
                 assert not np.any(times[1:])
-            times = [record.receive_posted, record.received, record.begin]
-            times = [each[:, action.place] for each in times]
-            if action.receives and not action.receives.is_local:
-                assert (np.diff(times, axis=0) >= 0).all()
-                waited = record.waited[:, action.place]
-                assert (waited <= times[2] - times[0]).all()
-                assert (waited > 0).all()
-            else:
-                assert not np.any(times[:2])
+            received = record.received[:, action.place]
+            assert np.array_equal(received > 0, np.full(case.steps, action.message_in is not None))
+            assert (received <= record.begin[:, action.place]).all()
 
 
 @pytest.mark.parametrize("name", model_plans())
@@ -207,56 +195,5 @@ def test_an_older_torch_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_torch_runs_a_plan_whose_devices_wait():
-    plan: Plan = replace(straight("1f1b", [1, 1], 4), comm="serial")
+    plan = straight("1f1b", [1, 1], 4).with_engine(waits=("1f1b",))
     assert can_say(plan) is None
-
-
-def row(text: str) -> list[_Action]:
-    return [_Action.from_str(each) for each in text.split()]
-
-
-@pytest.mark.parametrize(
-    ("ahead", "expected"),
-    [
-        (0, "1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"),
-        (1, "1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"),
-        (2, "1RECV_F0 1RECV_F1 1F0 1RECV_F2 1F1 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"),
-        (9, "1RECV_F0 1RECV_F1 1RECV_F2 1F0 1F1 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"),
-    ],
-)
-def test_receives_are_posted_before_the_actions_that_need_them(ahead: int, expected: str):
-    """The last stage of GPipe: torch posts each receive when the forward before it has ended."""
-    assert receives_ahead(row(expected), 0) == row(expected)
-    own = "1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2"
-    assert receives_ahead(row(own), ahead) == row(expected)
-
-
-@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - NOT_ON_TORCH))
-def test_posting_ahead_keeps_all_but_how_early_receives_are(name: str):
-    plan = next(plan for each, plan, _ in all_plans(4) if each == name)
-    layout = layout_of(plan)
-    lines = to_csv(order(name, layout), layout).splitlines()
-    lowered = _add_send_recv(
-        {rank: row(line.replace(",", " ")) for rank, line in enumerate(lines)},
-        lambda s: layout.ranks[s][0],
-        len(layout.ranks),
-    )
-    for own, ahead in itertools.product(lowered.values(), range(4)):
-        found = receives_ahead(own, ahead)
-        for receiving in (True, False):
-            assert [a for a in found if is_receive(a) == receiving] == [
-                a for a in own if is_receive(a) == receiving
-            ]
-        early, late = posted_before(found), posted_before(own)
-        assert all(a >= b for a, b in zip(early, late, strict=True))
-        assert ahead == 0 or early[0] >= min(ahead, early[-1])
-
-
-def is_receive(action: _Action) -> bool:
-    return action.computation_type in (RECV_F, RECV_B)
-
-
-def posted_before(actions: list[_Action]) -> list[int]:
-    """How many receives come before each other action."""
-    counts = list(itertools.accumulate(map(is_receive, actions)))
-    return [n for n, action in zip(counts, actions, strict=True) if not is_receive(action)]

@@ -20,7 +20,7 @@ def parameter() -> nn.Parameter:
 
 def stashed(parameter: nn.Parameter) -> Versions:
     step = torch.optim.SGD([parameter], lr=1.0).step
-    return Versions([parameter], [parameter], step, replicas=1)
+    return Versions([parameter], step, replicas=1)
 
 
 def pass_through(versions: Versions, parameter: nn.Parameter, microbatch: int) -> None:
@@ -54,7 +54,7 @@ def test_a_version_that_a_microbatch_has_stays_as_it_is(parameter):
 def test_2bw_has_two_versions_and_the_gradients_of_a_batch(parameter, replicas):
     """And beside replicas those of a round, which are added up over these before."""
     step, batch = torch.optim.SGD([parameter], lr=1.0).step, 4
-    versions = DoubleBuffered([parameter], [parameter], step, replicas, batch, [], False)
+    versions = DoubleBuffered([parameter], step, replicas, batch)
     values = []
     with TensorMemory([parameter]) as memory:
         for microbatch in range(0, 5 * batch, replicas):  # those of the first replica

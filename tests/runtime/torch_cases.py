@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from partopt.documents.plan import Plan
+from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
+from partopt.runtime.cuts import shared_parameters
 from partopt.runtime.engine import execute
-from partopt.runtime.gradients import Tied
-from partopt.runtime.parameters import shared_parameters
 from partopt.runtime.processes import run_local
-from partopt.runtime.rank_record import RankRecord
 from partopt.runtime.replay import ReplayStage
 from partopt.runtime.torch_engine import can_say, execute_on_torch
+from partopt.runtime.updates import Tied
 from tests.runtime.engine_cases import (
     Case,
     Ran,
@@ -58,9 +58,7 @@ def torch_cases() -> list[Case]:
         Case("tied [2, 2]", pairs, tied=True),
         Case("tied", straight("gpipe", [1, 1, 1], 6), tied=True),
         Case("tied in a vee", looped("zbv", 2, 2, 4, d=2), tied=True),
-        Case("clip [2, 2]", pairs, clip=0.05),
-        Case("clip and shares", with_shares(pairs, "optimizer"), clip=0.05),
-        Case("clip and tied", looped("dualpipev", 2, 2, 6), clip=0.05, tied=True),
+        Case("tied and shares", with_shares(pairs, "optimizer"), tied=True),
         Case("recompute in the backward", recomputing(pairs)),
         Case("recompute in halves", recomputing(straight("zb-h1", [1, 1, 1], 6))),
         Case("stages side by side alone", straight("gpipe", [4], 8)),

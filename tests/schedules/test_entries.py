@@ -39,7 +39,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known():
     assert raised.value.hint == 'did you mean "1f1b"?'
 
 
-@pytest.mark.parametrize("fact", ["name", "summary", "row", "bubble", "comm_source"])
+@pytest.mark.parametrize("fact", ["name", "summary", "row", "bubble"])
 def test_what_no_two_schedules_share_may_not_be_left_out(fact):
     entry = schedule("1f1b")
     stated = {name: getattr(entry, name) for name in FACTS if name != fact}

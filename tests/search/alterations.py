@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 from partopt.documents.plan import Optimizer, Replication, Tied
+from partopt.documents.stage import Shard
 from partopt.planners import PLANNERS
 from partopt.schedules import SCHEDULES
 
@@ -17,7 +18,11 @@ CHOICES: dict[str, list[str]] = {
     "family": ["contiguous", "nested", "looped", "vee", "mirrored"],
     "schedule": list(SCHEDULES),
     "optimizer": list(get_args(Optimizer)),
-    "comm": ["overlap", "serial"],
+    "messages": ["packed", "split"],
+    "gradients": ["parameters", "float32"],
+    "buffers": ["flight", "all"],
+    "shard": list(get_args(Shard)),
+    "basis": ["none", "given", "measured", "assumed"],
     "allreduce": ["overlap", "blocking"],
     "replication": list(get_args(Replication)),
     "tied": list(get_args(Tied)),

@@ -11,10 +11,9 @@ from msgspec import structs
 
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents.plan import Plan, RunnerUp
-from partopt.documents.stage import MemoryRules
 from partopt.search.auto import best_by_schedule
 from partopt.search.contest import plan_alone
-from tests.helpers import chain_profile, flat, two_level, uniform_profile, with_memory_of
+from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile, with_memory_of
 
 Made = tuple[Plan, Problem]
 SYNCHRONOUS = {"schedule": "1f1b", "microbatches": 6}
@@ -79,7 +78,7 @@ KINDS: dict[str, Callable[[], Made]] = {
     ),
     "optimal, nested": lambda: plan_of("optimal", {"output_bytes": [5 * 10**6] * 6}, **SYNCHRONOUS),
     "optimal, a deeper warm-up": lambda: plan_of(
-        "optimal", {"output_bytes": [10**4] * 6}, blocking_allreduce=True
+        "optimal", {"output_bytes": [10**4] * 6}, engine=BLOCKING
     ),
     "optimal, some recompute": lambda: plan_of(
         "optimal",
@@ -88,9 +87,7 @@ KINDS: dict[str, Callable[[], Made]] = {
         recompute_per_stage=True,
     ),
     "optimal, tied": lambda: plan_of("optimal", TIED, replication="none"),
-    "optimal, in shares": lambda: plan_of(
-        "optimal", memory_rules=MemoryRules(shard="parameters"), **SYNCHRONOUS
-    ),
+    "optimal, in shares": lambda: plan_of("optimal", shard="parameters", **SYNCHRONOUS),
     "optimal, equal replicas": lambda: plan_of("optimal", replication="uniform", **SYNCHRONOUS),
     "pipedream": lambda: plan_of("pipedream"),
     "straight": lambda: plan_of("straight", stages=4),
@@ -109,7 +106,7 @@ KINDS: dict[str, Callable[[], Made]] = {
         schedule="zb-h1",
         microbatches=8,
     ),
-    "a deeper warm-up": lambda: manual(blocking_allreduce=True),
+    "a deeper warm-up": lambda: manual(engine=BLOCKING),
     "grid": grid,
     "grid, chunks": lambda: grid(name="interleaved"),
 }

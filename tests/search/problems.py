@@ -10,8 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from partopt.cost.problem import Problem, problem_of
+from partopt.documents.engine import Engine
 from partopt.documents.topology import Topology
-from tests.helpers import chain_profile, measurement, profile_of, two_level
+from tests.helpers import WAITING, chain_profile, measurement, profile_of, two_level
 
 SIZES = [1, 2]
 
@@ -74,7 +75,7 @@ def problems(draw: st.DrawFn, layers: int = 12) -> list[Problem]:
     serial, batch = draw(st.booleans()), draw(st.sampled_from([4, 8, 12, 16, 24]))
     return at_each_size(
         lambda size, recompute: problem_of(
-            profile, topology, size, recompute=recompute, serial_transfers=serial
+            profile, topology, size, recompute=recompute, engine=WAITING if serial else Engine()
         ),
         batch,
     )

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from partopt import planners
 from partopt.cost.problem import problem_of
+from partopt.documents.engine import Engine
 from partopt.errors import PartoptError
 from partopt.planners import PLANNERS
 from partopt.search import contest
 from tests.examples import examples
-from tests.helpers import chain_profile, flat, two_level, uniform_profile
+from tests.helpers import BLOCKING, chain_profile, flat, two_level, uniform_profile
 
 AUTOMATIC = {name for name in PLANNERS if name != "manual"}
 UNEQUAL = chain_profile(
@@ -39,7 +40,9 @@ def test_the_best_is_no_slower_than_any_that_fits_and_fits_where_any_does(
     schedule, limit, blocking
 ):
     asynchronous = schedule.startswith("pipedream")
-    options = {"blocking_allreduce": blocking} if asynchronous else {"microbatches": 8}
+    options = (
+        {"engine": BLOCKING if blocking else Engine()} if asynchronous else {"microbatches": 8}
+    )
     stated = problem(schedule=schedule, memory_bytes=limit and limit * 10**6, **options)
     plans = contest.compete(contest.contestants(stated), stated).plans
     best = plans[contest.best_of(plans)]
@@ -104,7 +107,7 @@ def test_what_a_planned_plan_predicts_is_simulated_at_its_best_warmup():
     the loads.
     """
     profile = chain_profile([1.0, 2.0], [2.0, 4.0])
-    stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], blocking_allreduce=True)
+    stated = problem_of(profile, flat(3, 1.0), cuts=[1], replicas=[1, 2], engine=BLOCKING)
     plan = contest.plan_alone("manual", stated)[0]
     assert (plan.predicted.period_s, plan.predicted.formula_period_s) == (
         pytest.approx(3.0),
@@ -135,7 +138,7 @@ def test_uniform_layers_on_one_device():
 )
 def test_planners_that_keep_to_what_is_asked_without_looking_are_candidates_too(options):
     """With all-reduces that are waited for, simulated, the formulas' best is not the fastest."""
-    stated = problem(blocking_allreduce=True, **options)
+    stated = problem(engine=BLOCKING, **options)
     best = contest.plan_alone("optimal", stated)[0]
     free = {"recompute_per_stage": False, "replication": "free"}
     for name in AUTOMATIC - {"optimal"}:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from partopt import documents, planners
 from partopt.cost.problem import Problem, problem_from_plan, problem_of
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Certificate, Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
@@ -78,8 +79,10 @@ def problems(
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",
         optimizer=draw(st.sampled_from(["sgd", "momentum", "adam"])),
-        serial_transfers=draw(st.booleans()),
-        blocking_allreduce=asynchronous and draw(st.booleans()),
+        engine=Engine(
+            waits=draw(st.sampled_from([(), tuple(SCHEDULES)])),
+            allreduce="blocking" if asynchronous and draw(st.booleans()) else "overlap",
+        ),
         memory_bytes=draw(st.sampled_from([None, 10**9, 2 * 10**8, 10**8, 5 * 10**7])),
         tied=draw(st.sampled_from(["exchange", "together"])),
         cut_at=None if starts is None else [0, *sorted(starts)],
@@ -100,10 +103,10 @@ def test_the_problem_from_a_plan_is_the_problem_that_was_stated(problem):
         "recompute_per_stage",
         "replication",
         "tied",
-        "serial_transfers",
+        "engine",
     ):
         assert getattr(found, name) == getattr(problem, name), name
-    for name in ("blocking_allreduce", "memory_bytes", "stages", "cut_at", "request"):
+    for name in ("shard", "memory_bytes", "stages", "cut_at", "request"):
         assert getattr(found, name) == getattr(problem, name), name
     assert found.cell_costs().tolist() == problem.cell_costs().tolist()
     assert (found.chain.f.tolist(), found.chain.a.tolist()) == (
@@ -152,8 +155,7 @@ def test_every_split_of_ones_own_holds(problem, data):
             st.none() | st.lists(st.sampled_from([1, 2]), min_size=size, max_size=size)
         ),
         memory=problem.memory_bytes,
-        comm="serial" if problem.serial_transfers else "overlap",
-        allreduce="blocking" if problem.blocking_allreduce else "overlap",
+        engine=problem.engine,
     )
     try:
         plan = plan_alone("manual", job.problem)[0]
@@ -173,7 +175,7 @@ def test_the_best_plan_under_each_schedule_holds(problem):
         memory=problem.memory_bytes,
         recompute=problem.request.recompute,
         tied=problem.tied,
-        comm="serial" if problem.serial_transfers else "overlap",
+        engine=problem.engine,
     )
     try:
         plans = search_schedules(job)

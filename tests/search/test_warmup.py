@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from partopt.cost.plan import price, under
 from partopt.cost.problem import CONTIGUOUS, Partition, consecutive
+from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.search import warmup
@@ -25,7 +26,7 @@ from partopt.search.warmup import (
 )
 from partopt.simulator.execution import execute, simulate_plan
 from tests.examples import examples
-from tests.helpers import flat, limited, two_level
+from tests.helpers import BLOCKING, flat, limited, two_level
 from tests.search.problems import slow
 from tests.simulator.plans import plan_of
 
@@ -61,7 +62,7 @@ def depths_of(plan: Plan) -> list[int]:
 )
 def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
     """Stages of 3 s for each replica: the loads allow 3 s a microbatch."""
-    plan = plan_of(replicas, blocking_allreduce=True)
+    plan = plan_of(replicas, engine=BLOCKING)
     best = simulate_with_best_warmup(plan)
     assert simulate_plan(plan).predicted.period_s == pytest.approx(3.0 * formula)
     assert best.predicted.period_s == pytest.approx(3.0)
@@ -72,7 +73,7 @@ def test_blocking_all_reduces_ask_for_more_than_the_formula(replicas, formula):
 
 @pytest.mark.parametrize("replicas", [[1, 3, 1], [2, 3, 1], [1, 5, 1]])
 def test_a_formula_that_deadlocks_is_left_for_a_warmup_that_does_not(replicas):
-    plan = plan_of(replicas, blocking_allreduce=True)
+    plan = plan_of(replicas, engine=BLOCKING)
     with pytest.raises(PartoptError, match=r"deadlock|wait"):
         simulate_plan(plan)
     best = simulate_with_best_warmup(plan)
@@ -99,7 +100,7 @@ def test_nothing_is_searched_where_the_formula_reaches_the_load(monkeypatch, opt
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_a_deeper_warmup_that_does_not_fit_is_not_taken(schedule):
-    plan = plan_of([1, 4], blocking_allreduce=True, schedule=schedule, weights=[1000, 1000])
+    plan = plan_of([1, 4], engine=BLOCKING, schedule=schedule, weights=[1000, 1000])
     free, least = simulate_with_best_warmup(plan), simulate_plan(plan)
     assert free.peak_memory_bytes > least.peak_memory_bytes
     tight = limited(plan, least.peak_memory_bytes)
@@ -139,12 +140,12 @@ def test_within_a_limit_no_warmup_there_is_is_better(data):
 
 
 def test_what_does_not_fit_is_not_made_larger():
-    plan = limited(plan_of([1, 4], blocking_allreduce=True), 1)
+    plan = limited(plan_of([1, 4], engine=BLOCKING), 1)
     assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
 
 def test_what_deadlocks_and_does_not_fit_is_a_plan_that_does_not_fit():
-    plan = simulate_with_best_warmup(limited(plan_of([1, 3, 1], blocking_allreduce=True), 1))
+    plan = simulate_with_best_warmup(limited(plan_of([1, 3, 1], engine=BLOCKING), 1))
     assert not plan.fits
     assert plan.predicted.period_s < math.inf
 
@@ -176,13 +177,13 @@ def test_in_turns_no_round_is_shorter_than_its_work_however_many_may_be_in_fligh
 
 def test_no_more_are_in_flight_than_the_period_needs():
     """1-4 needs 7 forwards first, and 8 would do as well."""
-    best = simulate_with_best_warmup(plan_of([1, 4], blocking_allreduce=True))
+    best = simulate_with_best_warmup(plan_of([1, 4], engine=BLOCKING))
     assert depths_of(best) == [7, 0]
     assert period_at(best, [6, 0]) > 3.0 * (1 + WORTHWHILE) > period_at(best, [8, 0])
 
 
 def test_a_simulation_that_would_take_too_long_is_not_repeated(monkeypatch):
-    plan = plan_of([1, 2], blocking_allreduce=True)
+    plan = plan_of([1, 2], engine=BLOCKING)
     monkeypatch.setattr(warmup, "SEARCH_LIMIT", 5)
     assert simulate_with_best_warmup(plan) == simulate_plan(plan)
 
@@ -219,7 +220,7 @@ def test_no_warmup_there_is_is_better(data):
             data.draw(st.sampled_from([2.0, 8.0])),
             latency=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
         ),
-        blocking_allreduce=data.draw(st.booleans()),
+        engine=data.draw(st.sampled_from([Engine(), BLOCKING])),
     )
     found = simulate_with_best_warmup(plan)
     assert found.predicted.period_s == pytest.approx(period_at(plan, depths_of(found)))

@@ -103,14 +103,14 @@ def share_of_transfers(plan):
 
 @pytest.mark.parametrize("bandwidth, has", [(7e9, True), (9e9, False)])
 def test_transfers_that_are_waited_for(bandwidth, has):
-    plan = case(microbatches=64, topology=flat(4, bandwidth), comm="serial")
+    plan = case(microbatches=64, topology=flat(4, bandwidth), serial=True)
     assert ("transfers" in found(plan)) == has
 
 
 def test_serial_transfers_could_overlap():
-    finding = found(case(microbatches=64, topology=flat(4, 1e9), comm="serial"))["transfers"]
+    finding = found(case(microbatches=64, topology=flat(4, 1e9), serial=True))["transfers"]
     assert finding.value > NOTICED
-    assert finding.options == {"comm": "overlap"}
+    assert finding.options == {"facts": {"waits": "none"}}
     assert finding.change.endswith("% faster, where the trainer sends while it computes")
 
 
@@ -171,8 +171,8 @@ def test_an_asynchronous_all_reduce_that_blocks_could_overlap():
         parameter_bytes=10**6,
         allreduce="blocking",
     )
-    assert found(plan)["all-reduce"].options == {"allreduce": "overlap"}
-    assert "all-reduce" not in found(under(plan, allreduce="overlap"))
+    assert found(plan)["all-reduce"].options == {"facts": {"allreduce": "overlap"}}
+    assert "all-reduce" not in found(under(plan.with_engine(allreduce="overlap")))
 
 
 def test_memory():
@@ -227,7 +227,7 @@ CASES = [
     case(microbatches=8),
     case("gpipe", microbatches=32),
     case("naive"),
-    case(microbatches=64, topology=flat(4, 1e9), comm="serial"),
+    case(microbatches=64, topology=flat(4, 1e9), serial=True),
     case(microbatches=64, topology=flat(4, 1e12, latency=1e-3)),
     case("pipedream", [[0], [1]], None, [8, 0], topology=flat(2, 1e8)),
     case("pipedream", STRAIGHT, None, [2, 2, 1, 0]),

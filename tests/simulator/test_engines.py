@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from partopt.cost.plan import under
+from partopt.documents.engine import AllReduce, Engine
 from partopt.documents.topology import AllReduceRates, Topology
-from partopt.schedules import SCHEDULES
 from partopt.schedules.order import A
 from partopt.simulator import execute
 from tests.cost.test_estimate_and_simulation import FLAT, contiguous, problems
 from tests.examples import examples
-from tests.helpers import flat
+from tests.helpers import WAITING, flat
 from tests.planners.problems import priced
 from tests.simulator.plans import plan_of
 
@@ -59,11 +59,11 @@ def test_a_tensor_without_gradient_does_not_come_back():
     assert execute(fewer).makespan_s == 1 + 4 + 3 + 1 + 2
 
 
-def data_parallel(backward: float, buckets: int, **options: object):
+def data_parallel(backward: float, buckets: int, allreduce: AllReduce = "overlap"):
     """Two replicas of a stage of 8 bytes that take 8 s to exchange."""
     return plan_of(
         [2], [1.0], [backward], weights=[8], schedule="1f1b", microbatches=2,
-        bucket_bytes=8 // buckets, **options,
+        engine=Engine(bucket_bytes=8 // buckets, allreduce=allreduce),
     )  # fmt: skip
 
 
@@ -73,16 +73,16 @@ def test_plain_data_parallelism_takes_its_forward_and_the_longer_of_backward_and
         for n in (1, 2, 4, 8):
             expected = 1 + max(backward + 8 / n, backward / n + 8)
             assert execute(data_parallel(backward, n)).makespan_s == pytest.approx(expected)
-        after = execute(data_parallel(backward, 4, blocking_allreduce=True))
+        after = execute(data_parallel(backward, 4, "blocking"))
         assert after.makespan_s == 1 + backward + 8
 
 
 def test_gradients_of_tied_parameters_are_exchanged_when_the_others_are():
     """Two stages of two replicas that share 8 bytes: what the two exchange comes last."""
     plan = plan_of([2, 2], [1.0, 1.0], [4.0, 4.0], weights=[0, 8], tied=((0, 1), 8),
-                   schedule="gpipe", microbatches=2, bucket_bytes=2)  # fmt: skip
+                   schedule="gpipe", microbatches=2, engine=Engine(bucket_bytes=2))  # fmt: skip
     beside = execute(plan)
-    after = execute(structs.replace(plan, allreduce="blocking"))
+    after = execute(plan.with_engine(allreduce="blocking"))
     assert beside.makespan_s < after.makespan_s
     tied = plan.stages[0].tied_exchange_s
     done = beside.timeline.collectives
@@ -91,7 +91,8 @@ def test_gradients_of_tied_parameters_are_exchanged_when_the_others_are():
 
 def test_a_stage_whose_last_backward_ends_late_keeps_its_replicas_waiting():
     """Three microbatches on two replicas: the second replica is done first, and waits."""
-    plan = plan_of([2], [1.0], [4.0], weights=[8], schedule="1f1b", microbatches=3, bucket_bytes=2)
+    plan = plan_of([2], [1.0], [4.0], weights=[8], schedule="1f1b", microbatches=3,
+                   engine=Engine(bucket_bytes=2))  # fmt: skip
     found = execute(plan)
     # replica 0: F B F B to 10, its last backward from 6; buckets of it from 7; 8 s of exchange
     assert found.makespan_s == pytest.approx(max(7 + 8, 10 + 2))
@@ -101,7 +102,7 @@ def test_a_stage_whose_last_backward_ends_late_keeps_its_replicas_waiting():
 @given(problems(FLAT), st.data())
 def test_less_of_what_messages_take_is_never_slower(given, data):
     """Straight pipelines of one replica each, on links that no two messages share."""
-    assume(given.microbatches is not None and not given.serial_transfers)
+    assume(given.microbatches is not None and not given.waits)
     drawn = data.draw(contiguous(given))
     alone = [replace(stage, ranks=stage.ranks[:1]) for stage in drawn.stages]
     plan = priced(given, replace(drawn, stages=alone))
@@ -111,12 +112,6 @@ def test_less_of_what_messages_take_is_never_slower(given, data):
     none = with_level(plan.topology, overhead_s=0.0, copy_bytes_per_s=msgspec.UNSET)
     taken = [execute(under(plan, topology=on)).makespan_s for on in (none, fast, slow)]
     assert taken == sorted(taken)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_says_whether_its_engines_wait_and_where_that_is_written(name):
-    assert SCHEDULES[name].comm == ("serial" if name == "1f1b" else "overlap")
-    assert len(SCHEDULES[name].comm_source) > 20
 
 
 def test_a_collectives_own_rate_is_what_gradients_take():
@@ -130,7 +125,7 @@ def test_an_exchange_may_be_over_before_a_device_that_sends_comes_to_it():
     8 bytes beside the backward.
     """
     plan = plan_of([1, 2], [1.0, 1.0], [2.0, 8.0], cuts=[40], weights=[0, 8], schedule="1f1b",
-                   microbatches=2, bucket_bytes=2, serial_transfers=True)  # fmt: skip
+                   microbatches=2, engine=structs.replace(WAITING, bucket_bytes=2))  # fmt: skip
     found = execute(plan)
     assert found.timeline.collectives.end[0] < found.timeline.start[found.order.kind == A].max()
 

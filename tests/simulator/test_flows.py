@@ -9,18 +9,17 @@ from msgspec.structs import replace
 
 from partopt import planners
 from partopt.cost.problem import problem_of
-from partopt.documents.stage import MemoryRules
 from partopt.simulator import flows as module
 from partopt.simulator.execution import execute
 from partopt.simulator.flows import SLOWER, flows_of
-from tests.helpers import chain_profile, flat, two_level
+from tests.helpers import BLOCKING, chain_profile, flat, two_level
 
 MB = 10**6
 
 
 def planned(profile, topology, cuts, replicas, **options):
     """The priced plan of a split."""
-    stated = {"schedule": "1f1b", "microbatches": 4, "blocking_allreduce": True, **options}
+    stated = {"schedule": "1f1b", "microbatches": 4, "engine": BLOCKING, **options}
     problem = problem_of(profile, topology, cuts=tuple(cuts), replicas=tuple(replicas), **stated)
     return planners.plan("manual", problem)
 
@@ -77,8 +76,7 @@ def test_what_is_hidden_behind_the_compute_of_a_steady_state_is_not_critical():
 @pytest.mark.parametrize(("parameters", "critical"), [(MB, False), (100 * MB, True)])
 def test_gathers_beside_the_compute_are_critical_where_they_take_longer(parameters, critical):
     profile = chain_profile([1.0, 1.0], parameter_bytes=[parameters] * 2)
-    rules = MemoryRules(shard="parameters")
-    plan = planned(profile, flat(4, 1e7), [1], [2, 2], memory_rules=rules)
+    plan = planned(profile, flat(4, 1e7), [1], [2, 2], shard="parameters")
     found = costs(plan)
     assert {kind for kind, _ in found} == {"allgather", "reducescatter", "send"}
     assert found["allgather", 0].critical is critical
@@ -88,8 +86,7 @@ def test_gathers_beside_the_compute_are_critical_where_they_take_longer(paramete
 def test_shares_of_an_exchange_are_made_slower_apart():
     """With the optimizer in shares an exchange is a scatter and a gather, each half of it."""
     profile = chain_profile([1.0, 1.0], parameter_bytes=[2 * MB, 2 * MB])
-    rules = MemoryRules(shard="optimizer")
-    found = costs(planned(profile, flat(4, 1e6), [1], [2, 2], microbatches=2, memory_rules=rules))
+    found = costs(planned(profile, flat(4, 1e6), [1], [2, 2], microbatches=2, shard="optimizer"))
     for kind in ("reducescatter", "allgather"):
         assert found[kind, 0].takes_s == pytest.approx(1.0)
         assert found[kind, 0].per_second == pytest.approx(1.0)

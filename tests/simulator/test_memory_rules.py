@@ -16,7 +16,7 @@ def planned(**options: object) -> Plan:
 
 
 def test_buffers_of_a_whole_iteration_need_one():
-    plan = planned(schedule="1f1b", microbatches=8, buffers="all", cuts=[2, 4])
+    plan = planned(schedule="1f1b", microbatches=8, facts={"buffers": "all"}, cuts=[2, 4])
     assert [stage.memory.buffers_bytes for stage in plan.stages] == [
         8 * (stage.input_bytes + stage.output_bytes) for stage in plan.stages
     ]
@@ -27,7 +27,7 @@ def test_buffers_of_a_whole_iteration_need_one():
     with pytest.raises(PartoptError, match="the plan has `buffers=all`"):
         simulate(plan, schedule="pipedream")
     faults = replace(plan, schedule="pipedream", microbatches=None).inconsistencies()
-    assert "memory_rules.buffers: all under pipedream" in [fault.message for fault in faults]
+    assert "engine.buffers: all under pipedream" in [fault.message for fault in faults]
 
 
 def test_a_replica_holds_its_share_under_other_conditions_too():
@@ -37,7 +37,7 @@ def test_a_replica_holds_its_share_under_other_conditions_too():
 
 
 def test_a_limit_of_what_the_model_may_take_has_no_reserve():
-    plan = planned(reserve="100 MB")
+    plan = planned(facts={"reserve": "100 MB"})
     assert plan.memory_limit_bytes == 900 * 10**6
     other = simulate(plan, memory="500 MB").plan
-    assert (other.memory_limit_bytes, other.memory_rules.reserve_bytes) == (500 * 10**6, 0)
+    assert (other.memory_limit_bytes, other.reserve.size_bytes) == (500 * 10**6, 0)

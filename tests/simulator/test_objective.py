@@ -25,7 +25,7 @@ from partopt.cost.plan import under
 from partopt.simulator import execute
 from partopt.simulator.work import ports_of
 from tests.examples import examples
-from tests.helpers import flat, two_level
+from tests.helpers import BLOCKING, flat, two_level
 from tests.simulator.plans import plan_of, plans
 from tests.simulator.reference_network import port_pair
 
@@ -186,12 +186,12 @@ def test_replicas_that_wait_for_each_others_gradients_need_a_deeper_warm_up(repl
     """2-1-1: both replicas of stage 0 wait until the later one has its gradient, and hold 2
     microbatches each meanwhile.
     """
-    assert ratio(replicas, blocking_allreduce=True) == close(factor)
+    assert ratio(replicas, engine=BLOCKING) == close(factor)
     assert ratio(replicas) == close(1.0)
 
 
 def test_one_more_forward_in_the_warm_up_restores_the_ideal():
-    plan = plan_of([2, 1, 1], blocking_allreduce=True)
+    plan = plan_of([2, 1, 1], engine=BLOCKING)
     deeper = under(
         plan, warmups=[plan.stages[0].warmup + 1, *(stage.warmup for stage in plan.stages[1:])]
     )

@@ -9,7 +9,6 @@ from msgspec import structs
 
 from partopt.cost.plan import under
 from partopt.documents.plan import Plan
-from partopt.documents.stage import MemoryRules
 from partopt.simulator import execute
 from tests.helpers import flat
 from tests.simulator.plans import plan_of
@@ -28,9 +27,8 @@ def replicated(shard: str, sixteen_bit: bool = False, **options: Any) -> Plan:
         topology=flat(2, 10.0),
         **{"schedule": "1f1b", "microbatches": 2} | options,
     )
-    rules = MemoryRules(shard=shard, gradients="float32")  # type: ignore[arg-type]
     profile = structs.replace(plan.profile, dtype="bfloat16" if sixteen_bit else "float32")
-    return under(plan, memory_rules=rules, profile=profile)
+    return under(plan.with_engine(gradients="float32"), shard=shard, profile=profile)
 
 
 @pytest.mark.parametrize(
@@ -86,20 +84,19 @@ def test_backwards_in_two_parts_gather_for_the_first_and_scatter_in_the_second()
         schedule="zb-h1",
         microbatches=2,
     )
-    shared = under(plan, memory_rules=MemoryRules(shard="parameters"))
+    shared = under(plan, shard="parameters")
     assert execute(shared).makespan_s == pytest.approx(5 + 5 + 5)
 
 
 def test_one_replica_exchanges_nothing():
     plan = plan_of([1], [1.0], [2.0], weights=[100], schedule="1f1b", microbatches=2)
-    shared = under(plan, memory_rules=MemoryRules(shard="parameters"))
+    shared = under(plan, shard="parameters")
     assert execute(shared).makespan_s == execute(plan).makespan_s == 2 * 3
 
 
 def test_the_flows_of_a_plan_say_what_is_exchanged():
     def flows(shard: str) -> list[tuple[str, int, str]]:
-        rules = MemoryRules(shard=shard)  # type: ignore[arg-type]
-        options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "memory_rules": rules}
+        options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "shard": shard}
         plan = plan_of([2], weights=[100], topology=flat(2, 10.0), **options)
         return [(flow.kind, flow.bytes, flow.per) for flow in plan.communication]
 
@@ -123,5 +120,5 @@ def test_half_an_all_reduce_has_half_its_latency():
     options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "weights": [100]}
     slow = plan_of([2], [1.0], [2.0], topology=flat(2, 10.0, latency=3.0), **options)
     assert execute(slow).makespan_s == pytest.approx(1 + 2 + 10 + 6)
-    shared = under(slow, memory_rules=MemoryRules(shard="gradients"))
+    shared = under(slow, shard="gradients")
     assert execute(shared).makespan_s == pytest.approx(1 + (5 + 3) + (5 + 3))

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 
 from partopt.cost.plan import under
+from partopt.documents.engine import Engine
 from partopt.schedules.order import F
 from partopt.simulator import execute
 from partopt.simulator.metrics import shares
 from tests.examples import examples
-from tests.helpers import flat
+from tests.helpers import BLOCKING, flat
 from tests.simulator.plans import plan_of, plans
 
 
@@ -46,7 +47,7 @@ def test_the_period_is_the_slope_of_a_run_four_times_as_long(plan):
 )
 @pytest.mark.parametrize("blocking", [False, True])
 def test_balanced_plans_settle_and_a_cycle_is_a_number_of_whole_rounds(replicas, blocking):
-    found = execute(plan_of(replicas, blocking_allreduce=blocking))
+    found = execute(plan_of(replicas, engine=BLOCKING if blocking else Engine()))
     assert found.steady.settled
     assert found.steady.microbatches % np.lcm.reduce(replicas) == 0
     assert found.end_s - found.start_s == pytest.approx(

@@ -6,7 +6,6 @@ Stages take 1 s forward, 2 s backward.
 """
 
 import pytest
-from msgspec.structs import replace
 
 from partopt.cost.plan import layout_of, under
 from partopt.documents.stage import Flow
@@ -52,7 +51,7 @@ def test_an_asynchronous_stage_is_paced_by_an_exchange_that_is_longer_than_its_c
     plan = plan_of([1, 1], **TIED)
     assert plan.predicted.period_s == execute(plan).period_s == 5
     assert plan.predicted.bound_by == "all-reduce of stage 0"
-    assert execute(replace(plan, allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
+    assert execute(plan.with_engine(allreduce="blocking")).period_s == (2 * (3 + 5) + 2 * 0.5) / 2
 
 
 def test_who_waits_for_the_exchange_is_told_so():

@@ -152,7 +152,7 @@ def test_a_recipe_of_megatron_bridge_is_left_nothing_that_the_plan_decides():
 def test_megatron_exchanges_gradients_as_the_plan_counts_it():
     """It does so behind the backward unless it is told, and Bridge's recipes tell it."""
     for allreduce, told in (("overlap", True), ("blocking", False)):
-        pair = planned(**PAIRS, allreduce=allreduce)
+        pair = planned(**PAIRS, facts={"allreduce": allreduce})
         assert ("--overlap-grad-reduce" in flags(written(pair, "megatron"))) is told
         fields = written(pair, "megatron-bridge")
         assert assigned(fields, "config.ddp.overlap_grad_reduce") is told

@@ -1,1 +1,114 @@
-"""Pictures of documents: SVG, PDF and PNG, drawn with matplotlib in one look."""
+"""Pictures of documents and of timelines: SVG, PDF and PNG, drawn with matplotlib in one look."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from partopt import documents
+from partopt.documents.comparison import Comparison
+from partopt.documents.group_comparison import GroupComparison
+from partopt.documents.plan import Plan
+from partopt.documents.profile import Profile
+from partopt.documents.run import Run
+from partopt.documents.scaling import Scaling
+from partopt.errors import PartoptError
+
+if TYPE_CHECKING:
+    from partopt.report.pictures.sheet import Picture
+    from partopt.simulator.execution import Execution
+
+Drawable = Profile | Plan | Comparison | GroupComparison | Scaling | Run
+KINDS = ("profile", "plan", "comparison", "groups", "scaling", "run")
+FORMS = ("svg", "pdf", "png")
+
+
+def draw(
+    document: Drawable,
+    path: str | os.PathLike[str],
+    *,
+    profile: Profile | None = None,
+    alternatives: Sequence[Plan] = (),
+    force: bool = False,
+) -> None:
+    """Draw a document, and write it whole or not at all; the extension of `path` chooses the form.
+
+    It is `.svg`, `.pdf` or `.png`. A plan is drawn with the layers of its `profile`, or without it
+    with its stages alone; and with the speed and memory of `alternatives`, plans of the same
+    problem. Raises PartoptError for a document without a picture, for other extensions, without
+    matplotlib, for a `profile` that is not the plan's, and over an existing file unless `force`.
+    """
+    path = os.fspath(path)
+    form = check(path, force)
+    documents.write_bytes(path, picture_of(document, profile, alternatives).render(form), force)
+
+
+def check(path: str, force: bool = False, beside: Sequence[str] = ()) -> str:
+    """The form of a picture at `path`; refuses, before any work, one that could not be written.
+
+    `beside` are other forms, which the hint names.
+    """
+    hint = f"choose {', '.join(f'.{each}' for each in (*beside, *FORMS))}"
+    form = documents.check_form(path, [f".{form}" for form in FORMS], hint)
+    require_matplotlib()
+    documents.check_writable(path, force)
+    return form.removeprefix(".")
+
+
+def require_matplotlib() -> None:
+    """Refuse to draw without matplotlib, and do not import it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PartoptError(
+            "a figure needs matplotlib",
+            "in a clone of partopt: pip install '.[figures]'",
+            code="missing-package",
+            package="matplotlib",
+        )
+
+
+def picture_of(
+    document: Drawable, profile: Profile | None = None, alternatives: Sequence[Plan] = ()
+) -> Picture:
+    """The picture of a document. Raises PartoptError as `draw` does."""
+    require_matplotlib()
+    from partopt.report.pictures import plan, tables
+    from partopt.report.pictures import profile as layers
+
+    if isinstance(document, Plan):
+        return plan.picture(document, profile, alternatives)
+    if isinstance(document, Profile):
+        return layers.picture(document)
+    if isinstance(document, Comparison | GroupComparison):
+        return tables.comparison_picture(document)
+    if isinstance(document, Scaling):
+        return tables.scaling_picture(document)
+    if isinstance(document, Run):
+        return tables.run_picture(document)
+    raise PartoptError(
+        f"a {type(document).__name__} has no picture",
+        f"these have one: {', '.join(KINDS)}",
+        code="no-picture",
+    )
+
+
+def draw_timeline(
+    execution: Execution, form: str, window: tuple[float, float] | None = None
+) -> bytes:
+    """The timeline of an execution, or the seconds of it in `window`, as "svg", "pdf" or "png".
+
+    Raises PartoptError without matplotlib, for another form, and where there is nothing or too much
+    to draw.
+    """
+    require_matplotlib()
+    from partopt.report.pictures import timeline
+
+    if form not in FORMS:
+        raise PartoptError(
+            f"unsupported format '.{form}' of a figure",
+            f"choose {', '.join(f'.{each}' for each in FORMS)}",
+            code="unsupported-format",
+            form=form,
+        )
+    return timeline.picture(execution, window).render(form)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from partopt import __version__
-from partopt.documents.plan import Plan
+from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.proof import proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
 from partopt.report.basis import basis_lines
 from partopt.report.figures import price_lines, speed_lines, speed_text
 from partopt.report.limit import against_limit
-from partopt.report.topology import cluster_lines
-from partopt.report.web.tables import (
-    beside_table,
-    level_table,
-    memory_table,
-    share_table,
-    stage_table,
-)
+from partopt.report.looks import MEMORY
+from partopt.report.ranks import format_ranks
+from partopt.report.shares import MEANING, group_devices, time_parts
+from partopt.report.topology import cluster_lines, link_text
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -33,82 +30,82 @@ _HERE = Path(__file__).parent
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 _WIDTH = re.compile(r'<svg [^>]*?\bwidth="([0-9.]+)pt"')
 _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
+# of computing and of the five ways to wait, apart in grey too
+_SHARES = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
 
 class Beside(NamedTuple):
     """A document beside the plan: its page as text, and its picture as SVG."""
 
     name: str
-    heading: str
     svg: bytes
     text: str
 
 
-class Contents(NamedTuple):
-    """What the page is made of.
+class Column(NamedTuple):
+    """A column of a table, whose cell of each row is a text or a bar; `colour` is a bar's part."""
 
-    `timeline` are all actions that the page can hold, `pictures` SVG of the plan (`picture`) and of
-    its timeline (`figure`), `commands` what a reader can check it with, and `digests` SHA-256 by
-    file.
-    """
-
-    plan: Plan
-    simulation: SimulationDocument
-    timeline: DrawnTimeline | None
-    pictures: Mapping[str, bytes]
-    beside: Sequence[Beside]
-    commands: Sequence[str]
-    digests: Sequence[tuple[str, str]]
+    heading: str
+    cell: Callable[[Any], Any]
+    left: bool = False
+    colour: str = ""
 
 
 def render(
-    contents: Contents,
+    plan: Plan,
+    simulation: SimulationDocument,
+    timeline: DrawnTimeline | None,
+    pictures: Mapping[str, bytes],
+    beside: Sequence[Beside],
+    digests: Sequence[tuple[str, str]],
+    commands: Sequence[str],
     spell: Callable[[str], str] = str,
     command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
-    """The page; options in its texts are as `spell` writes them.
+    """The page.
 
-    `command` gives the words of the command that makes a change.
+    `timeline` are all actions that it can hold, `pictures` SVG of the plan (`picture`) and of its
+    timeline (`figure`), `digests` SHA-256 by file, and `commands` what a reader can check it with.
+    Options in its texts are as `spell` writes them, and `command` gives the words of the command
+    that makes a change.
     """
-    plan, simulation = contents.plan, contents.simulation
-    loader = jinja2.FileSystemLoader(_HERE)
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    parts: Any = environment.get_template("parts.html").module
-    drawn = contents.timeline
-    timeline = None if drawn is None else timeline_of(drawn, simulation.makespan_s)
-    beside = [
-        {**each._asdict(), "picture": _inline(each.svg, each.name)} for each in contents.beside
+    cluster, figures = plan.topology.cluster, plan.predicted.figures
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    remarks = [
+        *speed_lines(plan.predicted),
+        *price_lines(figures, cluster.devices),
+        *basis_lines(plan.profile.estimated),
     ]
     return environment.get_template("page.html").render(
         version=__version__,
-        title=_title(plan),
+        title=f"{plan.profile.name} on {cluster.devices} x {plan.topology.device.name}: {stages}, "
+        f"{plan.shape}, {plan.schedule}",
         lead="; ".join(text for _, text in cluster_lines(plan.topology)),
         css=Markup((_HERE / "page.css").read_text()),
         js=Markup((_HERE / "page.js").read_text()),
-        picture=parts.picture,
-        table=parts.table,
-        sections=_sections(contents),
+        parts=environment.get_template("parts.html").module,
         tiles=_tiles(plan, simulation),
-        remarks=[text for _, text in _remarks(plan)],
-        pictures={name: _inline(svg, name) for name, svg in contents.pictures.items()},
-        timeline=timeline,
-        shares=share_table(simulation),
-        levels=level_table(simulation),
-        stages=stage_table(plan),
-        memory=memory_table(plan),
-        runners_up=beside_table(plan),
+        remarks=[text for _, text in remarks],
+        pictures={name: _inline(svg, name) for name, svg in pictures.items()},
+        timeline=timeline and timeline_of(timeline, simulation.makespan_s),
+        shares=_share_table(simulation),
+        levels=_level_table(simulation),
+        stages=_stage_table(plan),
+        memory=_memory_table(plan),
+        runners_up=_beside_table(plan),
         advice=[_advice(finding, spell, command) for finding in simulation.advice],
-        beside=beside,
+        beside=[{**own._asdict(), "picture": _inline(own.svg, own.name)} for own in beside],
         proof=_proof(plan),
-        commands=contents.commands,
-        digests=contents.digests,
+        commands=commands,
+        digests=digests,
     )
 
 
@@ -124,61 +121,25 @@ def _inline(svg: bytes, name: str) -> Markup:
     return Markup(_ID.sub(rf"\g<1>{name}-", sized))
 
 
-def _title(plan: Plan) -> str:
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    where = f"{plan.topology.cluster.devices} x {plan.topology.device.name}"
-    return f"{plan.profile.name} on {where}: {stages}, {plan.shape}, {plan.schedule}"
-
-
-def _sections(contents: Contents) -> list[str]:
-    """The names of the sections, in their order."""
-    names = ["outcome", "plan", "timeline", "time", "stages", "advice", "proof", "check"]
-    if not contents.simulation.advice:
-        names.remove("advice")
-    if contents.plan.runners_up:
-        names.insert(names.index("stages") + 1, "beside")
-    place = names.index("proof")
-    return [*names[:place], *(each.name for each in contents.beside), *names[place:]]
-
-
-def _tiles(plan: Plan, simulation: SimulationDocument) -> list[dict[str, Any]]:
-    """What is read first, each number with what it is."""
-    predicted = plan.predicted
+def _tiles(plan: Plan, simulation: SimulationDocument) -> list[tuple[str, str, bool]]:
+    """What is read first: each number, what it is, and whether it is bad."""
+    predicted, N = plan.predicted, plan.topology.group_ranks
+    pace = format_seconds(predicted.period_s), "a microbatch in steady state"
+    if predicted.iteration_s is not None:
+        batch = f"{plan.microbatches} microbatches of {plan.microbatch_size}"
+        pace = format_seconds(predicted.iteration_s), f"an iteration of {batch}"
+    one = "one device" if N == 1 else f"one group of {N}"
     peak, limit = simulation.peak_memory_bytes, simulation.memory_limit_bytes
-    if predicted.iteration_s is None:
-        pace = format_seconds(predicted.period_s), "a microbatch in steady state"
-    else:
-        pace = (
-            format_seconds(predicted.iteration_s),
-            f"an iteration of {plan.microbatches} microbatches of {plan.microbatch_size}",
-        )
-    tiles = [
-        (speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample), "simulated speed"),
-        (f"{predicted.speedup_over_one_device:.2f}x", f"the speed of {_one(plan)}"),
-        pace,
-        (f"{predicted.bubble:.1%}", "of the devices' time is idle"),
-    ]
-    found: list[dict[str, Any]] = [
-        {"value": value, "label": label, "bad": False} for value, label in tiles
-    ]
     full = f"at most on a device{against_limit(peak, limit)}"
-    found.append({"value": format_bytes(peak), "label": full, "bad": not simulation.fits})
-    proof = proof_of(plan)
-    if proof is not None and plan.planner == "optimal":
-        found.append({"value": proof.value, "label": proof.label, "bad": False})
-    return found
-
-
-def _one(plan: Plan) -> str:
-    N = plan.topology.group_ranks
-    return "one device" if N == 1 else f"one group of {N}"
-
-
-def _remarks(plan: Plan) -> list[tuple[str, str]]:
+    speed = speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)
+    proof = proof_of(plan) if plan.planner == "optimal" else None
     return [
-        *speed_lines(plan.predicted),
-        *price_lines(plan.predicted.figures, plan.topology.cluster.devices),
-        *basis_lines(plan.profile.estimated),
+        (speed, "simulated speed", False),
+        (f"{predicted.speedup_over_one_device:.2f}x", f"the speed of {one}", False),
+        (*pace, False),
+        (f"{predicted.bubble:.1%}", "of the devices' time is idle", False),
+        (format_bytes(peak), full, not simulation.fits),
+        *([(proof.value, proof.label, False)] if proof is not None else []),
     ]
 
 
@@ -207,3 +168,136 @@ def _proof(plan: Plan) -> list[tuple[str, str]]:
     if certificate.lower_bound_s:
         lines.append(("no plan of these is below", format_seconds(certificate.lower_bound_s)))
     return lines
+
+
+def _table(rows: Iterable[Any], columns: Sequence[Column], note: str = "") -> dict[str, Any]:
+    """A table as the template takes it."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    return {"columns": columns, "rows": cells, "note": note}
+
+
+def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
+    """Shares of 1 side by side: their names, sizes and colours."""
+    return {
+        "parts": [
+            {"percent": f"{100 * share:.2f}", "colour": colour, "title": f"{name} {share:.1%}"}
+            for name, share, colour in parts
+            if share > 0
+        ]
+    }
+
+
+def _share_table(document: SimulationDocument) -> dict[str, Any]:
+    """Where the time of the devices goes, a row for those that hold the same stages."""
+    parts = np.array([time_parts(each) for each in document.ranks]) / document.window_s
+    words = [what for _, what in MEANING]
+
+    def share(place: int) -> Callable[[Any], str]:
+        return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
+
+    return _table(
+        group_devices(document.ranks, parts),
+        [
+            Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
+            Column("ranks", lambda own: format_ranks(own.ranks), left=True),
+            Column(
+                "time", lambda own: _bar(zip(words, own.parts.tolist(), _SHARES, strict=True)), True
+            ),
+            *(Column(words[n], share(n), colour=_SHARES[n]) for n in range(len(words))),
+            Column("in flight", lambda own: own.in_flight),
+            Column("peak memory", lambda own: format_bytes(own.memory_bytes)),
+        ],
+        f"Shares of {format_seconds(document.window_s)}.",
+    )
+
+
+def _level_table(document: SimulationDocument) -> dict[str, Any]:
+    """The links of each level, and how busy its busiest port is."""
+    return _table(
+        zip(document.topology.levels, document.levels, strict=True),
+        [
+            Column("level", lambda own: own[0].name, left=True),
+            Column("links", lambda own: link_text(own[0]), left=True),
+            Column("messages", lambda own: f"{own[1].transfer_share:.1%}"),
+            Column("all-reduces", lambda own: f"{own[1].allreduce_share:.1%}"),
+            Column("sent", lambda own: format_bytes(round(own[1].sent_bytes))),
+        ],
+    )
+
+
+def _stage_table(plan: Plan) -> dict[str, Any]:
+    """The stages: their layers, ranks and times."""
+
+    def layers(row: Any) -> str:
+        stage = row[1]
+        return f"{stage.start} to {stage.stop - 1}: {stage.modules[0]} .. {stage.modules[-1]}"
+
+    def or_dash(value: float, form: Callable[[float], str]) -> str:
+        return form(value) if value else "-"
+
+    return _table(
+        enumerate(plan.stages),
+        [
+            Column("#", lambda own: own[0], left=True),
+            Column("layers", layers, left=True),
+            Column("ranks", lambda own: format_ranks(own[1].ranks), left=True),
+            Column("forward", lambda own: format_seconds(own[1].forward_s)),
+            Column("backward", lambda own: format_seconds(own[1].backward_s)),
+            Column("all-reduce", lambda own: or_dash(own[1].allreduce_s, format_seconds)),
+            Column("sends", lambda own: or_dash(own[1].output_bytes, format_bytes)),
+            Column("in flight", lambda own: own[1].in_flight),
+            Column("activations", lambda own: "recomputed" if own[1].recompute else "kept", True),
+        ],
+        "Seconds and bytes of one microbatch on one replica.",
+    )
+
+
+def _memory_table(plan: Plan) -> dict[str, Any]:
+    """The memory of a device of each stage, by parts, against the limit."""
+    limit = plan.memory_limit_bytes
+    most = max([limit or 1, *(stage.memory.total_bytes for stage in plan.stages)])
+    rows = [
+        (s, {name: getattr(stage.memory, f"{name}_bytes") for name in MEMORY})
+        for s, stage in enumerate(plan.stages)
+    ]
+
+    def part(name: str) -> Callable[[Any], str]:
+        return lambda own: format_bytes(own[1][name]) if own[1][name] else "-"
+
+    note = "No limit is known." if limit is None else f"The limit is {format_bytes(limit)}."
+    if plan.reserve.size_bytes:
+        note += f" {format_bytes(plan.reserve.size_bytes)} more are reserved."
+    return _table(
+        rows,
+        [
+            Column("stage", lambda own: own[0], left=True),
+            Column(
+                "of the limit",
+                lambda own: _bar((name, own[1][name] / most, MEMORY[name]) for name in MEMORY),
+                left=True,
+            ),
+            *(Column(name, part(name), colour=MEMORY[name]) for name in MEMORY),
+            Column("all", lambda own: format_bytes(plan.stages[own[0]].memory.total_bytes)),
+        ],
+        note,
+    )
+
+
+def _beside_table(plan: Plan) -> dict[str, Any] | None:
+    """The plans that were found beside the plan, where it says them."""
+    if not plan.runners_up:
+        return None
+    tokens = plan.profile.tokens_per_sample
+    return _table(
+        [RunnerUp.of(plan), *plan.runners_up],
+        [
+            Column("planner", lambda own: own.planner, left=True),
+            Column("schedule", lambda own: own.schedule, left=True),
+            Column("microbatch", lambda own: own.microbatch_size),
+            Column("shape", lambda own: own.shape, left=True),
+            Column("period", lambda own: format_seconds(own.period_s)),
+            Column("speed", lambda own: speed_text(own.samples_per_s, tokens)),
+            Column("memory", lambda own: format_bytes(own.peak_memory_bytes)),
+            Column("fits", lambda own: "yes" if own.fits else "no", left=True),
+        ],
+    )

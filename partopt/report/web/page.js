@@ -99,11 +99,11 @@ function drawTimeline(data, [begin, end], canvas, tip) {
       last = end;
       const [y, tall] = box(row, n, top), wide = Math.max(0.4, end - begin);
       const kind = data.kinds[row.kind[n]];
-      context.fillStyle = kind.shades[Math.min(row.chunk[n], kind.shades.length - 1)];
+      context.fillStyle = kind.colours[row.chunk[n] % 2];
       context.fillRect(begin, y, wide > 3 ? wide - 0.6 : wide, tall);
       const name = String(row.microbatch[n]);
       if (kind.numbered && tall > 8 && wide > 6 + 6 * name.length) {
-        context.fillStyle = kind.ink;
+        context.fillStyle = kind.ink[row.chunk[n] % 2];
         context.textAlign = "center";
         context.fillText(name, (begin + end) / 2, y + tall / 2 + 3.5);
       }

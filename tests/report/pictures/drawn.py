@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from partopt.report.pictures import look
-
 
 class Drawn:
     """The texts and panels of a document, drawn by Agg."""
@@ -14,6 +12,8 @@ class Drawn:
     def __init__(self, picture: Any, monkeypatch: Any) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.text import Text
+
+        from partopt.report.pictures.sheet import style
 
         texts: list[Any] = []
         original = Text.draw
@@ -23,16 +23,16 @@ class Drawn:
                 texts.append(text)
             original(text, renderer)
 
-        with look.style():
+        with style():
             sheet = picture.draw(picture.heading)
-            canvas = FigureCanvasAgg(sheet.figure)
+            self.figure = sheet.finish()
+            canvas = FigureCanvasAgg(self.figure)
             with monkeypatch.context() as patched:
                 patched.setattr(Text, "draw", draw)
                 canvas.draw()
             renderer = canvas.get_renderer()
             found = {id(text): text for text in texts}.values()
             self.boxes = [(each.get_text(), each.get_window_extent(renderer)) for each in found]
-            self.figure = sheet.figure
 
     @property
     def overlaps(self) -> list[tuple[str, str]]:

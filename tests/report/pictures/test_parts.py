@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import partopt as po
-from partopt.report.pictures.boxes import boxes_of
-from partopt.report.pictures.comparison import Point, pareto
-from partopt.report.pictures.folding import Fold, columns_from, columns_of
-from partopt.report.pictures.lettering import fit, pack, text_width
-from partopt.report.pictures.port_use import cut_use, port_use
 from partopt.simulator.execution import execute
 from tests.helpers import flat, two_level, uniform_profile
 from tests.report.pictures import cases
+
+pytest.importorskip("matplotlib", reason="figures are an extra")
+
+from partopt.report.folds import Fold
+from partopt.report.pictures.cluster import boxes_of, cut_use, port_use
+from partopt.report.pictures.profile import columns_from, columns_of
+from partopt.report.pictures.sheet import fit, pack, text_width
+from partopt.report.pictures.tables import Point, pareto
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_columns_hold_every_layer_once_with_its_like(layers):
     assert sorted(itertools.chain(*columns.layers)) == list(range(len(layers)))
     assert all(len({layers[layer] for layer in own}) == 1 for own in columns.layers)
     for own in columns.folds:
-        for place in range(own.first, own.first + own.size):
+        for place in range(own.start, own.start + own.length):
             assert len(columns.layers[place]) == own.times
 
 
@@ -96,17 +99,17 @@ def test_every_device_is_drawn_inside_of_its_server_and_beside_the_others(ranks,
     devices = [each for each in box.within() if each.k == 0]
     assert [each.c for each in devices] == list(range(shown))
     for outer in box.within():
-        for each in outer.members():
+        for each in itertools.chain(*outer.rows):
             assert outer.left < each.left and each.left + each.width < outer.left + outer.width
             assert outer.top < each.top and each.top + each.height < outer.top + outer.height
-        for one, other in itertools.combinations(outer.members(), 2):
+        for one, other in itertools.combinations(itertools.chain(*outer.rows), 2):
             apart = one.left + one.width <= other.left or other.left + other.width <= one.left
             assert apart or one.top + one.height <= other.top
 
 
 def test_equal_servers_are_drawn_once():
     box = boxes_of(cases.replicated(16), 7.0)
-    servers = list(box.members())
+    servers = list(itertools.chain(*box.rows))
     assert [(each.c, each.times) for each in servers] == [(0, 8), (8, 8)]
 
 
@@ -138,7 +141,6 @@ def test_the_front_is_what_no_other_beats(points):
 
 @pytest.mark.parametrize("inches", [0.1, 0.3, 1.0, 3.0])
 def test_texts_are_shortened_to_their_room(inches):
-    pytest.importorskip("matplotlib", reason="figures are an extra")
     for text in ("a", "model.layers.12.attention", "m" * 10_000, "i" * 40):
         short = fit(text, inches, 6.0)
         assert text_width(short, 6.0) <= inches

@@ -1,7 +1,4 @@
-"""What every drawing of a timeline needs.
-
-Words and colours of the kinds of actions, and ticks of a time axis.
-"""
+"""What drawings of all sorts have in common: words, colours, rows of actions, ticks of time."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import numpy as np
 from partopt.documents.simulation import DrawnWindow, RankTimeline
 from partopt.schedules.order import KINDS
 from partopt.simulator.timeline import Slots
-from partopt.units import format_seconds
 
 WORDS = {
     "F": "forward",
@@ -25,39 +21,47 @@ WORDS = {
     "U": "optimizer step",
 }
 
-# Okabe and Ito's colours or shades of them, which colour-blind people can distinguish.
-# In grey, too, forwards are lighter than any backward.
-COLOURS = {
-    "F": "#AEDCF7",
-    "B": "#D55E00",
-    "I": "#E69F00",
-    "W": "#009E73",
-    "R": "#CC79A7",
-    "A": "#4D4D4D",
-    "U": "#F0E442",
-}
-DARKENED = {
-    "F": "#7CC3EE",
-    "B": "#A84A00",
-    "I": "#C08400",
-    "W": "#006B4E",
-    "R": "#A3527F",
-    "A": "#4D4D4D",
-    "U": "#C9BE1F",
-}
+# All colours are Okabe and Ito's or shades of them, which colour-blind people can distinguish.
 
+# of an action, and of one of a rank's second chunk, fourth, ..; in grey, too, forwards are lighter
+# than any backward
+COLOURS = {
+    "F": ("#AEDCF7", "#7CC3EE"),
+    "B": ("#D55E00", "#A84A00"),
+    "I": ("#E69F00", "#C08400"),
+    "W": ("#009E73", "#006B4E"),
+    "R": ("#CC79A7", "#A3527F"),
+    "A": ("#4D4D4D", "#4D4D4D"),
+    "U": ("#F0E442", "#C9BE1F"),
+}
+# of the parts of a device's memory, from the bottom of a bar; neighbours differ in grey
+MEMORY = {
+    "parameters": "#0072B2",
+    "gradients": "#56B4E9",
+    "optimizer": "#CCE5F5",
+    "activations": "#C45A00",
+    "buffers": "#E69F00",
+    "transient": "#F0E442",
+}
+# of stages, light and dark in turn
+_STAGES = [
+    *("#9FD8F5", "#0072B2", "#F0E442", "#B04A00"),
+    *("#A8E6CF", "#00704F", "#F3C6DF", "#8A4B78"),
+]
+
+_UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
 _ACTION = re.compile(r"([0-9]+)([A-Z])([0-9]*)")
 
 
-def shade(letter: str, chunk: int, chunks: int) -> tuple[float, float, float]:
-    """The colour of a kind of action: the later its chunk among those of the rank, the darker."""
-    part = chunk / (chunks - 1) if chunks > 1 else 0.0
-    light, dark = (
-        np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-        for colour in (COLOURS[letter], DARKENED[letter])
-    )
-    red, green, blue = (light + part * (dark - light)).tolist()
-    return red, green, blue
+def stage_colour(stage: int) -> str:
+    """The colour of a stage; far apart from that of the next one, and repeated after eight."""
+    return _STAGES[stage % len(_STAGES)]
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever can be read on `colour`."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 128 else "white"
 
 
 def read_row(rank: RankTimeline) -> Slots:
@@ -80,14 +84,16 @@ def read_row(rank: RankTimeline) -> Slots:
     )
 
 
+def _unit(seconds: float) -> tuple[str, float]:
+    """The unit in which seconds are written, and how many make a second."""
+    return next((each for each in _UNITS if abs(seconds) * each[1] >= 0.99995), _UNITS[-1])
+
+
 def span_text(window: DrawnWindow) -> str:
     """`131.8-133.6 s`: from when to when a window goes, in digits that tell the two apart."""
-    span = window.end_s - window.begin_s
-    unit, factor = next(
-        (pair for pair in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if window.end_s * pair[1] >= 1),
-        ("ns", 1e9),
-    )
-    digits = max(0, 1 - math.floor(math.log10(span * factor)))
+    unit, factor = _unit(window.end_s)
+    span = (window.end_s - window.begin_s) * factor
+    digits = max(0, 1 - math.floor(math.log10(span)))
     return f"{window.begin_s * factor:.{digits}f}-{window.end_s * factor:.{digits}f} {unit}"
 
 
@@ -107,5 +113,5 @@ def ticks(begin: float, end: float, most: int) -> list[tuple[float, str]]:
 
 def tick_label(seconds: float) -> str:
     """`20 ms`: no zeros after the point."""
-    number, unit = format_seconds(seconds).split()
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+    unit, factor = _unit(seconds) if seconds else _UNITS[0]
+    return f"{round(seconds * factor, 6):.8g} {unit}"

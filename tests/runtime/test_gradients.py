@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.runtime.buckets import Sum, buckets_of
 from partopt.runtime.context import Context
+from partopt.runtime.gradients import Sum, buckets_of
 from partopt.runtime.processes import run_local
 
 WIDTH, RANKS, MICROBATCHES = 6, 2, 3

@@ -1,0 +1,333 @@
+"""The links of a cluster as measured, the topology fitted to them, and how far that is off.
+
+A message of x bytes takes l + x / b from its send to its arrival. The call that sends keeps its
+thread for o + c x of that, which the topology says of both devices. An all-reduce is a ring
+(Patarasuk and Yuan, 2009).
+"""
+
+# l, b   latency and bandwidth of a link
+# o, c   seconds a message and a byte take of the device that sends them (overhead, 1 / copy)
+# r      ranks of an all-reduce
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.cost.collectives import allreduce_s
+from partopt.documents import Note
+from partopt.documents.topology import FASTEST, AllReduceRates, Device, Level, Topology
+from partopt.errors import PartoptError
+from partopt.units import format_bytes
+
+Floats = NDArray[np.float64]
+
+POOR = 0.15  # a fit with a larger error anywhere is called poor
+_BUSY = 0.25  # runnable processes for each core, above which a host is busy
+_WIDTH = 98  # of comments in the file
+_ROUNDS = 30  # of weights
+_TUNING = 1.5  # times the median error: from there an error counts linearly
+_LEAST = 0.01  # errors below this always count as squares
+
+
+@dataclass(frozen=True)
+class MeasuredLevel:
+    """A level of a cluster, and which ranks are measured for it."""
+
+    name: str
+    size: int
+    pair: tuple[int, int]  # ranks that send each other messages
+    allreduces: tuple[tuple[int, ...], ...]  # ranks of each
+
+
+def levels_of(ranks: int, per_server: int) -> list[MeasuredLevel]:
+    """The levels of `ranks` ranks in servers of `per_server`, innermost first.
+
+    Ranks are numbered server by server. All-reduces are over the first 2, 4, ... members of a
+    level, and over all of them. Raises PartoptError for a single rank, and for servers that do not
+    divide the ranks.
+    """
+    if ranks < 2:
+        raise PartoptError(
+            f"`ranks={ranks}`: a link has two ends",
+            "measure with 2 ranks or more",
+            code="invalid-option",
+            option="ranks",
+            value=ranks,
+        )
+    if per_server < 1 or ranks % per_server:
+        raise PartoptError(
+            f"`per_server={per_server}`: {ranks} ranks are not whole servers of {per_server}",
+            "choose a divisor of the number of ranks",
+            code="invalid-option",
+            option="per_server",
+            value=per_server,
+        )
+    levels = []
+    for name, members in (
+        ("server", range(per_server)),
+        ("cluster", range(0, ranks, per_server)),
+    ):
+        r = len(members)
+        if r > 1:
+            counts = [2**power for power in range(1, r.bit_length()) if 2**power < r]
+            groups = tuple(tuple(members[:count]) for count in [*counts, r])
+            levels.append(MeasuredLevel(name, r, (members[0], members[1]), groups))
+    return levels
+
+
+@dataclass(frozen=True)
+class MessageSample:
+    """A message of a level: its seconds, and those until the call that sends it returns."""
+
+    size_bytes: int
+    seconds: float
+    send_s: float
+
+
+@dataclass(frozen=True)
+class AllReduceSample:
+    """An all-reduce over `ranks` ranks, each on its own member of the level."""
+
+    ranks: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LevelSamples:
+    """Everything measured on one level."""
+
+    name: str
+    size: int
+    messages: tuple[MessageSample, ...]
+    allreduces: tuple[AllReduceSample, ...]
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """The levels of a cluster, innermost first, and what they were measured on."""
+
+    device: str
+    memory_bytes: int | None  # of one rank's device
+    backend: str
+    ranks: int
+    hosts: tuple[str, ...]  # of each rank
+    load: float  # runnable processes of the busiest host for each of its cores, before
+    cores: int  # of that host
+    levels: tuple[LevelSamples, ...]
+    whole: tuple[AllReduceSample, ...] = ()  # over all ranks, where there are several levels
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measured figure beside what the topology says; `error` is positive where that is more."""
+
+    level: str
+    what: str
+    size_bytes: int
+    measured_s: float
+    fitted_s: float
+    error: float
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the topology is too far off here."""
+        return abs(self.error) > POOR
+
+
+@dataclass(frozen=True)
+class FittedLinks:
+    """A measurement, the topology fitted to it, and how far off that is, size by size.
+
+    `notes` say what makes the figures doubtful.
+    """
+
+    measurement: LinkMeasurement
+    topology: Topology
+    comparisons: Sequence[Comparison]
+    notes: Sequence[Note]
+
+    @classmethod
+    def of(cls, measurement: LinkMeasurement, name: str, per_server: int) -> FittedLinks:
+        """The topology `name` with so many ranks in a server."""
+        topology = fit_topology(measurement, name)
+        comparisons = list(compare(measurement, topology))
+        return cls(measurement, topology, comparisons, list(notes_of(measurement, per_server)))
+
+    @property
+    def worst(self) -> Comparison:
+        """Where the fit is furthest off."""
+        return max(self.comparisons, key=lambda each: abs(each.error))
+
+    @property
+    def quality(self) -> str:
+        """`good fit: ...` or `POOR FIT: ...`, with the sizes at which it fails."""
+        far = self.worst
+        where = f"{far.level}, {far.what}, {format_bytes(far.size_bytes)}"
+        largest = f"largest error {abs(far.error):.0%} ({where})"
+        failing: dict[str, list[str]] = {}
+        for each in self.comparisons:
+            if each.is_poor:
+                sizes = failing.setdefault(f"{each.level}, {each.what}", [])
+                sizes.append(format_bytes(each.size_bytes))
+        if not failing:
+            return f"good fit: {largest}"
+        places = "; ".join(f"{place}: {', '.join(sizes)}" for place, sizes in failing.items())
+        return f"POOR FIT: {largest}; over {POOR:.0%} off at {places}"
+
+    @property
+    def text(self) -> str:
+        """The file of the cluster, which `Topology.parse` reads: how good it is, in comments."""
+        notes = [*(note.text for note in self.notes), self.quality]
+        head = [f"# {line}\n" for note in notes for line in textwrap.wrap(note, _WIDTH)]
+        return "".join([*head, self.topology.dump().rstrip("\n"), "\n"])
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All figures, as JSON has them (`partopt.links/1`)."""
+        return {
+            "schema": "partopt.links/1",
+            "topology": self.topology,
+            "is_poor": self.worst.is_poor,
+            "comparisons": self.comparisons,
+            "measurement": self.measurement,
+            "notes": self.notes,
+        }
+
+
+def fit_topology(measurement: LinkMeasurement, name: str) -> Topology:
+    """The topology whose levels come nearest to what was measured; its all-reduces are rings."""
+    holds_devices = measurement.backend == "gloo"  # others send without the thread that computes
+    return Topology(
+        name=name,
+        device=Device(name=measurement.device, memory_bytes=measurement.memory_bytes),
+        levels=[
+            _fit_level(samples, measurement.backend, holds_devices)
+            for samples in measurement.levels
+        ],
+        allreduce="ring",
+    )
+
+
+def _fit_level(samples: LevelSamples, link: str, holds_devices: bool) -> Level:
+    """The level that comes nearest to the samples; its devices may be held by messages."""
+    sizes = np.array([each.size_bytes for each in samples.messages], dtype=np.float64)
+    columns = np.stack([np.ones_like(sizes), sizes], 1)
+    seconds = np.array([each.seconds for each in samples.messages])
+    latency, byte_s = fit_factors(columns, seconds, seconds)
+    overhead = copy = 0.0
+    if holds_devices:  # errors are shares of the whole message
+        sends = np.array([each.send_s for each in samples.messages])
+        overhead, copy = fit_factors(columns, sends, seconds)
+    r = np.array([each.ranks for each in samples.allreduces], dtype=np.float64)
+    sizes = np.array([each.size_bytes for each in samples.allreduces], dtype=np.float64)
+    seconds = np.array([each.seconds for each in samples.allreduces])
+    columns = np.stack([2 * (r - 1), 2 * (r - 1) / r * sizes], 1)
+    step, ring_byte_s = fit_factors(columns, seconds, seconds)
+    return Level(
+        name=samples.name,
+        link=link,
+        size=samples.size,
+        bandwidth_bytes_per_s=_rate(byte_s),
+        latency_s=_round(latency),
+        overhead_s=_round(overhead) or msgspec.UNSET,
+        copy_bytes_per_s=_rate(copy) if copy else msgspec.UNSET,
+        allreduce=AllReduceRates(bandwidth_bytes_per_s=_rate(ring_byte_s), latency_s=_round(step)),
+    )
+
+
+def _rate(byte_s: float) -> float:
+    """Bytes per second."""
+    return _round(1 / byte_s) if byte_s * FASTEST > 1 else FASTEST
+
+
+def _round(value: float) -> float:
+    """The value with four digits."""
+    return float(f"{value:.3e}")
+
+
+def fit_factors(columns: Floats, target: Floats, scale: Floats) -> list[float]:
+    """Factors >= 0 of `columns`, shape (points, factors), whose sum comes near to `target`.
+
+    Errors are shares of `scale`. Least squares with Huber's weights (Huber, 1964), a few times
+    over: a single point far off moves the factors little.
+    """
+    A, y = columns / scale[:, None], target / scale
+    lengths = np.sqrt((A**2).sum(axis=0))  # seconds and seconds a byte differ by many digits
+    lengths[lengths == 0] = 1.0
+    A = A / lengths
+    weights, factors = np.ones(len(y)), np.zeros(A.shape[1])
+    for _ in range(_ROUNDS):
+        factors = _least_squares(A * weights[:, None] ** 0.5, y * weights**0.5)
+        errors = np.abs(A @ factors - y)
+        bound = max(_LEAST, _TUNING * float(np.median(errors)))
+        weights = np.minimum(1.0, bound / np.maximum(errors, bound))
+    return [float(factor) for factor in factors / lengths]
+
+
+def _least_squares(A: Floats, y: Floats) -> Floats:
+    """The factors >= 0 of least squares: of a few columns, some that are used and others at 0."""
+    best, least = np.zeros(A.shape[1]), float(y @ y)
+    for count in range(1, A.shape[1] + 1):
+        for used in map(list, itertools.combinations(range(A.shape[1]), count)):
+            factors = np.linalg.lstsq(A[:, used], y, rcond=None)[0]
+            square = float(((A[:, used] @ factors - y) ** 2).sum())
+            if (factors >= 0).all() and square < least * (1 - 1e-9):
+                best, least = np.zeros(A.shape[1]), square
+                best[used] = factors
+    return best
+
+
+def compare(measurement: LinkMeasurement, topology: Topology) -> Iterator[Comparison]:
+    """All measured figures that the topology speaks of, level by level.
+
+    What a message takes of its sender is compared as a share of the whole message.
+    """
+
+    def reduced(samples: AllReduceSample, level: str, step: int) -> Comparison:
+        ranks = range(0, samples.ranks * step, step)
+        fitted, measured = allreduce_s(samples.size_bytes, ranks, topology), samples.seconds
+        what, error = f"all-reduce of {samples.ranks}", fitted / measured - 1
+        return Comparison(level, what, samples.size_bytes, measured, fitted, error)
+
+    for place, (samples, level) in enumerate(zip(measurement.levels, topology.levels, strict=True)):
+        for each in samples.messages:
+            size, measured = each.size_bytes, each.seconds
+            fitted = level.latency_s + size / level.bandwidth_bytes_per_s
+            error = fitted / measured - 1
+            yield Comparison(level.name, "message", size, measured, fitted, error)
+        for each in samples.messages if level.overhead_s or level.copy_bytes_per_s else ():
+            size, measured = each.size_bytes, each.send_s
+            fitted = level.message_s + size * level.copy_byte_s
+            error = (fitted - measured) / each.seconds
+            yield Comparison(level.name, "its sender", size, measured, fitted, error)
+        for exchange in samples.allreduces:
+            yield reduced(exchange, level.name, topology.group_size(place))
+    for exchange in measurement.whole:
+        yield reduced(exchange, "all", 1)
+
+
+def notes_of(measurement: LinkMeasurement, per_server: int) -> Iterator[Note]:
+    """What makes the figures doubtful: busy hosts, shared cores, servers that are not hosts."""
+    cores, hosts = measurement.cores, measurement.hosts
+    if measurement.load > _BUSY:
+        load = f"a load of {measurement.load * cores:.1f} on {cores} cores"
+        yield Note(code="busy-host", text=f"the machine is busy: {load} before the measurement")
+    on_one = max(hosts.count(host) for host in hosts)
+    if measurement.backend == "gloo" and on_one > cores:
+        yield Note(code="shared-cores", text=f"{on_one} ranks share {cores} cores of a host")
+    servers = [hosts[first : first + per_server] for first in range(0, len(hosts), per_server)]
+    if any(len(set(server)) > 1 for server in servers):
+        yield Note(code="split-server", text="ranks of one server lie on several hosts")
+    if len(servers) > len({host for server in servers for host in server}):
+        yield Note(
+            code="one-host", text="servers lie on one host: the level between them is no network"
+        )

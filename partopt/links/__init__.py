@@ -1,1 +1,0 @@
-"""What links achieve, from measured seconds to a topology: no device and no torch here."""

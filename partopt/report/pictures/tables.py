@@ -1,0 +1,352 @@
+"""Tables as pictures: speed against memory, speed against devices, predicted beside measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from partopt.documents.comparison import Comparison, ComparisonRow
+from partopt.documents.group_comparison import GroupComparison, GroupRow
+from partopt.documents.plan import Plan
+from partopt.documents.run import Run
+from partopt.documents.scaling import Scaling, ScalingRow
+from partopt.report.basis import basis_lines, basis_of_several, basis_text
+from partopt.report.figures import speed_text, speeds, tokens_per_sample
+from partopt.report.looks import COLOURS
+from partopt.report.pictures.sheet import (
+    BLUE,
+    GREY,
+    LEFT,
+    PANEL,
+    RIGHT,
+    SIZE,
+    SMALL,
+    Heading,
+    Picture,
+    Sheet,
+    bytes_axis,
+    draw_bars,
+    fit,
+    seconds_axis,
+    stack_labels,
+)
+from partopt.report.run import error
+from partopt.units import format_bytes, format_count, format_rate, format_seconds
+
+# inches: of axes, of the names beside them, of a name; the lowest axes of points
+_WIDTH, _NAMES, _LINE, _LOWEST = 3.9, 2.45, 0.13, 1.9
+_FAR = 8  # times the most memory: a limit above that is not drawn
+# inches: of the axes of a scaling, right of them, of a line of shapes, of the widest shape
+_SCALE, _HEIGHT, _BESIDE, _SHAPES, _WIDEST = 4.2, 2.4, 0.35, 0.12, 1.2
+_PART, _GAP, _BAR, _WHOLE = 0.55, 0.1, 0.16, 1.5  # inches of a run: panels, bars, names
+# of a rank: what it is called, and its colour
+_PARTS = {
+    "forward_s": ("forward", COLOURS["F"][0]),
+    "backward_s": ("backward", COLOURS["B"][0]),
+    "transfer_s": ("transfer", BLUE),
+    "allreduce_s": ("all-reduce", COLOURS["A"][0]),
+    "idle_s": ("idle", "#BBBBBB"),
+    "peak_memory_bytes": ("memory", "#A8E6CF"),
+}
+
+
+class Point(NamedTuple):
+    """A plan as a point; `speed` is in `unit`, samples or tokens, a second."""
+
+    name: str
+    speed: float
+    unit: str
+    memory_bytes: int
+    fits: bool
+
+    def __str__(self) -> str:
+        """The point in words."""
+        speed, memory = format_rate(self.speed, self.unit), format_bytes(self.memory_bytes)
+        return f"{self.name}: {speed}, {memory}{'' if self.fits else ', does not fit'}"
+
+
+def points_of_plans(plans: Sequence[Plan]) -> list[Point]:
+    """The plans, by their schedules where these differ, else by their planners."""
+    unit, rates = speeds([plan.predicted for plan in plans])
+    by_schedule = len({plan.schedule for plan in plans}) > 1
+    return [
+        Point(
+            f"{plan.schedule if by_schedule else plan.planner} {plan.shape}",
+            rate,
+            unit,
+            plan.peak_memory_bytes,
+            plan.fits,
+        )
+        for plan, rate in zip(plans, rates, strict=True)
+    ]
+
+
+def comparison_picture(comparison: Comparison | GroupComparison) -> Picture:
+    """Speed against bytes on the fullest device, with the limit of a device as a line."""
+    rows: Sequence[ComparisonRow | GroupRow] = comparison.rows
+    unit, rates = speeds(rows)
+    points = [
+        Point(
+            f"{row.planner if isinstance(row, ComparisonRow) else row.profile} {row.shape}",
+            rate,
+            unit,
+            row.peak_memory_bytes,
+            row.fits,
+        )
+        for row, rate in zip(rows, rates, strict=True)
+    ]
+    parts = [comparison.model]
+    if isinstance(comparison, Comparison):
+        parts += [comparison.schedule, f"microbatch {comparison.microbatch_size}"]
+        basis = basis_lines(comparison.estimated)
+    else:
+        basis = basis_of_several([(row.profile, row.estimated) for row in comparison.rows])
+    best = max((point for point in points if point.fits), key=lambda p: p.speed, default=None)
+    fastest = "nothing fits"
+    if best is not None:
+        fastest = f"fastest {best.name} at {format_rate(best.speed, best.unit)}"
+    parts += [f"{comparison.topology.cluster.devices} devices", fastest]
+    told = [*map(str, points), *(text for _, text in basis)]
+    heading = Heading(parts, f"Speed against memory of plans. {'; '.join(told)}.")
+
+    def draw(heading: Heading) -> Sheet:
+        sheet = Sheet(heading, LEFT + _WIDTH + _NAMES + RIGHT)
+        draw_points(sheet, points, comparison.topology.device.memory_bytes)
+        sheet.legend(handles_of_points(points))
+        return sheet
+
+    return Picture(heading, draw)
+
+
+def draw_points(sheet: Sheet, points: Sequence[Point], limit: int | None) -> None:
+    """A panel of the points, with their names beside it."""
+    height = max(_LOWEST, _LINE * len(points))
+    most = max(point.memory_bytes for point in points)
+    near = limit is not None and limit <= _FAR * max(most, 1)
+    right = max(most, limit if limit is not None and near else 1) * 1.06
+    top = max(max(point.speed for point in points), 1e-9) * 1.08
+    sheet.down += 0.14
+    high = sheet.down
+    axes = sheet.panel(height, _WIDTH)
+    axes.set_xlim(0, right)
+    axes.set_ylim(0, top)
+    axes.patch.set_visible(False)  # lines to the names lie below
+    if front := pareto(points):
+        memory, heights = [p.memory_bytes for p in front], [p.speed for p in front]
+        end = limit if limit is not None and near else right
+        axes.step([*memory, end], [*heights, heights[-1]], where="post", color=GREY, lw=0.8)
+    for point in points:
+        full, place = BLUE if point.fits else "white", (point.memory_bytes, point.speed)
+        axes.plot(*place, "o", ms=5, mfc=full, mec=BLUE, mew=1.0, clip_on=False, zorder=4)
+        sheet.tell_point(axes, *place, str(point))
+    if limit is not None:
+        if near:
+            axes.axvline(limit, color="black", lw=0.8, ls="--")
+        text = f"limit {format_bytes(limit)}" + ("" if near else ", far to the right")
+        at = min(limit, right) / right
+        look: Any = {"ha": "right" if at > 0.5 else "left", "va": "bottom", "size": SMALL}
+        sheet.text(LEFT + _WIDTH * at, high - 0.02, text, **look)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axes.set_xlabel("memory of the fullest device", labelpad=2)
+    axes.set_ylabel(f"{points[0].unit}/s")
+    # names from the fastest down, a line apart, each with a line to its point
+    left, down = LEFT + _WIDTH + 0.3, float("-inf")
+    for n, point in enumerate(sorted(points, key=lambda point: -point.speed)):
+        own = high + height * (1 - point.speed / top)
+        lowest = high + height - _LINE * (len(points) - 1 - n)
+        down = max(down + _LINE, high, min(own, lowest))
+        name = fit(point.name, _NAMES - 0.3, SMALL)
+        sheet.text(left, down, name, size=SMALL, va="center_baseline")
+        ends = (LEFT + _WIDTH * point.memory_bytes / right, own), (LEFT + _WIDTH + 0.08, own)
+        sheet.line([*ends, (left - 0.03, down)], color=GREY, linewidth=0.3)
+    sheet.down += 0.33
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points that fit and of which none is as fast with less memory, by memory."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.memory_bytes, -point.speed)):
+        if point.fits and (not front or point.speed > front[-1].speed):
+            front.append(point)
+    return front
+
+
+def handles_of_points(points: Sequence[Point]) -> dict[str, Any]:
+    """What the marks mean."""
+    look: Any = {"marker": "o", "markersize": 4, "linewidth": 0, "markeredgecolor": BLUE}
+    handles: dict[str, Any] = {}
+    if any(point.fits for point in points):
+        handles["plan that fits"] = Line2D([], [], color=BLUE, **look)
+        handles["no other is as fast with less"] = Line2D([], [], color=GREY, linewidth=0.8)
+    if not all(point.fits for point in points):
+        handles["does not fit"] = Line2D([], [], color="white", **look)
+    return handles
+
+
+def scaling_picture(scaling: Scaling) -> Picture:
+    """Speed against devices, beside the ideal, which in logarithms is a straight line."""
+    rows = sorted(scaling.rows, key=lambda row: row.devices)
+    told = [_describe(row) for row in scaling.rows]
+    best = max((row for row in rows if row.fits), key=lambda row: row.samples_per_s, default=None)
+    fastest = "nothing fits"
+    if best is not None:
+        fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
+    few, many = rows[0].devices, rows[-1].devices
+    span = f"{few} to {many} devices" if few < many else f"{many} devices"
+    basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
+    about = f"Speed against devices. {'; '.join(told)}.{basis}"
+    return Picture(Heading(("scaling", span, fastest), about), partial(_draw_scaling, rows))
+
+
+def _describe(row: ScalingRow) -> str:
+    """A row in words."""
+    devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
+    speed = speed_text(row.samples_per_s, tokens_per_sample(row))
+    fits = "" if row.fits else ", does not fit"
+    return f"{devices}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+
+
+def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
+    sheet = Sheet(heading, LEFT + _SCALE + _BESIDE)
+    sheet.down += 0.08
+    axes = sheet.panel(_HEIGHT, _SCALE)
+    unit, rates = speeds(rows)
+    devices, heights = [row.devices for row in rows], [max(rate, 1e-9) for rate in rates]
+    ideal = heights[0] / devices[0]
+    axes.plot(devices, [ideal * each for each in devices], color=GREY, lw=0.8, ls="--")
+    axes.plot(devices, heights, color=BLUE, lw=1.2)
+    for row, speed in zip(rows, heights, strict=True):
+        full = BLUE if row.fits else "white"
+        axes.plot(row.devices, speed, "o", ms=5, mfc=full, mec=BLUE, mew=1.0)
+        sheet.tell_point(axes, row.devices, speed, _describe(row))
+    low, high = math.log2(devices[0]), math.log2(devices[-1])
+    beside = max(0.3, 0.12 * (high - low))
+    low, high = low - beside, high + beside
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlim(2**low, 2**high)
+    axes.set_xticks(devices, [""] * len(devices))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", length=0)
+    axes.set_ylabel(f"{unit}/s", fontsize=SIZE)
+    # numbers of devices that have room, and below them, on several lines, the shapes
+    middles = [(math.log2(each) - low) / (high - low) * _SCALE for each in devices]
+    numbers = [(at, str(each)) for at, each in zip(middles, devices, strict=True)]
+    shown = [line == 0 for line in stack_labels(numbers, SMALL)]
+    for (middle, number), has_room in zip(numbers, shown, strict=True):
+        if has_room:
+            sheet.text(LEFT + middle, sheet.down + 0.06, number, size=SMALL, ha="center")
+    forms = [
+        row.shape if number else f"{row.devices}: {row.shape}"
+        for row, number in zip(rows, shown, strict=True)
+    ]
+    shapes = [(at, fit(form, _WIDEST, SMALL)) for at, form in zip(middles, forms, strict=True)]
+    lines = stack_labels(shapes, SMALL)
+    look: Any = {"size": SMALL, "ha": "center", "color": GREY}
+    for (middle, shape), line in zip(shapes, lines, strict=True):
+        if line is not None:
+            sheet.text(LEFT + middle, sheet.down + 0.18 + _SHAPES * line, shape, **look)
+    sheet.down += 0.2 + _SHAPES * (1 + max((line for line in lines if line), default=0))
+    name = "devices, and replicas of the stages"
+    sheet.text(LEFT + _SCALE / 2, sheet.down, name, ha="center")
+    sheet.down += 0.25
+    mark: Any = {"color": BLUE, "marker": "o", "markersize": 4, "linewidth": 1.2}
+    handles: dict[str, Any] = {"best plan": Line2D([], [], **mark)}
+    if not all(row.fits for row in rows):
+        handles["does not fit"] = Line2D([], [], **mark | {"markerfacecolor": "white"})
+    handles["ideal, from the first"] = Line2D([], [], color=GREY, linewidth=0.8, linestyle="--")
+    sheet.legend(handles)
+    return sheet
+
+
+def run_picture(run: Run) -> Picture:
+    """The whole as bars, and below it a panel for each part that takes time: a bar a rank."""
+    plan = run.plan
+    unit = "a microbatch" if plan.schedule.startswith("pipedream") else "an iteration"
+    parts = (
+        plan.model,
+        plan.schedule,
+        f"{len(run.ranks)} ranks",
+        f"{plan.microbatches} microbatches",
+        f"measured {format_seconds(run.measured_s)} {unit}",
+        f"predicted {format_seconds(run.predicted_s)}",
+        f"error {error(run.predicted_s, run.measured_s)}",
+    )
+    about = "Predicted beside measured: the whole, and each rank's forward, backward and waiting."
+    basis = "" if plan.estimated is None else f" {basis_text(plan.estimated)}."
+    heading = Heading(parts, f"{about} {', '.join(parts)}.{basis}")
+    return Picture(heading, partial(_draw_run, run))
+
+
+def _draw_run(run: Run, heading: Heading) -> Sheet:
+    sheet = Sheet(heading)
+    sheet.down += 0.1
+    _draw_whole(sheet.axes(LEFT + _WHOLE, PANEL - _WHOLE, 3 * _BAR), run)
+    axes = None
+    step = max(1, int(np.ceil(0.3 * len(run.ranks) / PANEL)))
+    for name, (label, _) in _PARTS.items():
+        pairs = [[getattr(half, name) for half in (r.predicted, r.measured)] for r in run.ranks]
+        values = np.array(pairs, dtype=float)  # NaN where nobody counted
+        if np.nanmax(values, initial=0) <= 0:
+            continue
+        sheet.down += _GAP
+        axes = sheet.panel(_PART)
+        _draw_part(axes, name, *values.T)
+        axes.set_xlim(-0.6, len(run.ranks) - 0.4)
+        axes.set_xticks(range(0, len(run.ranks), step), [])
+        axes.tick_params(axis="x", length=0)
+        form = format_bytes if name == "peak_memory_bytes" else format_seconds
+        for place, pair in enumerate(pairs):
+            words = ["-" if value is None else form(value) for value in pair]
+            text = f"rank {run.ranks[place].rank}, {label}: predicted {words[0]}"
+            sheet.tell(axes, place - 0.5, place + 0.5, f"{text}, measured {words[1]}")
+    if axes is not None:  # ranks are named below the last panel, all or every so many
+        axes.set_xticks(axes.get_xticks(), [str(rank.rank) for rank in run.ranks[::step]])
+        axes.set_xlabel("rank", labelpad=2)
+    sheet.down += 0.33
+    sheet.legend(
+        {
+            "measured": Patch(facecolor="#BBBBBB", edgecolor=GREY, linewidth=0.3),
+            "predicted": Line2D([], [], color="black", linewidth=1.2),
+        }
+    )
+    return sheet
+
+
+def _draw_whole(axes: Axes, run: Run) -> None:
+    """The period as it was predicted, with the run's own times, and measured."""
+    seconds = [run.predicted_s, run.own_times_s, run.measured_s]
+    faces, names = ["white", "#DDDDDD", GREY], ["predicted", "with the run's own times", "measured"]
+    bars = axes.barh([2, 1, 0], seconds, 0.7, color=faces, edgecolor="black", linewidth=0.6)
+    axes.bar_label(bars, [format_seconds(value) for value in seconds], padding=3, size=SMALL)
+    axes.set_xlim(0, 1.2 * max(*seconds, 1e-12))
+    axes.set_ylim(-0.5, 2.5)
+    axes.set_yticks([2, 1, 0], names)
+    axes.tick_params(axis="both", length=0)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+
+
+def _draw_part(axes: Axes, name: str, predicted: Any, measured: Any) -> None:
+    """A bar for what was measured of each rank, a line across it for what was predicted."""
+    label, colour = _PARTS[name]
+    places = np.arange(len(measured))
+    draw_bars(axes, places, measured, 0.7, facecolor=colour, edgecolor=GREY, linewidth=0.3)
+    for colour, width in (("white", 2.4), ("black", 1.2)):
+        axes.hlines(predicted, places - 0.45, places + 0.45, color=colour, linewidth=width)
+    axes.set_ylim(0, 1.12 * np.nanmax([predicted, measured]))
+    (bytes_axis if name == "peak_memory_bytes" else seconds_axis)(axes, label, most=2)

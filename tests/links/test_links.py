@@ -1,0 +1,146 @@
+"""Known figures are found again in measurements made from them, and curves are called poor."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partopt.documents.topology import Topology
+from partopt.errors import PartoptError
+from partopt.links import (
+    AllReduceSample,
+    FittedLinks,
+    compare,
+    fit_factors,
+    fit_topology,
+    levels_of,
+    notes_of,
+)
+from partopt.report.links import render
+from tests.links.synthetic import (
+    BANDWIDTH,
+    COPY,
+    LATENCY_S,
+    OVERHEAD_S,
+    RING_BANDWIDTH,
+    SIZES,
+    STEP_S,
+    level_samples,
+    measurement,
+    server,
+)
+
+LEVELS = [level_samples(level) for level in levels_of(4, 2)]
+MEASURED = measurement(*LEVELS)
+
+
+def test_the_levels_of_servers():
+    inside, between = levels_of(8, 2)
+    assert (inside.name, inside.size, inside.pair) == ("server", 2, (0, 1))
+    assert (between.name, between.size, between.pair) == ("cluster", 4, (0, 2))
+    assert between.allreduces == ((0, 2), (0, 2, 4, 6))
+
+
+def test_one_server_and_a_rank_a_server():
+    (level,) = levels_of(5, 5)
+    assert (level.name, level.allreduces) == ("server", ((0, 1), (0, 1, 2, 3), (0, 1, 2, 3, 4)))
+    (level,) = levels_of(3, 1)
+    assert (level.name, level.size, level.allreduces) == ("cluster", 3, ((0, 1), (0, 1, 2)))
+
+
+@pytest.mark.parametrize(("ranks", "per_server"), [(1, 1), (0, 1), (4, 3), (4, 0), (4, 8)])
+def test_no_levels(ranks, per_server):
+    with pytest.raises(PartoptError):
+        levels_of(ranks, per_server)
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 1e-3), (0.05, 0.15)])
+def test_known_figures_are_recovered(noise, within):
+    links = FittedLinks.of(measurement(level_samples(server(), noise)), "c", 4)
+    (level,) = links.topology.levels
+    assert (level.bus, level.links, level.size) == (False, 1, 4)
+    assert level.bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=within)
+    assert level.latency_s == pytest.approx(LATENCY_S, rel=within)
+    assert level.overhead_s == pytest.approx(OVERHEAD_S, rel=within)
+    assert level.copy_bytes_per_s == pytest.approx(COPY, rel=within)
+    assert level.allreduce.bandwidth_bytes_per_s == pytest.approx(RING_BANDWIDTH, rel=within)
+    assert level.allreduce.latency_s == pytest.approx(STEP_S, rel=within)
+    assert not links.worst.is_poor
+
+
+def test_one_point_far_off_moves_the_figures_little_and_is_called_poor():
+    samples = level_samples(
+        server(2), seconds_of=lambda x: (LATENCY_S + x / BANDWIDTH) * (3 if x == 1_000_000 else 1)
+    )
+    links = FittedLinks.of(measurement(samples, ranks=2), "c", 2)
+    assert links.topology.levels[0].bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
+    assert {each.size_bytes for each in links.comparisons if each.is_poor} == {1_000_000}
+
+
+def test_a_kinked_curve_is_poor():
+    samples = level_samples(
+        server(), seconds_of=lambda x: LATENCY_S + x / (BANDWIDTH / (1 + 4 * (x > 5e6)))
+    )
+    assert FittedLinks.of(measurement(samples), "c", 4).worst.is_poor
+
+
+def test_an_allreduce_over_both_levels_is_compared_with_the_formula_of_plans():
+    twice = tuple(  # what six steps take, and as long again
+        AllReduceSample(4, size, 2 * 6 * (STEP_S + size / 4 / RING_BANDWIDTH)) for size in SIZES
+    )
+    slow = replace(MEASURED, whole=twice)
+    found = [each for each in compare(slow, fit_topology(slow, "c")) if each.level == "all"]
+    assert len(found) == len(SIZES)
+    assert all(each.error == pytest.approx(-0.5, abs=0.01) for each in found)
+
+
+def test_under_nccl_the_calls_of_the_host_are_not_the_time_of_a_device():
+    measured = measurement(level_samples(server()), backend="nccl")
+    level = fit_topology(measured, "c").levels[0]
+    assert not level.overhead_s and not level.copy_bytes_per_s
+    assert level.bandwidth_bytes_per_s == pytest.approx(BANDWIDTH, rel=1e-3)
+
+
+def test_factors_are_never_negative():
+    columns = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    factors = fit_factors(columns, np.array([0.5, 2.0, 3.5]), np.ones(3))
+    assert factors[0] == 0 and factors[1] > 0
+
+
+def test_the_file_is_the_topology_behind_what_is_said_of_the_fit():
+    links = FittedLinks.of(replace(MEASURED, load=0.6), "two-by-two", 2)
+    assert Topology.parse(links.text.encode()) == links.topology
+    lines = links.text.splitlines()
+    assert lines[0].startswith("# the machine is busy: a load of 4.8 on 8 cores")
+    assert lines[2].startswith("# good fit: largest error 0% (")
+
+
+def test_a_poor_fit_says_where_it_fails():
+    kinked = level_samples(
+        levels_of(2, 2)[0], seconds_of=lambda x: 1e-3 if x == 64_000 else 5e-5 + x / 3e9
+    )
+    links = FittedLinks.of(measurement(kinked, ranks=2), "kinked", 2)
+    assert links.quality.startswith("POOR FIT: largest error ")
+    assert "; over 15% off at server, message: 64 kB" in links.quality
+    assert links.text.startswith("# POOR FIT: ")
+    assert " poor\n" in render(links)
+
+
+def test_the_report_has_a_row_for_every_figure():
+    links = FittedLinks.of(MEASURED, "two-by-two", 2)
+    text = render(links)
+    rows = [line for line in text.splitlines() if line.startswith(("server ", "cluster "))]
+    assert len(rows) == len(links.comparisons) + 2  # the levels themselves
+    assert max(map(len, text.splitlines())) <= 100
+    assert "ranks    4 on 1 host, gloo" in text
+
+
+def test_what_makes_figures_doubtful():
+    busy = measurement(*LEVELS, load=0.6, cores=2)
+    assert [note.code for note in notes_of(busy, 2)] == ["busy-host", "shared-cores", "one-host"]
+    assert next(notes_of(busy, 2)).text == (
+        "the machine is busy: a load of 1.2 on 2 cores before the measurement"
+    )
+    assert not list(notes_of(measurement(*LEVELS, hosts=("a", "a", "b", "b")), 2))
+    split = measurement(*LEVELS, hosts=("a", "b", "b", "b"))
+    assert "split-server" in [note.code for note in notes_of(split, 2)]
