@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
-from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import run_loss
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.training import Microbatches, Training
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order, schedule
