@@ -120,7 +120,8 @@ def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off",
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off at "
+            f"{far.level}, {far.what}",
             "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,

@@ -91,6 +91,10 @@ def command(
         raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
     options.choose_schedule(given, [target] if target else [], several=True)
     job = options.job(profile, given)
+    if target:
+        import partopt
+
+        job = partopt.job_for(job, target)
     print_notes(job.notes)
     solve = partial(_solve, job, target, rules)
     given |= {"target": target, "rules": rules}

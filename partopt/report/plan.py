@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+from partopt.documents.engine import PARTOPT
 from partopt.documents.plan import Plan
 from partopt.documents.proof import proof_of
 from partopt.documents.stage import Load, Stage, stages_text
@@ -132,6 +133,7 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield from price_lines(predicted.figures, plan.topology.cluster.devices)
     if plan.microbatches is None:
         yield "flight", _flight(plan)
+    yield from _trainer(plan)
     for place, line in enumerate(memory_lines(plan, ascii_only)):
         yield "" if place else "memory", line
     if len(plan.stages) == 1 and plan.fits:
@@ -154,6 +156,19 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
             yield "objective", f"{format_seconds(certificate.objective_s)}, {certificate.status}"
         yield "proof", proof.line
     yield from basis_lines(plan.profile.estimated)
+
+
+def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
+    """For which trainer the plan is; where none was named and it never flushes, what that means."""
+    if plan.trainer != PARTOPT:
+        yield "trainer", plan.trainer
+    elif plan.microbatches is None:
+        stale = ", with stale weights" if any(s.weight_versions > 1 for s in plan.stages) else ""
+        yield (
+            "trainer",
+            f"partopt; {plan.schedule} is asynchronous{stale}. For trainers that flush: "
+            "`for=megatron`, `for=torchtitan`, `for=deepspeed`",
+        )
 
 
 def _loads(plan: Plan) -> Lines:

@@ -14,7 +14,7 @@ import partopt as po
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
-from partopt.links import FittedLinks
+from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
 from partopt.report import profile
 from partopt.report.clusters import render_links
@@ -22,7 +22,7 @@ from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
 from tests.cli.test_columns import LONG, NAMELESS, widest
 from tests.helpers import chain_profile, measurement, profile_of
-from tests.links.synthetic import level_samples, server
+from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.trainers.models import transformer
@@ -152,7 +152,8 @@ def test_every_page_is_as_wide_as_it_is_told(partopt, monkeypatch, commands, wid
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
-    samples = measured_links(level_samples(server()), hosts=(LONG[0],) * 4)
+    levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
+    samples = measured_links(*levels, hosts=(LONG[0],) * 4)
     with page_width(width):
         fitted = FittedLinks.of(samples, NAMELESS.name, 4)
         for page in (profile.render_sizes(HEAVY), render_links(fitted)):
