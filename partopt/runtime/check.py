@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from msgspec import structs
@@ -29,6 +30,7 @@ EQUAL_16 = 5e-2  # and of 16 bits
 PART = 2**20  # numbers that are compared at once, so that no difference of a whole tensor is kept
 
 Compared = Literal["gradients", "changes"]
+Made = TypeVar("Made")
 
 
 class Found(NamedTuple):
@@ -42,70 +44,46 @@ def check_first(training: Training, context: Context) -> Check | None:
     """Run a first step, and compare; the outcome on rank 0, None on others.
 
     Of an iteration the gradients are compared, of the step of an asynchronous plan the weights that
-    it makes. Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the model
-    draws random numbers all the same.
+    it makes. That learns by plain SGD, whatever the plan's optimizer is: Adam divides a gradient
+    that is nothing but rounding by its own size, so that two runs part. Every rank calls it.
+    Dropout is off meanwhile. Raises PartoptError where the model draws random numbers all the same.
     """
     context.say("check: a step of all ranks")
+    plan, asynchronous, checked = training.plan, training.asynchronous, training
+    if asynchronous:
+        source = replace(training.source, optimizer=None)
+        checked = replace(training, plan=structs.replace(plan, optimizer="sgd"), source=source)
+    own = RankTraining(checked, context)
+    for stage in own.stages.values():
+        switch_off_dropout(stage.model)
     # under autocast a weight that learns is rounded to 16 bits wherever it is used
-    rounded = training.asynchronous and training.plan.profile.autocast is not None
+    rounded = asynchronous and plan.profile.autocast is not None
     equal = EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
-    check = _check_changes if training.asynchronous else _check_gradients
-    return check(training, context, equal)
 
+    def alone(find: Callable[[WholeModel], Made]) -> Made | None:
+        """What one process finds, on rank 0."""
+        return context.on_rank_0(lambda go_on: find(WholeModel(training, context.device, go_on)))
 
-def _check_gradients(training: Training, context: Context, equal: float) -> Check | None:
-    own = _without_dropout(training, context)
-    own.step(learn=False)
-    expected = context.on_rank_0(
-        lambda go_on: train_alone(
-            WholeModel(training, context.device, go_on), training.microbatches
-        )
-    )
-    gradients = {
-        (s, name): each.grad
-        for s, stage in own.stages.items()
-        for name, each in stage.own_parameters.items()
-        if each.grad is not None
-    }
-    return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
-
-
-def _check_changes(training: Training, context: Context, equal: float) -> Check | None:
-    """Learn by plain SGD, whatever the plan's optimizer is.
-
-    Adam divides a gradient that is nothing but rounding by its own size, so that two runs part.
-    """
-    plan = structs.replace(training.plan, optimizer="sgd")
-    source = replace(training.source, optimizer=None)
-    own = _without_dropout(replace(training, plan=plan, source=source), context)
-    names = [
-        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
-        for each in plan.stages
-    ]
-    rates = context.on_rank_0(
-        lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
-    )
-    own.rates = rates = context.gather(rates)[0]
-    own.step()
-    expected = context.on_rank_0(
-        lambda go_on: train_stale(
-            training, WholeModel(training, context.device, go_on), names, rates, equal
-        )
-    )
-    weights = {
-        (s, name): each.detach()
+    parameters = {
+        (s, name): each
         for s, stage in own.stages.items()
         for name, each in stage.own_parameters.items()
         if each.requires_grad
     }
+    if not asynchronous:
+        own.step(learn=False)
+        expected = alone(lambda whole: train_alone(whole, training.microbatches))
+        gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
+        return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
+    names = [
+        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
+        for each in plan.stages
+    ]
+    own.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
+    own.step()
+    expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
+    weights = {key: each.detach() for key, each in parameters.items()}
     return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
-
-
-def _without_dropout(training: Training, context: Context) -> RankTraining:
-    own = RankTraining(training, context)
-    for stage in own.stages.values():
-        switch_off_dropout(stage.model)
-    return own
 
 
 def compare(
