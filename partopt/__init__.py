@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from partopt.trainers import TRAINERS, export_plan, readers, writers
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
     from partopt.trainers.layout import TrainerLayout, read_layout
-    from partopt.trainers.planning import schedule_for, solve_for
+    from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
     from partopt.trials import Trial, Uniform, try_schedule, try_schedules
 
@@ -88,6 +88,7 @@ _PLACES = {
     "import_profile": "partopt.importers",
     "import_run": "partopt.importers.run",
     "import_times": "partopt.importers.torch_profile",
+    "job_for": "partopt.trainers.planning",
     "judge_layout": "partopt.trainers.judging",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
@@ -144,6 +145,7 @@ __all__ = [
     "import_profile",
     "import_run",
     "import_times",
+    "job_for",
     "judge_layout",
     "list_tried",
     "measure",

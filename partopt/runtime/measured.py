@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
+from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import (
@@ -215,7 +216,7 @@ def measured_execution(
         _transfers(orders, times),
         _collectives(orders, times),
     )
-    work = work_of(plan, schedule(plan.schedule).recomputes)
+    work = work_of(plan, recomputes_apart(plan))
     if not schedule(plan.schedule).asynchronous:
         return Execution(plan, orders, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])

@@ -16,8 +16,9 @@ from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
 from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
-from partopt.report import links, profile
-from partopt.report.width import page_width
+from partopt.report import profile
+from partopt.report.clusters import render_links
+from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
 from tests.cli.test_columns import LONG, NAMELESS, widest
 from tests.helpers import chain_profile, measurement, profile_of
@@ -155,7 +156,7 @@ def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
     samples = measured_links(*levels, hosts=(LONG[0],) * 4)
     with page_width(width):
         fitted = FittedLinks.of(samples, NAMELESS.name, 4)
-        for page in (profile.render_sizes(HEAVY), links.render(fitted)):
+        for page in (profile.render_sizes(HEAVY), render_links(fitted)):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
 
 
