@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import (
+    from partopt.profiler import (  # type: ignore[no-redef] # mypy's own: a cycle
         ProfilingStopped,
-        estimate,  # type: ignore[no-redef] # mypy's own, of a cycle of imports
+        estimate,
         estimate_source,
         measure,
         measure_source,
