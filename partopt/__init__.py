@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from partopt.profiler.estimate import estimate, estimate_source
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
-    from partopt.runtime.run_document import TrainingRun
-    from partopt.runtime.running import run_source
+    from partopt.runtime.measured import TrainingRun
+    from partopt.runtime.run import run_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from partopt.trainers.layout import TrainerLayout, read_layout
     from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
-    from partopt.trials.trying import Trial, try_schedule, try_schedules
-    from partopt.trials.uniform import Uniform
+    from partopt.trials import Trial, Uniform, try_schedule, try_schedules
 
 __version__ = "0.1.0"
 
@@ -77,9 +76,9 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "Trainer": "partopt.trainers.trainer",
     "TrainerLayout": "partopt.trainers.layout",
-    "TrainingRun": "partopt.runtime.run_document",
-    "Trial": "partopt.trials.trying",
-    "Uniform": "partopt.trials.uniform",
+    "TrainingRun": "partopt.runtime.measured",
+    "Trial": "partopt.trials",
+    "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler.estimate",
@@ -100,14 +99,14 @@ _PLACES = {
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
     "repeat": "partopt.documents.repeat",
-    "run_source": "partopt.runtime.running",
+    "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.trainers.planning",
-    "try_schedule": "partopt.trials.trying",
-    "try_schedules": "partopt.trials.trying",
+    "try_schedule": "partopt.trials",
+    "try_schedules": "partopt.trials",
     "verify": "partopt.search.verify",
     "write_report": "partopt.html_report",
     "writers": "partopt.trainers",

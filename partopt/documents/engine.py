@@ -50,6 +50,14 @@ class Engine(documents.Part, frozen=True, kw_only=True):
         waits = (schedule in self.waits) != (schedule in other.waits)
         return ["waits", *found] if waits else found
 
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether stages that recompute do so layer by layer, each of which keeps its input.
+
+        They do so within the backward under every schedule.
+        """
+        return "blocks" in self.recompute and "stage" not in self.recompute
+
 
 # what executes plans by `partopt run`: they are for it where no trainer is named
 PARTOPT = "partopt"

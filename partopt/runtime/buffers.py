@@ -6,22 +6,15 @@ Every stage has buffers of its own, such as running statistics.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt.profiler.dataflow import storages_in, wraps_tensors
-from partopt.runtime.events import EVERYWHERE, storage_of
+from partopt.runtime.events import EVERYWHERE
 
 # A slot: the dictionary of a module that holds a buffer, the buffer's key there, its full name
 Slot = tuple[dict[str, Tensor | None], str, str]
-
-# running statistics that an operator with these flags changes, whatever its schema says
-_STATISTICS = {"running_mean", "running_var", "input_running_mean", "input_running_var"}
-_FLAGS = ("training", "use_input_stats")
 
 
 def buffer_slots(
@@ -73,8 +66,7 @@ class BufferState:
 class BufferUses:
     """The layers that read and write the buffers of a model that has so many layers."""
 
-    def __init__(self, buffers: Mapping[str, Tensor], layers: int) -> None:
-        self.names = {storage_of(each): name for name, each in buffers.items()}
+    def __init__(self, layers: int) -> None:
         self._last = layers - 1
         self._users: defaultdict[str, set[int]] = defaultdict(set)
         self._writers: defaultdict[str, set[int]] = defaultdict(set)
@@ -111,39 +103,3 @@ class BufferUses:
                     if user < entered:
                         text = f'{{0}} reads the buffer "{name}", which changes behind it'
                         yield (user, min(entered, self._last)), text
-
-
-class BufferWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is active, it collects the buffers that are `used`, and those `written` to."""
-
-    def __init__(self, uses: BufferUses) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._known = uses.names
-        self.used: set[str] = set()
-        self.written: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note its buffers."""
-        if wraps_tensors(types):
-            return NotImplemented
-        options = kwargs or {}
-        self.used |= self._names([args, options])
-        self.written |= self._names(written_by(func._schema, args, options))
-        return func(*args, **options)
-
-    def _names(self, value: Any) -> set[str]:
-        places = map(storage_of, storages_in(value))
-        return {self._known[place] for place in places if place in self._known}
-
-
-def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments of an operator with this schema that it writes to, as that says or not."""
-    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
-    mutable = {
-        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
-    }
-    if any(given.get(flag) for flag in _FLAGS):
-        mutable |= _STATISTICS
-    return [each for name, each in given.items() if name in mutable and each is not None]

@@ -13,16 +13,16 @@ from torch import Tensor
 from partopt.documents.run import Check
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import own_parameter_names
-from partopt.runtime.one_process import (
+from partopt.runtime.reference import (
     Reference,
     WholeModel,
     largest,
     switch_off_dropout,
     train_alone,
+    train_stale,
+    visible_rates,
 )
-from partopt.runtime.stale_reference import train_stale
 from partopt.runtime.training import RankTraining, Training
-from partopt.runtime.visible_rates import visible_rates
 
 EQUAL = 1e-4  # relative error up to which numbers of 32 bits are equal to rounding
 EQUAL_16 = 5e-2  # and of 16 bits
@@ -46,37 +46,46 @@ def check_first(training: Training, context: Context) -> Check | None:
     draws random numbers all the same.
     """
     context.say("check: a step of all ranks")
+    # under autocast a weight that learns is rounded to 16 bits wherever it is used
+    rounded = training.asynchronous and training.plan.profile.autocast is not None
+    equal = EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
     check = _check_changes if training.asynchronous else _check_gradients
-    return check(training, context)
+    return check(training, context, equal)
 
 
-def _check_gradients(training: Training, context: Context) -> Check | None:
-    own = _without_dropout(RankTraining(training, context))
+def _check_gradients(training: Training, context: Context, equal: float) -> Check | None:
+    own = _without_dropout(training, context)
     own.step(learn=False)
     expected = context.on_rank_0(
         lambda go_on: train_alone(
             WholeModel(training, context.device, go_on), training.microbatches
         )
     )
-    found = Found(own.end_step(), own.gradients())
-    return compare(found, expected, context, "gradients", tolerance(training))
+    gradients = {
+        (s, name): each.grad
+        for s, stage in own.stages.items()
+        for name, each in stage.own_parameters.items()
+        if each.grad is not None
+    }
+    return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
 
 
-def _check_changes(training: Training, context: Context) -> Check | None:
+def _check_changes(training: Training, context: Context, equal: float) -> Check | None:
     """Learn by plain SGD, whatever the plan's optimizer is.
 
     Adam divides a gradient that is nothing but rounding by its own size, so that two runs part.
     """
     plan = structs.replace(training.plan, optimizer="sgd")
     source = replace(training.source, optimizer=None)
-    own = _without_dropout(RankTraining(replace(training, plan=plan, source=source), context))
-    names, equal = _names(own), tolerance(training)
-    rates = context.gather(
-        context.on_rank_0(
-            lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
-        )
-    )[0]
-    own.rates = rates
+    own = _without_dropout(replace(training, plan=plan, source=source), context)
+    names = [
+        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
+        for each in plan.stages
+    ]
+    rates = context.on_rank_0(
+        lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
+    )
+    own.rates = rates = context.gather(rates)[0]
     own.step()
     expected = context.on_rank_0(
         lambda go_on: train_stale(
@@ -92,12 +101,11 @@ def _check_changes(training: Training, context: Context) -> Check | None:
     return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
 
 
-def _names(own: RankTraining) -> list[list[str]]:
-    """The parameters of each stage that train."""
-    return [
-        [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
-        for each in own.training.plan.stages
-    ]
+def _without_dropout(training: Training, context: Context) -> RankTraining:
+    own = RankTraining(training, context)
+    for stage in own.stages.values():
+        switch_off_dropout(stage.model)
+    return own
 
 
 def compare(
@@ -150,18 +158,8 @@ def _errors(own: Found, expected: Reference | None, context: Context) -> dict[st
         context.broadcast(right)
         for (_, each), held in own.tensors.items():
             if each == name:
-                off = _error(held, right, scale)
-                errors[name] = max(off, errors.get(name, 0.0))
+                errors[name] = max(_error(held, right, scale), errors.get(name, 0.0))
     return errors
-
-
-def tolerance(training: Training) -> float:
-    """The relative error up to which numbers of a training are equal to rounding.
-
-    Under autocast a weight that learns is rounded to 16 bits wherever it is used.
-    """
-    rounded = training.asynchronous and training.plan.profile.autocast is not None
-    return EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
 
 
 def _error(own: Tensor, expected: Tensor, scale: float) -> float:
@@ -171,9 +169,3 @@ def _error(own: Tensor, expected: Tensor, scale: float) -> float:
     )
     off = [largest(one - other) / max(scale, 1e-30) for one, other in parts]
     return max(off, default=0.0) if all(map(math.isfinite, off)) else 1.0
-
-
-def _without_dropout(own: RankTraining) -> RankTraining:
-    for stage in own.stages.values():
-        switch_off_dropout(stage.model)
-    return own

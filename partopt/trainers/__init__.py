@@ -107,9 +107,8 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     if plan.topology.group_ranks > 1:
         ranks = plan.topology.group_ranks
         yield f"each device is a group of {ranks} ranks, taken to be tensor parallel"
-    whole = "stage" in trainer.engine.recompute
-    if not whole and any(stage.recompute for stage in plan.stages):
-        yield (
-            "blocks are recomputed one by one, and their inputs kept; the plan counts a whole "
-            "stage that keeps its own"
-        )
+    again = any(stage.recompute for stage in plan.stages)
+    if again and plan.engine.recomputes_blocks != trainer.engine.recomputes_blocks:
+        ways = ("a whole stage", "blocks one by one")
+        counted, run = (ways[own.engine.recomputes_blocks] for own in (plan, trainer))
+        yield f"{run} recompute, and keep their inputs; the plan counts {counted}"

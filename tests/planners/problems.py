@@ -112,6 +112,7 @@ def trained(draw: st.DrawFn, microbatches: int | None, **facts: Any) -> dict[str
         gradients=draw(st.sampled_from(["parameters", "float32"])),
         allreduce=draw(st.sampled_from(["overlap", "blocking"])),
         buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
+        recompute=("none", draw(st.sampled_from(["stage", "blocks"]))),
         **facts,
     )
     return {"engine": engine, "shard": draw(st.sampled_from(list(SHARDED)))}

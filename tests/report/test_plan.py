@@ -9,9 +9,8 @@ from partopt.cost.estimate import stage_variance
 from partopt.cost.problem import certify, problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Load, Reserve
-from partopt.report.memory import memory_lines
-from partopt.report.plan import _layers, render
-from partopt.report.ranks import format_ranks
+from partopt.report.phrases import format_ranks
+from partopt.report.plan import _layers, memory_lines, render
 from partopt.simulator import simulate_plan
 from partopt.units import format_bytes
 from tests.helpers import measurement, profile_of, with_memory_of

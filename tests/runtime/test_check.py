@@ -17,10 +17,14 @@ from partopt.profiler import measure_source
 from partopt.profiler.load import find_model
 from partopt.runtime.check import EQUAL, Found, compare
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.one_process import Reference, WholeModel
-from partopt.runtime.stale_reference import used_versions
+from partopt.runtime.reference import (
+    SEEN,
+    Reference,
+    WholeModel,
+    used_versions,
+    visible_rates,
+)
 from partopt.runtime.training import Training
-from partopt.runtime.visible_rates import SEEN, visible_rates
 from partopt.schedules import order
 from tests.helpers import flat
 from tests.runtime.check_cases import CASES, MODEL, RIGHT, WRONG

@@ -17,9 +17,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Stage, stages_text
 from partopt.errors import PartoptError
-from partopt.report.basis import basis_text
 from partopt.report.looks import MEMORY, ink, stage_colour
-from partopt.report.memory import device_parts
+from partopt.report.phrases import basis_text, format_ranks
 from partopt.report.pictures import cluster, tables
 from partopt.report.pictures.sheet import (
     FULL,
@@ -42,7 +41,7 @@ from partopt.report.pictures.sheet import (
     seconds_axis,
     text_width,
 )
-from partopt.report.ranks import format_ranks
+from partopt.report.plan import device_parts
 from partopt.simulator.advice import held_back
 from partopt.units import format_bytes, format_seconds
 

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 
 from partopt.cost.chain import Chain, chain_of
 from partopt.documents.profile import Profile
-from partopt.report.basis import basis_text
 from partopt.report.folds import Fold, fold
 from partopt.report.looks import COLOURS
+from partopt.report.phrases import basis_text
 from partopt.report.pictures.sheet import (
     BLUE,
     COLUMN,

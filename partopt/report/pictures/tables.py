@@ -18,9 +18,16 @@ from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling, ScalingRow
-from partopt.report.basis import basis_lines, basis_of_several, basis_text
-from partopt.report.figures import speed_text, speeds, tokens_per_sample
 from partopt.report.looks import COLOURS
+from partopt.report.phrases import (
+    basis_lines,
+    basis_of_several,
+    basis_text,
+    devices_text,
+    speed_text,
+    speeds,
+    tokens_per_sample,
+)
 from partopt.report.pictures.sheet import (
     BLUE,
     GREY,
@@ -203,7 +210,7 @@ def scaling_picture(scaling: Scaling) -> Picture:
     if best is not None:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     few, many = rows[0].devices, rows[-1].devices
-    span = f"{few} to {many} devices" if few < many else f"{many} devices"
+    span = f"{few} to {many} devices" if few < many else devices_text(many)
     basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
     about = f"Speed against devices. {'; '.join(told)}.{basis}"
     return Picture(Heading(("scaling", span, fastest), about), partial(_draw_scaling, rows))
@@ -211,10 +218,11 @@ def scaling_picture(scaling: Scaling) -> Picture:
 
 def _describe(row: ScalingRow) -> str:
     """A row in words."""
-    devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
-    return f"{devices}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+    return (
+        f"{devices_text(row.devices)}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+    )
 
 
 def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:

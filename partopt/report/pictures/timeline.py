@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from partopt.documents.simulation import DrawnTimeline, DrawnWindow
 from partopt.errors import PartoptError
-from partopt.report.basis import basis_lines
 from partopt.report.looks import COLOURS, WORDS, ink, read_row, ticks
+from partopt.report.phrases import basis_lines
 from partopt.report.pictures.plan import heading
 from partopt.report.pictures.sheet import (
     COLUMN,

@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 
 from partopt import __version__
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.proof import proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
-from partopt.report.basis import basis_lines
-from partopt.report.figures import price_lines, speed_lines, speed_text
-from partopt.report.limit import against_limit
 from partopt.report.looks import MEMORY
-from partopt.report.ranks import format_ranks
-from partopt.report.shares import MEANING, group_devices, time_parts
-from partopt.report.topology import cluster_lines, link_text
+from partopt.report.phrases import (
+    against_limit,
+    basis_lines,
+    cluster_lines,
+    format_ranks,
+    link_text,
+    price_lines,
+    speed_lines,
+    speed_text,
+)
+from partopt.report.simulation import MEANING, group_devices
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -189,14 +193,13 @@ def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
 
 def _share_table(document: SimulationDocument) -> dict[str, Any]:
     """Where the time of the devices goes, a row for those that hold the same stages."""
-    parts = np.array([time_parts(each) for each in document.ranks]) / document.window_s
     words = [what for _, what in MEANING]
 
     def share(place: int) -> Callable[[Any], str]:
         return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
 
     return _table(
-        group_devices(document.ranks, parts),
+        group_devices(document),
         [
             Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
             Column("ranks", lambda own: format_ranks(own.ranks), left=True),
