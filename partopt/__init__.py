@@ -19,6 +19,7 @@ from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
     from partopt.documents import Note
+    from partopt.documents.engine import Layout
     from partopt.documents.plan import Certificate, Plan
     from partopt.documents.profile import Profile
     from partopt.documents.repeat import repeat
@@ -65,6 +66,7 @@ _PLACES = {
     "Fitting": "partopt.search.does_not_fit",
     "IMPORTERS": "partopt.importers",
     "Job": "partopt.job",
+    "Layout": "partopt.documents.engine",
     "Judgement": "partopt.trainers.judging",
     "Note": "partopt.documents",
     "PLANNERS": "partopt.planners",
@@ -125,6 +127,7 @@ __all__ = [
     "Fitting",
     "Job",
     "Judgement",
+    "Layout",
     "Note",
     "PartoptError",
     "Plan",

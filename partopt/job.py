@@ -16,12 +16,23 @@ from partopt.cost.memory import reserve_of
 from partopt.cost.microbatch import best_microbatch_size, measurement_at
 from partopt.cost.problem import Problem, problem_of
 from partopt.documents import Note, refuse
+from partopt.documents.engine import Layout
 from partopt.documents.estimates import check_device
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Reserve
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError, did_you_mean
-from partopt.options import AUTO, MANUAL, Options, check_options, invalid, parse_bytes
+from partopt.options import (
+    AUTO,
+    CHUNKS,
+    MANUAL,
+    Options,
+    check_layout,
+    check_options,
+    invalid,
+    parse_bytes,
+    requests_of,
+)
 from partopt.units import format_bytes
 
 # M   microbatches of an iteration
@@ -29,7 +40,6 @@ from partopt.units import format_bytes
 # b   samples of a microbatch
 # v   stages that a device holds, its chunks
 
-CHUNKS = 2  # v by default
 _COSTS = ("time", "flops", "parameters")
 
 
@@ -46,6 +56,7 @@ class Job(Options):
 
     def __post_init__(self) -> None:
         self._check_documents()
+        self._state_layout()
         self._check()
 
     def with_(self, **changes: Any) -> Self:
@@ -64,6 +75,7 @@ class Job(Options):
             object.__setattr__(other, name, changes.get(name, getattr(self, name)))
         if {"profile", "topology"} & changes.keys():
             other._check_documents()
+        other._state_layout()
         other._check()
         return other
 
@@ -135,6 +147,7 @@ class Job(Options):
             replicas=tuple(self.replicas or (() if self.cuts or not own else (1,))),
             memory_bytes=self.memory_bytes,
             effort=self.effort,
+            fixed=self.layout,
         )
         size = stated.chain.microbatch_size
         M, costs = self._microbatches_of(size), self._costs(size)
@@ -179,6 +192,51 @@ class Job(Options):
                 )
             refuse(given.faults(), name)
         check_device(self.profile, self.topology)
+
+    def _state_layout(self) -> None:
+        """Set the options that `layout` says, of which the degrees are kept.
+
+        Raises PartoptError where an option says something else, or the devices cannot hold it.
+        """
+        check_layout(self.layout)
+        if self.layout == Layout():
+            return
+        own = self.planner_name == MANUAL  # whose split says how many stages
+        for name, value in requests_of(self.layout, self.schedule, self.chunks).items():
+            stated, usual = getattr(self, name), getattr(Options, name)
+            if own and name in ("stages", "replication"):
+                continue
+            if stated not in (usual, value):
+                raise PartoptError(
+                    f"`{name}={stated}`: `layout` says {value}",
+                    "drop one or the other",
+                    code="conflicting-options",
+                    option=name,
+                )
+            object.__setattr__(self, name, value)
+        degrees = {
+            name: getattr(self.layout, name) for name in ("tp", "cp", "ep", "pp", "chunks", "dp")
+        }
+        object.__setattr__(self, "layout", Layout(**degrees))
+        self._check_degrees()
+
+    def _check_degrees(self) -> None:
+        """Raise PartoptError for degrees that the profile or the devices do not have."""
+        layout, ranks = self.layout, self.profile.group_ranks
+        for name, there in (("tp", ranks), ("cp", 1), ("ep", 1)):
+            if getattr(layout, name) not in (None, there):
+                raise invalid(
+                    "layout",
+                    f"{name}={getattr(layout, name)}",
+                    f"the profile is of {name}={there}",
+                    f"write {name}={there}, or give a profile of such a group: `partopt profile`",
+                )
+        devices = self.topology.in_groups(ranks).devices
+        pp, dp = layout.pp or 1, layout.dp or 1
+        if pp * dp > devices:
+            nearest = f"pp={max(1, devices // dp)}" if dp <= devices else f"dp={devices}"
+            what = f"{pp * dp} devices needed, {devices} there"
+            raise invalid("layout", f"pp={pp},dp={dp}", what, f"write {nearest}")
 
     def _check(self) -> None:
         """Check the options; the problem is made once, so that what it refuses is known now."""

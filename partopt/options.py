@@ -11,13 +11,21 @@ from msgspec.structs import replace
 
 from partopt import units
 from partopt.documents import check_option, refuse
-from partopt.documents.engine import OWN, PARTOPT, AllReduce, Engine, Messages, Recomputation
+from partopt.documents.engine import (
+    OWN,
+    PARTOPT,
+    AllReduce,
+    Engine,
+    Layout,
+    Messages,
+    Recomputation,
+)
 from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Count
 from partopt.documents.stage import Buffers, Gradients, Shard
 from partopt.errors import PartoptError, did_you_mean
 from partopt.schedules import SCHEDULES, schedule
-from partopt.schedules.layout import LOOPED
+from partopt.schedules.layout import LOOPED, VEE
 
 Recompute = Literal["never", "always", "auto"]
 Effort = Literal["quick", "normal", "thorough"]
@@ -53,6 +61,7 @@ _LISTS = {
     "cuts": (int, "whole numbers"),
     "replicas": (int, "whole numbers"),
 }
+CHUNKS = 2  # v by default
 CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
 
 
@@ -72,7 +81,8 @@ class Options:
     says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
     your own: the first layer of every stage but the first, and the replicas of each. `cost` is what
     GPipe's heuristics balance: measured time, flops, parameters, or a number for each layer.
-    `effort` is how long the optimal planner's plan is improved in the simulator. `trainer` is the
+    `effort` is how long the optimal planner's plan is improved in the simulator. `layout` fixes any
+    part of the plan's: what other options say too, and degrees. `trainer` is the
     one that plans name, `engine` what its engine does; `facts` replace some of it, as `with_facts`
     says. `partopt.job_for` sets the two together.
     """
@@ -95,6 +105,7 @@ class Options:
     replicas: Sequence[int] | None = None
     cost: str | Sequence[float] = "time"
     effort: Effort = "normal"
+    layout: Layout = field(default_factory=Layout)
     trainer: str = PARTOPT
     engine: Engine = OWN
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -154,6 +165,58 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
             hint = did_you_mean(name, FACTS)
             raise PartoptError(f"no fact `{name}` of an engine", hint, code="unknown-fact")
     return replace(engine, **changes)
+
+
+def parse_layout(text: str) -> Layout:
+    """The layout of `pp=4,chunks=2,microbatch=1`. PartoptError for unknown or repeated keys."""
+    found: dict[str, object] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key not in Layout.__struct_fields__:
+            hint = did_you_mean(key, Layout.__struct_fields__)
+            raise invalid("layout", part, "no part of a layout", hint)
+        if not equals or not value or key in found:
+            raise invalid("layout", part, "each part once, with a value", "write pp=4,chunks=2")
+        found[key] = int(value) if value.isdecimal() else value
+    layout = Layout(**found)  # type: ignore[arg-type]
+    check_layout(layout)
+    return layout
+
+
+def check_layout(layout: object) -> None:
+    """Raise PartoptError unless it is a layout whose fields have the right types."""
+    if not isinstance(layout, Layout):
+        what, hint = "must be a Layout", "`partopt.Layout(pp=4)` is one"
+        raise invalid("layout", type(layout).__name__, what, hint)
+    refuse(layout.faults(), "`layout`")
+
+
+def requests_of(layout: Layout, name: str, chunks: int | None) -> dict[str, object]:
+    """The options that a layout sets, beside a schedule of this `name` and the option `chunks`.
+
+    Raises PartoptError where the schedule has another number of stages on a device.
+    """
+    name = layout.schedule or name
+    found: dict[str, object] = {
+        "schedule": layout.schedule,
+        "microbatch_size": layout.microbatch,
+        "recompute": layout.recompute,
+        "shard": layout.shard,
+    }
+    if name != AUTO:
+        shape, v = schedule(name).shape, layout.chunks
+        if shape == LOOPED:
+            found["chunks"] = v
+            own = v or chunks or CHUNKS
+        else:
+            own = 2 if shape == VEE else 1
+        if v not in (None, own):
+            able = "`schedule=interleaved` or `schedule=auto`"
+            what = f"{name} has {own} on each device"
+            raise invalid("layout", f"chunks={v}", what, f"chunks={own}, or {able}")
+        found["stages"] = layout.pp and layout.pp * own
+        found["replication"] = layout.dp and ("none" if layout.dp == 1 else "uniform")
+    return {option: value for option, value in found.items() if value is not None}
 
 
 def _known(name: str, value: str, known: Collection[str]) -> str:

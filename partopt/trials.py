@@ -25,8 +25,8 @@ from partopt.documents.topology import Device as ClusterDevice
 from partopt.documents.topology import Level, Topology
 from partopt.documents.trial import ClosedForm, Refused, TrialDocument, Tried
 from partopt.errors import PartoptError
-from partopt.job import CHUNKS, Job
-from partopt.options import check_count, invalid, parse_bytes
+from partopt.job import Job
+from partopt.options import CHUNKS, check_count, invalid, parse_bytes
 from partopt.schedules import ACTION_LIMIT, SCHEDULES, refusal, schedule
 from partopt.schedules.entry import Times
 from partopt.schedules.layout import CHUNKS as CHUNKS_OF

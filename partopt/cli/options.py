@@ -256,7 +256,8 @@ def choose_schedule(given: dict[str, Any], trainers: Sequence[str], several: boo
     """Put the schedule that `trainers` run into `given` where this command line names none."""
     import partopt
 
-    if trainers and not is_given("schedule"):
+    fixed = "schedule=" in (given.get("layout") or "")
+    if trainers and not is_given("schedule") and not fixed:
         found = partopt.schedule_for(trainers, given, several)
         given["schedule"] = found or given["schedule"]
 
@@ -275,11 +276,14 @@ def job(profile: str, given: dict[str, Any]) -> Job:
 def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
     """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
     import partopt
+    from partopt.options import parse_layout
 
     options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
+    if isinstance(given.get("layout"), str):
+        options["layout"] = parse_layout(given["layout"])
     options["facts"] = parse_facts(given["facts"])
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])

@@ -49,6 +49,11 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
     metavar="TRAINER",
     help="The best that it can run, such as megatron.",
 )
+@click.option(
+    "--layout",
+    metavar="PART=VALUE,..",
+    help="Fix any part of the plan, such as pp=4,chunks=2,microbatch=1.",
+)
 @options.map_option
 @click.option(
     "--picture",
@@ -152,7 +157,7 @@ def _next(profile: str, output: str | None, given: dict[str, Any], scaling: str 
         return f"simulate {shlex.quote(output)}"
     if given["schedule"] == "auto" or scaling:
         return f"plan {shlex.quote(profile)} {options.repeat_options(given)} -o plan.json"
-    own = ("planner", "cuts", "replicas")
+    own = ("planner", "cuts", "replicas", "layout")
     kept = options.repeat_options([name for name in given if name not in own])
     return f"compare {shlex.quote(profile)} {kept}"
 

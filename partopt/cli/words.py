@@ -21,6 +21,7 @@ _OWN_FLAGS = {
     "all_layers": "--all",
     "facts": "--with",
     "for": "--for",
+    "layout": "--layout",
 }
 _FACTS = {"waits", "messages", "gradients", "allreduce", "bucket", "buffers", "optimizer_bytes"}
 _FACTS |= {"reserve"}

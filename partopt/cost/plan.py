@@ -24,6 +24,7 @@ from partopt.cost.sharding import (
     exchange_topology,
     steps_in_backwards,
 )
+from partopt.documents.engine import Layout as PlanLayout
 from partopt.documents.plan import Certificate, Estimate, Plan, Predicted
 from partopt.documents.stage import Flow, FlowPer, Memory, Stage
 from partopt.documents.topology import Topology
@@ -80,7 +81,7 @@ def under(
         )
     changed = plan
     if not warmups or topology or fields or (name, M) != (plan.schedule, plan.microbatches):
-        changed = replace(plan, schedule=name, microbatches=M, **fields)
+        changed = replace(plan.with_layout(schedule=name), microbatches=M, **fields)
         changed = replace(with_steps_of(changed, plan), topology=topology or plan.topology)
         changed = _with_exchanges(changed)
     return _with_counts(changed, warmups)
@@ -332,9 +333,8 @@ def plan_of(
 
     A manual plan records its split as requested, replicas without those of a mirrored copy.
     """
-    request = problem.request
+    request, copies = problem.request, 2 if partition.family == MIRRORED else 1
     if planner == "manual":
-        copies = 2 if partition.family == MIRRORED else 1
         request = replace(
             request,
             cuts=[stage.start for stage in partition.stages[1:]],
@@ -344,14 +344,19 @@ def plan_of(
     return Plan(
         planner=planner,
         family=partition.family,
-        schedule=problem.schedule,
-        microbatch_size=problem.chain.microbatch_size,
+        layout=PlanLayout.of(
+            stages,
+            copies,
+            tp=problem.topology.group_ranks,
+            microbatch=problem.chain.microbatch_size,
+            shard=problem.shard,
+            schedule=problem.schedule,
+        ),
         microbatches=problem.microbatches,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
         trainer=problem.trainer,
         engine=problem.engine,
-        shard=problem.shard,
         reserve=problem.reserve,
         request=request,
         stages=stages,

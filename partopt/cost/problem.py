@@ -24,7 +24,7 @@ from partopt.cost.sharding import (
     steps_in_backwards,
 )
 from partopt.documents import Note
-from partopt.documents.engine import PARTOPT, Engine
+from partopt.documents.engine import PARTOPT, Engine, Layout
 from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
     Certificate,
@@ -71,8 +71,9 @@ class Problem:
     `tied` says whether stages may split layers that share parameters; `cut_at` are the layers that
     a stage may begin with, `None` for all; `cuts` and `replicas` are a manual split; `costs` are
     what GPipe's heuristics balance, shape (N,); `any_schedule` says that the schedule is one of
-    several that are tried; `effort` is how long a plan is improved in the simulator; `progress` is
-    called during long work; `known` are all-reduces that were asked for.
+    several that are tried; `fixed` are the degrees that layouts must have; `effort` is how long a
+    plan is improved in the simulator; `progress` is called during long work; `known` are
+    all-reduces that were asked for.
     """
 
     profile: Profile
@@ -97,6 +98,7 @@ class Problem:
     replicas: Sequence[int] = ()
     costs: NDArray[np.float64] | None = None
     any_schedule: bool = False
+    fixed: Layout = field(default_factory=Layout)
     effort: str = "normal"
     progress: Progress = ignore_progress
     known: dict[object, AllReduce] = field(default_factory=dict, repr=False)
@@ -191,6 +193,7 @@ class Problem:
             else "never",
             costs=None if self.costs is None else self.costs.tolist(),
             any_schedule=self.any_schedule,
+            layout=self.fixed,
         )
 
     @cached_property
@@ -316,6 +319,7 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         cuts=request.cuts or (),
         replicas=request.replicas or (),
         any_schedule=request.any_schedule,
+        fixed=request.layout,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from partopt import documents
 from partopt.documents.profile import Bytes, Count
-from partopt.documents.stage import Buffers, Gradients, Shard
+from partopt.documents.stage import Buffers, Gradients, Shard, Stage
 
 # what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
 # one by one, each keeps its input; whole stages, each keeps its input
@@ -67,8 +68,8 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     """How a model lies on devices, as trainers say it; None where nothing says it.
 
     Degrees are `tp` of tensors, `cp` of context, `ep` of experts, `pp` devices of a pipeline with
-    `chunks` stages each, and `dp` pipelines side by side. `microbatch` is its samples. `recompute`
-    is of all stages; "auto" stands for some.
+    `chunks` stages each, and `dp` pipelines side by side, None where stages have unequal replicas.
+    `microbatch` is its samples. `recompute` is of all stages; "auto" stands for some.
     """
 
     tp: Count | None = None
@@ -81,3 +82,23 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     recompute: Literal["never", "always", "auto"] | None = None
     shard: Shard | None = None
     schedule: str | None = None
+
+    @classmethod
+    def of(cls, stages: Sequence[Stage], copies: int, **fields: Any) -> Layout:
+        """The layout of a plan's stages, of which devices may run `copies`; `fields` are the rest.
+
+        Those are `tp`, `microbatch`, `shard` and `schedule`.
+        """
+        pp, replicas = len({tuple(each.ranks) for each in stages}), {s.replicas for s in stages}
+        recomputing = {stage.recompute for stage in stages}
+        return cls(
+            pp=pp,
+            chunks=len(stages) // pp,
+            dp=replicas.pop() // copies if len(replicas) == 1 else None,
+            recompute="auto"
+            if len(recomputing) > 1
+            else "always"
+            if True in recomputing
+            else "never",
+            **fields,
+        )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from partopt import documents
-from partopt.documents.engine import Engine
+from partopt.documents.engine import Engine, Layout
 from partopt.documents.figures import Figures, Positive
 from partopt.documents.plan_checks import find_faults
 from partopt.documents.profile import Bytes, Count, Index, Seconds
@@ -82,7 +82,8 @@ class Request(documents.Part, frozen=True, kw_only=True):
     `tied` says whether stages may part layers that share parameters; `recompute` is `auto` where
     the planner may choose; `costs` are what GPipe's heuristics balance, of each layer, `None` for
     the measured time; `cuts` and `replicas` are a person's own split, `any_schedule` says that
-    the schedule was to be found, too.
+    the schedule was to be found, too. Of a `layout` that was fixed `pp`, `chunks` and `dp` are
+    here; the rest is what the plan is.
     """
 
     stages: Count | None
@@ -94,6 +95,7 @@ class Request(documents.Part, frozen=True, kw_only=True):
     cuts: list[Index] | None = None
     replicas: list[Count] | None = None
     any_schedule: bool = False
+    layout: Layout = Layout()
 
 
 class ProfileReference(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -146,22 +148,20 @@ class RunnerUp(documents.Part, frozen=True, kw_only=True):
 class Plan(documents.Document, frozen=True, kw_only=True):
     """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
 
-    It is for `trainer`; `engine` is what its engine does, `shard` what each replica of a stage
-    holds a share of, `reserve` what the limit of memory is beside. `runners_up` are plans that were
+    It is for `trainer`, of which `engine` says what its engine does; `layout` is what all stages
+    have in common, `reserve` what the limit of memory is beside. `runners_up` are plans that were
     found beside it.
     """
 
     schema: str = "partopt.plan/1"
     planner: str
     family: str
-    schedule: str
-    microbatch_size: Count
+    layout: Layout
     microbatches: Count | None
     noam: Count
     optimizer: Optimizer
     trainer: str
     engine: Engine
-    shard: Shard
     reserve: Reserve
     request: Request
     stages: Annotated[list[Stage], msgspec.Meta(min_length=1)]
@@ -193,6 +193,21 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         )
 
     @property
+    def schedule(self) -> str:
+        """The name of the schedule; that of a file where its order is in one."""
+        return self.layout.schedule or ""
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of a microbatch."""
+        return self.layout.microbatch or 1
+
+    @property
+    def shard(self) -> Shard:
+        """What each replica of a stage holds a share of."""
+        return self.layout.shard or "none"
+
+    @property
     def waits(self) -> bool:
         """Whether devices wait for their messages; else these overlap with compute."""
         return self.schedule in self.engine.waits
@@ -200,6 +215,10 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     def with_engine(self, **facts: Any) -> Plan:
         """The plan with some facts of its engine replaced, and nothing counted again."""
         return replace(self, engine=replace(self.engine, **facts))
+
+    def with_layout(self, **fields: Any) -> Plan:
+        """The plan with some fields of its layout replaced, and nothing counted again."""
+        return replace(self, layout=replace(self.layout, **fields))
 
     @property
     def copies(self) -> int:
@@ -260,6 +279,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
         With `fewer`, the number of stages requested is a maximum.
         """
         request, own = self.request, len(self.stages)
+        yield from self.find_other_degrees()
         if (
             request.stages is not None
             and own != request.stages
@@ -271,6 +291,13 @@ class Plan(documents.Document, frozen=True, kw_only=True):
             request.replication == "none" and replicas != {self.copies}
         ):
             yield f"replication {request.replication} requested, {self.shape} planned"
+
+    def find_other_degrees(self) -> Iterator[str]:
+        """The degrees of the layout that are others than those requested."""
+        for name in ("pp", "chunks", "dp"):
+            asked, found = getattr(self.request.layout, name), getattr(self.layout, name)
+            if asked not in (None, found):
+                yield f"{name}={asked} requested, {found or 'unequal replicas'} planned"
 
     @property
     def memory_limit_bytes(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from partopt.documents.engine import Layout
 from partopt.errors import PartoptError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def _other_faults(plan: Plan) -> Iterator[PartoptError]:
                 f"predicted.estimate.loads[{n}].place: {load.place}, of {len(plan.stages)} stages",
                 "re-run `solve`",
             )
+    yield from _layout_faults(plan)
     yield from _request_faults(plan)
     yield from _kind_faults(plan)
     yield from _runner_up_faults(plan)
@@ -108,6 +110,18 @@ def _flow_faults(plan: Plan) -> Iterator[PartoptError]:
             yield _fault(f"{place}: no stage {max(ends)}", hint)
         if flow.level not in levels:
             yield _fault(f"{place}: no level {flow.level}", f"known: {', '.join(sorted(levels))}")
+
+
+def _layout_faults(plan: Plan) -> Iterator[PartoptError]:
+    """Fields of the layout that are missing, or others than the stages say."""
+    own = plan.layout
+    rest = {name: getattr(own, name) for name in ("microbatch", "shard", "schedule")}
+    stated = Layout.of(plan.stages, plan.copies, tp=plan.topology.group_ranks, **rest)
+    for name in Layout.__struct_fields__:
+        found, value = getattr(stated, name), getattr(own, name)
+        if value != found or (name in rest and value is None):
+            what = "missing" if value is None else f"{value}, and the stages have {found}"
+            yield _fault(f"layout.{name}: {what}", "re-run `solve`")
 
 
 def _request_faults(plan: Plan) -> Iterator[PartoptError]:

@@ -106,6 +106,7 @@ def layout_plans(costs: StageCosts, places: Places, most: int) -> Iterator[Shape
         every, sizes = ([1], range(1, 2)) if widths == {1} else ([], sizes)
     elif costs.even:
         every = sorted({width * r for width in widths for r in sizes})
+        every = [r for r in every if problem.fixed.dp in (None, r)]
     for replicas in every:
         for stages in [[S] for S in numbers] if costs.even else [numbers]:
             if stages and (replicas or 1) * min(stages) <= U * max(widths):

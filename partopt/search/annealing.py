@@ -149,7 +149,8 @@ def valid(shape: Shape | None, costs: StageCosts) -> Shape | None:
     if left < 0 or min(shape.counts) < 1:
         return None
     replicas = {len(ranks) for ranks in shape.ranks} if costs.even else set()
-    if len(replicas) > 1 or (costs.problem.replication == NONE and replicas != {1}):
+    dp = 1 if costs.problem.replication == NONE else costs.problem.fixed.dp
+    if len(replicas) > 1 or (dp is not None and replicas != {dp}):
         return None
     idle: Sequence[int] = ()
     for own in shape.idle:

@@ -19,12 +19,14 @@ from math import inf
 from partopt.cost.plan import price
 from partopt.cost.problem import (
     CONTIGUOUS,
+    NONE,
     Partition,
     Problem,
     Progress,
     consecutive,
     ignore_progress,
 )
+from partopt.documents.engine import Layout
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.job import Job
@@ -91,8 +93,10 @@ def state_problems(job: Job, progress: Progress = ignore_progress) -> list[Probl
     problems, refusals = [], []
     for size, mode in product(sizes, modes):
         try:
-            stated = job.with_(schedule=ANY, microbatch_size=size, recompute=mode).problem
-            problems.append(replace(stated, progress=progress, any_schedule=True))
+            # degrees are for the schedules that are tried
+            own = {"schedule": ANY, "microbatch_size": size, "recompute": mode, "layout": Layout()}
+            stated, fixed = job.with_(**own).problem, job.layout
+            problems.append(replace(stated, progress=progress, any_schedule=True, fixed=fixed))
         except PartoptError as error:
             refusals.append(error)
     if not problems:
@@ -106,9 +110,14 @@ def _straight(problems: Sequence[Problem], chooses: bool) -> Iterator[Problem]:
     With `chooses` stages choose to recompute.
     """
     for problem, entry in product(problems, SCHEDULES.values()):
+        fixed, alone = problem.fixed, entry.name in PARTS
         if entry.shape != STRAIGHT or entry.one_at_a_time or not entry.tried_by_auto:
             continue
-        own = replace(problem, schedule=entry.name, stages=1 if entry.name in PARTS else None)
+        if fixed.chunks not in (None, 1) or (alone and fixed.pp not in (None, 1)):
+            continue
+        own = replace(problem, schedule=entry.name, stages=1 if alone else fixed.pp)
+        if fixed.dp is not None:
+            own = replace(own, replication=NONE if fixed.dp == 1 else "uniform")
         if not chooses or own.memory_bytes is None:
             yield own
         elif not own.recompute:  # plans that recompute everywhere are among these
@@ -249,7 +258,7 @@ class _Search:
             seen.add(name)
             in_vain[judge] = -len(chains)
             seconds = found.seconds / b
-            stated = replace(problem, stages=None)
+            stated = replace(problem, stages=problem.fixed.pp)
             self.pool.append(_Candidate(stated, seconds, least[judge], cells, found, judge))
 
     def anneal(self) -> None:
@@ -315,6 +324,9 @@ def programs(costs: StageCosts) -> list[tuple[float, Shape]]:
             asked = [[r] for r in range(1, min(U, ALIKE) + 1) if alike]
             if not costs.even and list(places) == [(rank,) for rank in range(U)]:
                 asked.append(range(1, min(U, ALIKE) + 1))
+        if costs.problem.fixed.dp is not None:
+            r, rest = divmod(costs.problem.fixed.dp, len(places[0]))
+            asked = [[r]] if alike and rest == 0 and 0 < r <= U else []
         for sizes, full in product(asked, (False, True) if costs.short and few else (costs.short,)):
             numbers = range(1, min(N, U // sizes[0], optimal.STAGES) + 1)
             allowed = [S for S in numbers if costs.problem.stages in (None, S)]

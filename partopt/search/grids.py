@@ -294,13 +294,15 @@ def gridded(problems: Sequence[Problem]) -> Iterator[Gridded]:
 
 def _sizes(problem: Problem, entry: Schedule, N: int) -> Iterator[tuple[int, int, int]]:
     """p, d and v of the grids that a schedule can run."""
-    P, M = problem.topology.devices, problem.microbatches or 1
-    for p in range(2, min(P, N) + 1):
+    P, M, asked = problem.topology.devices, problem.microbatches or 1, problem.fixed
+    for p in range(2, min(P, N) + 1) if asked.pp is None else [asked.pp]:
         most = 1 if problem.replication == NONE else P // p
-        d = next((d for d in range(most, 0, -1) if M % d == 0), 0)
-        if d == 0 or (p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE):
+        allowed = [d for d in range(most, 0, -1) if asked.dp in (None, d)]
+        d = next((d for d in allowed if M % d == 0), 0)
+        few = p * d < (BUSY if P <= MANY else 1) * P and problem.replication != NONE
+        if d == 0 or (few and asked.pp is None and asked.dp is None):
             continue
         fixed = CHUNKS.get(entry.shape)
         for v in [fixed] if fixed else range(2, min(N, STAGES) // p + 1):
-            if not refusal(entry.name, p, v, M // d):
+            if asked.chunks in (None, v) and not refusal(entry.name, p, v, M // d):
                 yield p, d, v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import msgspec
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents import Note
 from partopt.documents.plan import Certificate, Plan, RunnerUp
-from partopt.errors import PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search import contest
@@ -63,7 +64,7 @@ def solve(job: Job, progress: Progress = ignore_progress) -> Result:
     none.
     """
     if job.schedule == AUTO:
-        best, *others = search_schedules(job, progress)
+        best, *others = _as_fixed(search_schedules(job, progress))
         return Result(best, tuple(others), tuple(job.notes), (best,))
     found = search_sizes(job, progress, _solve_at, lambda result: result.plan)
     results = list(found.values())
@@ -84,7 +85,24 @@ def _solve_at(job: Job, progress: Progress, beat_s: float) -> Result:
         notes = [*notes, *own, *note_data_parallel(best, plans)]
     others = [plan for plan in plans.values() if plan is not best]
     others.sort(key=lambda other: -other.predicted.samples_per_s)
+    best, *others = _as_fixed([best, *others])
     return Result(best, tuple(others), tuple(notes), (best,))
+
+
+def _as_fixed(plans: Sequence[Plan]) -> list[Plan]:
+    """Those whose layout has the degrees that were fixed. PartoptError where none has."""
+    found = [plan for plan in plans if not any(plan.find_other_degrees())]
+    if not found:
+        told = "; ".join(
+            dict.fromkeys(what for plan in plans for what in plan.find_other_degrees())
+        )
+        raise PartoptError(
+            f"no plan was found with that layout: {told}",
+            "fix less of it, or give another number of devices or microbatches",
+            ANSWER_IS_NO,
+            code="no-plan",
+        )
+    return found
 
 
 def _beside(name: str, problem: Problem) -> dict[str, Plan]:

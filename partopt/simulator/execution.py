@@ -160,14 +160,14 @@ def execute_csv(text: str, name: str, plan: Plan, microbatches: int) -> Executio
     schedule. Raises PartoptError that names the cell, or the rank and the action, where it is
     malformed, does not match this plan or deadlocks.
     """
-    synchronous = replace(plan, schedule=name, microbatches=microbatches)
+    synchronous = replace(plan.with_layout(schedule=name), microbatches=microbatches)
     synchronous = with_steps_of(synchronous, plan)
     actions = from_csv(text, layout_of(synchronous))
     alike = "zb-h1" if (actions.kind == I).any() else "1f1b"  # with backwards in two parts or whole
     waits = (name, alike) if plan.waits else ()  # as under the plan's own schedule
     synchronous = synchronous.with_engine(allreduce="overlap", waits=waits)
     counted = with_counts_of(actions, synchronous, schedule(alike))
-    work = work_of(replace(counted, schedule=alike), False)
+    work = work_of(counted.with_layout(schedule=alike), False)
     timeline = simulate(actions, work)
     return Execution(counted, actions, work, timeline, None, 0.0, float(timeline.makespan))
 

@@ -202,7 +202,8 @@ def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[
     if job.schedule == AUTO:
         yield dict(changes)
     if trainer.says.replicas != "any":
-        equal = trainer.says.replicas == "equal" and job.replication != "none"
+        alone = job.replication == "none" or job.layout.dp == 1
+        equal = trainer.says.replicas == "equal" and not alone
         changes["replication"] = "uniform" if equal else "none"
     alike = job.recompute == "auto" and trainer.says.recomputed == "all"
     modes = ["never", "always"] if alike else [None]

@@ -136,7 +136,7 @@ def arguments_text(model: str, callee: str, arguments: Mapping[str, object]) -> 
 
 def pipeline_size(plan: Plan) -> int:
     """P, the devices of each pipeline of the plan."""
-    return len({tuple(stage.ranks) for stage in plan.stages})
+    return plan.layout.pp or 1
 
 
 def batch_of(plan: Plan) -> int:

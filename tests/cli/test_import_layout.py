@@ -74,12 +74,12 @@ def test_what_a_script_says_beside_the_layout_holds_where_no_option_does(partopt
     script.write_text(SCRIPT.format(tp=1))
     said = partopt("import", "megatron", script, *given, "--json").document
     assert said["microbatches"] == 12
-    assert said["shard"] == "optimizer"
+    assert said["layout"]["shard"] == "optimizer"
     assert {stage["recompute"] for stage in said["stages"]} == {True}
     words = ["--microbatches", 8, "--recompute", "never", "--shard", "none"]
     stated = partopt("import", "megatron", script, *given, *words, "--json").document
     assert stated["microbatches"] == 8
-    assert stated.get("shard", "none") == "none"
+    assert stated["layout"]["shard"] == "none"
     assert {stage.get("recompute", False) for stage in stated["stages"]} == {False}
     asynchronous = partopt("import", "megatron", script, *given, "--schedule", "pipedream")
     assert asynchronous.code == 0

@@ -5,8 +5,9 @@ import tomllib
 import types
 
 import pytest
+from msgspec import structs
 
-from partopt import importers, planners, schedules
+from partopt import importers, planners, schedules, trainers
 from partopt.cost.plan import layout_of
 from partopt.cost.problem import problem_of
 from partopt.errors import PartoptError
@@ -16,11 +17,15 @@ from partopt.schedules.layout import Layout
 from partopt.schedules.order import in_flight
 from partopt.search.auto import search_schedules
 from partopt.simulator import execute, simulate_plan
+from partopt.trainers.judging import plan_layout
+from partopt.trainers.layout import read_layout
+from partopt.trainers.planning import solve_for
 from tests.docs.documents import blocks, read
 from tests.helpers import flat, uniform_profile
+from tests.trainers.models import transformer
 
 EXTENDING = read("extending.md")
-PLANNER, PLANNER_LINE, SCHEDULE, SCHEDULE_LINE, IMPORTER = blocks(EXTENDING, "python")
+PLANNER, PLANNER_LINE, SCHEDULE, SCHEDULE_LINE, IMPORTER, TRAINER = blocks(EXTENDING, "python")
 ADDED = "1f1b-patient"
 
 
@@ -113,9 +118,33 @@ def test_the_importer_of_the_example_reads_once_it_is_registered(monkeypatch):
     assert [part.fields for part in raised.value.parts] == [{"line": 1}, {"line": 3}]
 
 
+def test_the_trainer_of_the_example_is_planned_for_written_and_read(monkeypatch):
+    [line] = [each for each in EXTENDING.split("`") if each.startswith('"ours": ')]
+    [(name, reference)] = eval(f"{{{line}}}").items()
+    put_in_place(monkeypatch, reference.partition(":")[0], TRAINER)
+    monkeypatch.setitem(trainers.TRAINERS.builtin, name, reference)
+    trainer, job = trainers.TRAINERS[name], Job(transformer(8), flat(4), schedule="auto",
+                                                microbatches=8)  # fmt: skip
+    plan = solve_for(job, name).plan
+    assert (plan.trainer, plan.engine, plan.schedule) == (name, trainer.engine, "1f1b")
+    text = trainers.export_plan(plan, name).main
+    layout = read_layout(name, text, job.profile)
+    again = plan_layout(layout, Job(job.profile, job.topology, microbatches=8,
+                                    **layout.options(job.topology)))  # fmt: skip
+    assert [stage.layers for stage in again.stages] == [stage.layers for stage in plan.stages]
+    assert again.layout == plan.layout
+    facts = structs.asdict(trainer.engine)
+    assert {fact for fact in facts if facts[fact] is not None} <= trainer.sources.keys()
+
+
 def test_the_entry_points_are_of_the_groups_that_are_searched():
     [text] = blocks(EXTENDING, "toml")
     points = tomllib.loads(text)["project"]["entry-points"]
-    registries = (schedules.SCHEDULES, planners.PLANNERS, importers.IMPORTERS)
+    registries = (
+        schedules.SCHEDULES,
+        planners.PLANNERS,
+        importers.IMPORTERS,
+        trainers.TRAINERS,
+    )
     assert points.keys() == {own.group for own in registries}
     assert ADDED in points["partopt.schedules"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from partopt import schedules
 from partopt.documents.engine import Engine
+from partopt.documents.engine import Layout as PlanLayout
 from partopt.documents.plan import Estimate, Plan, Predicted, ProfileReference, Request
 from partopt.documents.stage import Memory, Reserve, Stage
 from partopt.documents.topology import Topology
@@ -67,18 +68,17 @@ def plan_of(
     """A plan of equal stages on `ranks`, each a list of its replicas; `stage` are fields of all of
     them.
     """
+    stages = [stage_of(s, each, **stage) for s, each in enumerate(ranks)]
     devices = max(rank for each in ranks for rank in each) + 1
     return Plan(
         planner="manual",
         family="contiguous",
-        schedule=schedule,
-        microbatch_size=1,
+        layout=PlanLayout.of(stages, 1, tp=1, microbatch=1, shard="none", schedule=schedule),
         microbatches=microbatches,
         noam=len(ranks),
         optimizer="adam",
         trainer="partopt",
         engine=Engine(waits=(schedule,) if serial else (), allreduce=allreduce, bucket_bytes=2**40),
-        shard="none",
         reserve=Reserve(),
         request=Request(
             stages=None,
@@ -88,7 +88,7 @@ def plan_of(
             recompute="never",
             costs=None,
         ),
-        stages=[stage_of(s, each, **stage) for s, each in enumerate(ranks)],
+        stages=stages,
         communication=[],
         predicted=Predicted(
             period_s=3e-3,

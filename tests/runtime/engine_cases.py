@@ -116,7 +116,7 @@ def sharing() -> list[Case]:
 
 
 def with_shares(plan: Plan, shard: Shard) -> Plan:
-    return replace(plan, shard=shard)
+    return plan.with_layout(shard=shard)
 
 
 def recomputing(plan: Plan) -> Plan:

@@ -74,7 +74,7 @@ HARMLESS: dict[str, Callable[[Alteration, Plan, Made], bool]] = {
         which.name == "trainer"
     ),
     "there are no replicas that could hold shares": lambda which, plan, made: (
-        which.name == "shard" and all(stage.replicas == 1 for stage in plan.stages)
+        which.name == "layout.shard" and all(stage.replicas == 1 for stage in plan.stages)
     ),
     "no level has an all-reduce of its own to choose": lambda which, plan, made: (
         which.name == "topology.allreduce" and still_answers(plan, made)
@@ -119,7 +119,7 @@ def test_a_plan_that_is_altered_anywhere_is_refused_or_fails_or_is_still_right(k
 TOLD = [  # once let through
     ("optimal, tied", "request.tied", "together"),
     ("optimal, an iteration", "family", "nested"),
-    ("optimal, an iteration", "schedule", "naive"),
+    ("optimal, an iteration", "layout.schedule", "naive"),
     ("optimal", "certificate.proof", None),
     ("optimal", "certificate.scope", None),
     ("pipedream", "certificate.proof", None),

@@ -26,7 +26,7 @@ def test_buffers_of_a_whole_iteration_need_one():
     ]
     with pytest.raises(PartoptError, match="the plan has `buffers=all`"):
         simulate(plan, schedule="pipedream")
-    faults = replace(plan, schedule="pipedream", microbatches=None).inconsistencies()
+    faults = replace(plan.with_layout(schedule="pipedream"), microbatches=None).inconsistencies()
     assert "engine.buffers: all under pipedream" in [fault.message for fault in faults]
 
 

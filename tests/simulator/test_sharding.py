@@ -28,7 +28,7 @@ def replicated(shard: str, sixteen_bit: bool = False, **options: Any) -> Plan:
         **{"schedule": "1f1b", "microbatches": 2} | options,
     )
     profile = structs.replace(plan.profile, dtype="bfloat16" if sixteen_bit else "float32")
-    return under(plan.with_engine(gradients="float32"), shard=shard, profile=profile)
+    return under(plan.with_engine(gradients="float32").with_layout(shard=shard), profile=profile)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_backwards_in_two_parts_gather_for_the_first_and_scatter_in_the_second()
         schedule="zb-h1",
         microbatches=2,
     )
-    shared = under(plan, shard="parameters")
+    shared = under(plan.with_layout(shard="parameters"))
     assert execute(shared).makespan_s == pytest.approx(5 + 5 + 5)
 
 
 def test_one_replica_exchanges_nothing():
     plan = plan_of([1], [1.0], [2.0], weights=[100], schedule="1f1b", microbatches=2)
-    shared = under(plan, shard="parameters")
+    shared = under(plan.with_layout(shard="parameters"))
     assert execute(shared).makespan_s == execute(plan).makespan_s == 2 * 3
 
 
@@ -120,5 +120,5 @@ def test_half_an_all_reduce_has_half_its_latency():
     options: dict[str, Any] = {"schedule": "1f1b", "microbatches": 2, "weights": [100]}
     slow = plan_of([2], [1.0], [2.0], topology=flat(2, 10.0, latency=3.0), **options)
     assert execute(slow).makespan_s == pytest.approx(1 + 2 + 10 + 6)
-    shared = under(slow, shard="gradients")
+    shared = under(slow.with_layout(shard="gradients"))
     assert execute(shared).makespan_s == pytest.approx(1 + (5 + 3) + (5 + 3))

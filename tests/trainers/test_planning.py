@@ -190,14 +190,14 @@ def test_a_command_for_a_trainer_chooses_its_schedule(partopt, profile_file, top
     given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
     batch = ("--global-batch", 8)
     plan = partopt("plan", *given, *batch, "--for", "megatron", "--json").document
-    assert plan["schedule"] in TRAINERS["megatron"].schedules
+    assert plan["layout"]["schedule"] in TRAINERS["megatron"].schedules
     looped = partopt("plan", *given, *batch, "--for", "megatron", "--chunks", 2, "--json")
-    assert looped.document["schedule"] == "interleaved"
+    assert looped.document["layout"]["schedule"] == "interleaved"
     compared = partopt("compare", *given, *batch, "--for", "torchgpipe")
     assert compared.code == 0
     assert "gpipe" in compared.out
     served = partopt("plan", *given, "--for", "vllm", "--json").document
-    assert served["schedule"] == "pipedream"
+    assert served["layout"]["schedule"] == "pipedream"
 
 
 @pytest.mark.parametrize(
@@ -247,3 +247,60 @@ def test_every_trainer_takes_a_shipped_model_or_says_why_not(model, name):
     assert plan.schedule in (trainer.schedules or SCHEDULES)
     if trainer.write is not None:
         assert export_plan(plan, name).main
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pp=4", {"pp": 4}),
+        ("pp=2,chunks=2,microbatch=1", {"pp": 2, "chunks": 2, "microbatch": 1}),
+        ("pp=2,dp=1", {"pp": 2, "dp": 1}),
+        ("dp=2, recompute=always", {"dp": 2, "recompute": "always"}),
+        ("schedule=1f1b,pp=2,shard=optimizer", {"schedule": "1f1b", "pp": 2, "shard": "optimizer"}),
+    ],
+)
+@pytest.mark.parametrize("to", ["megatron", None])
+def test_any_part_of_a_layout_is_fixed_and_the_rest_is_found(
+    partopt, profile_file, topology_file, text, found, to
+):
+    given = (profile_file(model(7)), "--topology", topology_file(flat(4)), "--layout", text)
+    given += ("--for", to) if to else ("--schedule", "auto") if "schedule=" not in text else ()
+    outcome = partopt("plan", *given, "--global-batch", 8, "--json")
+    assert (outcome.code, outcome.document["layout"] | found) == (0, outcome.document["layout"])
+
+
+def test_a_number_of_stages_follows_from_a_layout_under_a_schedule():
+    layout = po.Layout(pp=2, chunks=2, microbatch=1, dp=2)
+    job = stated(7, "megatron", schedule="interleaved", layout=layout)
+    assert (job.stages, job.chunks, job.microbatch_size, job.replication) == (4, 2, 1, "uniform")
+    plan = po.solve(stated(7, "megatron", layout=po.Layout(pp=2, dp=1))).plan
+    assert plan.shape == "1-1"
+    assert po.verify(plan, model(7)).verified
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (["--layout", "pp=2,stage=1"], "--layout stage=1: no part of a layout", "known: tp, cp, "),
+        (["--layout", "chunk=2"], "--layout chunk=2: no part of a layout", '"chunks"'),
+        (["--layout", "pp"], "each part once, with a value", "write pp=4,chunks=2"),
+        (["--layout", "pp=0"], "pp: expected a whole number >= 1", ""),
+        (["--layout", "pp=two"], "pp: expected a whole number", ""),
+        (["--layout", "shard=all"], "shard: invalid enum value 'all'", ""),
+        (["--layout", "pp=4,dp=2"], "8 devices needed, 4 there", "write pp=2"),
+        (["--layout", "tp=2"], "the profile is of tp=1", "write tp=1"),
+        (["--layout", "ep=2"], "the profile is of ep=1", "write ep=1"),
+        (["--layout", "chunks=2"], "1f1b has 1 on each device", "chunks=1"),
+        (["--layout", "pp=2", "--stages", "3"], "--stages 3: --layout says 2", "drop one"),
+        (["--layout", "microbatch=1", "--microbatch-size", "2"], "--layout says 1", "drop one"),
+        (["--layout", "pp=3", "--cuts", "4"], "pp=3 requested, 2 planned", "fix less of it"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(
+    partopt, profile_file, topology_file, options, message, hint
+):
+    given = (profile_file(model(6)), "--topology", topology_file(flat(4)))
+    outcome = partopt("plan", *given, "--schedule", "1f1b", "--microbatches", 8, *options)
+    assert outcome.code in (1, 2)
+    assert message in outcome.err
+    assert hint in outcome.err
