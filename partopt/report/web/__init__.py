@@ -195,6 +195,9 @@ def _share_table(document: SimulationDocument) -> dict[str, Any]:
     """Where the time of the devices goes, a row for those that hold the same stages."""
     words = [what for _, what, _ in SHARES]
 
+    def time(own: Any) -> dict[str, Any]:
+        return _bar(zip(words, own.parts.tolist(), _COLOURS, strict=True))
+
     def share(place: int) -> Callable[[Any], str]:
         return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
 
@@ -203,11 +206,7 @@ def _share_table(document: SimulationDocument) -> dict[str, Any]:
         [
             Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
             Column("ranks", lambda own: format_ranks(own.ranks), left=True),
-            Column(
-                "time",
-                lambda own: _bar(zip(words, own.parts.tolist(), _COLOURS, strict=True)),
-                True,
-            ),
+            Column("time", time, left=True),
             *(Column(words[n], share(n), colour=_COLOURS[n]) for n in range(len(words))),
             Column("in flight", lambda own: own.in_flight),
             Column("peak memory", lambda own: format_bytes(own.memory_bytes)),
