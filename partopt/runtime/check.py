@@ -21,8 +21,8 @@ from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.errors import PartoptError
-from partopt.profiler.random_numbers import RandomNumbers
 from partopt.profiler.step import run_loss
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.training import Microbatches, RankTraining, Training

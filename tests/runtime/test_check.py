@@ -14,7 +14,7 @@ from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.runtime.check import (
     EQUAL,
     SEEN,
