@@ -11,7 +11,7 @@ from partopt.printable import shorten, without_numbers
 from partopt.report.folds import Fold, fold
 from partopt.report.phrases import basis_lines
 from partopt.report.text import Column, bar, label_lines, paragraph, stretch, table_of
-from partopt.units import format_bytes, format_seconds
+from partopt.units import format_bytes, format_number, format_seconds
 
 Number = TypeVar("Number", int, float)
 # a row of the table of layers: the layer and how often it repeats, None where rows are left out
@@ -100,7 +100,7 @@ def render_sizes(profile: Profile) -> str:
             Column("LAYERS", known_or_dash(layers_s, format_seconds)),
             Column("COVERAGE", known_or_dash(lambda own: own.coverage, "{:.1%}".format)),
             Column("OVERHEAD", known_or_dash(lambda own: own.overhead, "{:.2f}".format), spare=2),
-            Column("SAMPLES/S", known_or_dash(rate, "{:,.1f}".format)),
+            Column("SAMPLES/S", known_or_dash(rate, format_number)),
             Column(
                 "OPTIMIZER", known_or_dash(lambda own: own.optimizer_s, format_seconds), spare=1
             ),

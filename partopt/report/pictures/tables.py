@@ -22,7 +22,6 @@ from partopt.report.looks import COLOURS
 from partopt.report.phrases import (
     basis_lines,
     basis_of_several,
-    basis_text,
     devices_text,
     speed_text,
     speeds,
@@ -211,9 +210,9 @@ def scaling_picture(scaling: Scaling) -> Picture:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     few, many = rows[0].devices, rows[-1].devices
     span = f"{few} to {many} devices" if few < many else devices_text(many)
-    basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
-    about = f"Speed against devices. {'; '.join(told)}.{basis}"
-    return Picture(Heading(("scaling", span, fastest), about), partial(_draw_scaling, rows))
+    about = f"Speed against devices. {'; '.join(told)}."
+    heading = Heading.of(("scaling", span, fastest), about, scaling.estimated)
+    return Picture(heading, partial(_draw_scaling, rows))
 
 
 def _describe(row: ScalingRow) -> str:
@@ -295,8 +294,7 @@ def run_picture(run: Run) -> Picture:
         f"error {error(run.predicted_s, run.measured_s)}",
     )
     about = "Predicted beside measured: the whole, and each rank's forward, backward and waiting."
-    basis = "" if plan.estimated is None else f" {basis_text(plan.estimated)}."
-    heading = Heading(parts, f"{about} {', '.join(parts)}.{basis}")
+    heading = Heading.of(parts, about, plan.estimated)
     return Picture(heading, partial(_draw_run, run))
 
 
