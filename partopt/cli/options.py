@@ -282,8 +282,8 @@ def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Jo
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
-    if isinstance(given.get("layout"), str):
-        options["layout"] = parse_layout(given["layout"])
+    if (layout := options.pop("layout", None)) is not None:
+        options["layout"] = parse_layout(layout)
     options["facts"] = parse_facts(given["facts"])
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])
