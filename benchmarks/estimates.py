@@ -40,13 +40,11 @@ from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.documents.topology import Topology
 from partopt.profiler import find_model
-from partopt.profiler.clock import CpuClock
-from partopt.profiler.device import hold_still
-from partopt.profiler.estimating.clock import RooflineClock
-from partopt.profiler.fake import build_without_weights, fake_mode
-from partopt.profiler.session import measure_subject
-from partopt.profiler.settings import check_settings
-from partopt.profiler.subject import Subject
+from partopt.profiler.device import CpuClock, hold_still
+from partopt.profiler.estimating import RooflineClock
+from partopt.profiler.measuring import profile_of
+from partopt.profiler.settings import Settings, Subject
+from partopt.profiler.weightless import build_without_weights, fake_mode
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 STAGES = (2, 4, 8)
@@ -230,13 +228,13 @@ def median_s(run: Callable[[], object], turns: int = 15) -> float:
 def profile(case: Case, clock: Any, steps: int, dtype: str = "float32") -> Profile:
     """The profile of a case, measured by a clock or estimated by one."""
     found = find_model(f"{EXAMPLES}/{case.name}.py", case.arguments)
-    settings = check_settings([case.microbatch], "cpu", dtype, "auto", (), steps, None)
+    settings = Settings.of([case.microbatch], "cpu", dtype, "auto", (), steps, None)
     torch.manual_seed(0)
     estimated = isinstance(clock, RooflineClock)
     with build_without_weights(fake_mode()) if estimated else contextlib.nullcontext():
         model = found.build()
     subject = Subject(model, found.example_inputs, found.loss_fn, settings, clock)
-    return measure_subject(subject, Model(name=case.name))
+    return profile_of(subject, Model(name=case.name))
 
 
 def seconds(made: Profile) -> list[float]:

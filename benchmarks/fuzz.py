@@ -75,6 +75,7 @@ cluster=2 0=1.5 5% 10us 1GB 9ms 0s,1s 99999999999999999999
 WORDS = [*PLAUSIBLE.split(), "", "x" * 5000, "\udcff", "1,2," * 2000, "1" * 400]
 
 PLAN, ON = "plan p.json --topology c.yaml", "--profile p.json --topology c.yaml"
+OF_TWO = "--onto two.json --plan two.plan.json -o -"
 SHOW = ["show {}", "show {} --json"]
 DRAW = [*SHOW, "report plan.json {} -o -"]
 PLANS = [
@@ -104,7 +105,7 @@ DOCUMENTS: dict[str, tuple[str, list[str]]] = {
     "groups": ("groups.json", DRAW),
     "run": ("run.json", [*DRAW, "profile --from-run {} --onto p.json -o -"]),
     "graph": ("graph.txt", ["import pipedream {} -o -"]),
-    "trace": ("trace.json", ["import torch-profile {} --onto two.json -o -"]),
+    "trace": ("trace.json", [f"import torch-profile {{}} {OF_TWO}"]),
     "order": ("simulate plan.json -o order.csv", ["simulate plan.json --schedule {}"]),
 }
 COMMANDS = {
@@ -117,7 +118,7 @@ COMMANDS = {
     "export": "export plan.json --to flows",
     "show": "show plan.json",
     "import pipedream": "import pipedream graph.txt -o -",
-    "import torch-profile": "import torch-profile trace.json --onto two.json -o -",
+    "import torch-profile": f"import torch-profile trace.json {OF_TWO}",
     "import vllm": f"import vllm 1,1,1 {ON}",
     "topology show": "topology show v100-pcie",
     "topology measure": "topology measure -o -",
@@ -275,6 +276,7 @@ def find_fault(code: int, error: str, seconds: float, alone: bool) -> str:
 
 def write_files() -> None:
     """Files of a small model and four devices in the current folder."""
+    from partopt import Job, solve
     from partopt.documents.topology import Topology
     from tests.helpers import ROOT, chain_profile, two_level
     from tests.importers import traces
@@ -295,7 +297,10 @@ def write_files() -> None:
     }.items():
         Path(name).write_text(text)
     transformer(12).save("t.json")
-    chain_profile([1e-3] * 2, names=["first", "second"]).save("two.json")
+    two = chain_profile([1e-3] * 2, names=["first", "second"])
+    two.save("two.json")
+    by_hand = Job(two, cluster, planner="manual", cuts=(1,), replicas=(1, 1))
+    solve(by_hand).plan.save("two.plan.json")
     traces.write(Path("trace.json"), [*traces.on_gpu(), *traces.on_gpu(1e4)])
     cases.groups().save("groups.json")
     ran = cases.run(3)

@@ -31,12 +31,10 @@ from benchmarks import machine
 from benchmarks.gate import spread
 from partopt.documents.profile import Model, Profile
 from partopt.profiler import find_model
-from partopt.profiler.clock import Clock
-from partopt.profiler.device import clock_of, hold_still
-from partopt.profiler.session import measure_subject
-from partopt.profiler.settings import Settings, check_settings
+from partopt.profiler.device import Clock, clock_of, hold_still
+from partopt.profiler.measuring import profile_of
+from partopt.profiler.settings import Settings, Subject
 from partopt.profiler.step import run_loss
-from partopt.profiler.subject import Subject
 from partopt.profiler.tensors import place, tensors_in
 from partopt.units import format_seconds
 
@@ -76,7 +74,7 @@ ON_CUDA = [
 def main() -> None:
     """A row for each model."""
     arguments = _arguments()
-    settings = check_settings([1], arguments.device, "float32", "auto", (), arguments.steps, None)
+    settings = Settings.of([1], arguments.device, "float32", "auto", (), arguments.steps, None)
     print(_describe(arguments.device))
     heading = ("MODEL", "LAYERS", "RANGES", "STEP", "MEAN", "LARGEST", "BIAS", "SPREAD")
     print(_ROW.format(*heading, "COVERAGE", "OVERHEAD"))
@@ -97,13 +95,13 @@ def row(case: Case, settings: Settings, rounds: int) -> str:
         return _without_labels(found.example_inputs(size))
 
     subject = Subject(found.build(), inputs_of, _sum, settings, clock)
-    profiles = [measure_subject(subject, Model(name=case.name))]
+    profiles = [profile_of(subject, Model(name=case.name))]
     inputs = place(inputs_of(case.microbatch), settings.device, settings.dtype)
     calls, cuts = record_calls(subject.model, profiles[0], inputs), ranges(profiles[0])
     ratios: list[list[float]] = [[] for _ in cuts]
     for turn in range(rounds):
         if turn:
-            profiles.append(measure_subject(subject, Model(name=case.name)))
+            profiles.append(profile_of(subject, Model(name=case.name)))
         layers = profiles[-1].measurements[0].layers
         for (begin, end), own in zip(cuts, ratios, strict=True):
             alone = time_range(calls, slice(begin, end), clock, settings)

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import ProfilingStopped, measure, measure_source
-    from partopt.profiler.estimate import estimate, estimate_source
+    from partopt.profiler import (  # type: ignore[no-redef] # mypy's own: a cycle
+        ProfilingStopped,
+        estimate,
+        estimate_source,
+        measure,
+        measure_source,
+    )
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
     from partopt.runtime.measured import TrainingRun
@@ -79,8 +84,8 @@ _PLACES = {
     "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.pictures",
-    "estimate": "partopt.profiler.estimate",
-    "estimate_source": "partopt.profiler.estimate",
+    "estimate": "partopt.profiler",
+    "estimate_source": "partopt.profiler",
     "compare_groups": "partopt.search.groups",
     "export_plan": "partopt.trainers",
     "find_fitting": "partopt.search.does_not_fit",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TRACE = "torch-profile"
 _PROFILES = {
-    _TRACE: "traces of torch.profiler, put into a profile of the same model",
+    _TRACE: "traces of torch.profiler: times of the stages of a plan that ran",
     "pipedream": "a graph of the published PipeDream profiler",
 }
 
@@ -100,7 +100,7 @@ def command() -> None:
 
     \b
     Example:
-      partopt import torch-profile trace.json.gz --onto gpt.json -o measured.json
+      partopt import torch-profile rank*.json --onto gpt.json --plan plan.json -o again.json
       partopt import megatron 'Et*4|t*3|t*3|t*2L' --profile gpt.json --topology v100-pcie
         --global-batch 512 -o plan.json
     """
@@ -112,7 +112,7 @@ def command() -> None:
     "--onto", metavar="PROFILE", help="torch-profile: the profile whose times are replaced."
 )
 @click.option(
-    "--plan", metavar="PLAN", help="torch-profile: the plan that ran; its stages are timed."
+    "--plan", metavar="PLAN", help="torch-profile: the plan that ran, whose stages are timed."
 )
 @click.option("--name", help="Name of the model (default: that of the file, or of the profile).")
 @click.option(
@@ -136,14 +136,13 @@ def _profile(
     """Read what another program measured and write it as a profile of partopt's.
 
     For pipedream, FILE is the published profiler's graph; for torch-profile they are traces of
-    torch.profiler, one of each process. A trace has times alone: --onto says which profile they
-    are put into. Layers are found by record_function ranges of their names or, recorded
-    with_stack=True, as modules; with --plan the stages by the ranges of torch's pipelines, PP:0F0.
+    torch.profiler, one of each process, in which torch executed a --plan: its stages are found by
+    the ranges of torch's pipelines, PP:0F0. A trace has times alone: --onto says which profile they
+    are put into.
 
     \b
     Example:
       partopt import pipedream vgg16.txt --microbatch-size 128 -o vgg16.json
-      partopt import torch-profile trace.json.gz --onto gpt.json -o measured.json
       partopt import torch-profile rank*.json --onto gpt.json --plan plan.json -o again.json
     """
     import partopt
@@ -159,7 +158,13 @@ def _profile(
         )
     documents.check_writable(output, force, [".json"])
     if form == _TRACE:
-        imported = _import_traces(files, onto, plan, name, microbatch_size, device)
+        if microbatch_size is not None:
+            raise PartoptError(
+                f"--microbatch-size: not of partopt import {_TRACE}, whose plan says it",
+                "leave it out",
+                code="unused-option",
+            )
+        imported = _import_traces(files, onto, plan, name, device)
     else:
         _refuse_other_options(form, files, onto, plan)
         imported = partopt.import_profile(
@@ -178,7 +183,6 @@ def _import_traces(
     onto: str | None,
     plan: str | None,
     name: str | None,
-    microbatch_size: int | None,
     device: str | None,
 ) -> Profile:
     from msgspec.structs import replace
@@ -192,12 +196,15 @@ def _import_traces(
             code="missing-option",
             option="onto",
         )
+    if plan is None:
+        raise PartoptError(
+            f"partopt import {_TRACE}: a trace does not say which layers its stages have",
+            "name the plan that ran: --plan PLAN",
+            code="missing-option",
+            option="plan",
+        )
     imported = partopt.import_times(
-        files,
-        partopt.Profile.load(onto),
-        plan=partopt.Plan.load(plan) if plan else None,
-        microbatch_size=microbatch_size,
-        device=device,
+        files, partopt.Profile.load(onto), partopt.Plan.load(plan), device=device
     )
     return replace(imported, model=replace(imported.model, name=name)) if name else imported
 

@@ -57,7 +57,8 @@ def _check(run: Run, onto: Profile, where: str) -> None:
     if run.backend == "nccl":
         raise PartoptError(
             f"{where}: a run on GPUs: its actions are timed as they are launched, not as they run",
-            "profile the model on a GPU, or put traces of torch.profiler into its profile",
+            "profile the model on a GPU, or run it on torch's engine and import the traces of "
+            "torch.profiler",
             code="not-measurable",
         )
     ran, layers = run.plan, [name for stage in run.stages for name in stage.modules]

@@ -12,7 +12,7 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from partopt.errors import PartoptError
-from partopt.profiler.dataflow import wraps_tensors
 from partopt.profiler.memory import is_out_of_memory
-from partopt.profiler.step import Inputs
-from partopt.profiler.tensors import tensors_in
+from partopt.profiler.operations import Operation, Watch
+from partopt.profiler.tensors import Inputs, tensors_in
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 SEED = 0
@@ -181,35 +180,28 @@ def _digest(tensor: Tensor) -> tuple[Any, ...]:
 
     The random numbers of all ranks come from one seed.
     """
-    plain = not wraps_tensors([type(tensor)]) and tensor.layout is torch.strided
+    plain = not is_traceable_wrapper_subclass(tensor) and tensor.layout is torch.strided
     data: Any = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy() if plain else b""
     return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(data)
 
 
-class _CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Exchanges(Watch):
     """Sees whether the ranks exchange anything."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
+    seen = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note a collective."""
-        if wraps_tensors(types):
-            return NotImplemented
-        self.seen = self.seen or "c10d" in func.namespace
-        return func(*args, **(kwargs or {}))
+    def after(self, call: Operation) -> None:
+        """Note a collective."""
+        self.seen = self.seen or "c10d" in call.func.namespace
 
 
 @contextlib.contextmanager
 def expect_collectives() -> Iterator[None]:
     """Raise PartoptError where a step in this context exchanges nothing between the ranks."""
-    mode = _CollectiveMode()
-    with mode:
+    exchanges = _Exchanges()
+    with exchanges:
         yield
-    if not mode.seen:
+    if not exchanges.seen:
         raise exchanges_nothing("in build, or measure it on one device, without torchrun")
 
 

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profiler.fake import replace_attribute
+from partopt.profiler.weightless import replace_attribute
 from partopt.units import format_bytes
 
 HEADROOM = 1.1  # what is needed beside the tensors that are counted

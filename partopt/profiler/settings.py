@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,15 +13,14 @@ from partopt import documents
 from partopt.documents.profile import Count, Model
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import printable
-from partopt.profiler.device import choose_device, choose_dtype
-from partopt.profiler.units import GRANULARITIES
+from partopt.profiler.device import Clock, choose_device, choose_dtype
+from partopt.profiler.group import RankGroup
+from partopt.profiler.tensors import Inputs, Loss
 
-Progress = Callable[
-    [int, int, int], None
-]  # microbatch size, steps done, steps to do (0: being prepared)
-
+# microbatch size, steps done, steps to do (0: being prepared)
+Progress = Callable[[int, int, int], None]
+GRANULARITIES = ("auto", "block", "leaf")
 AUTOCASTS = ("bfloat16", "float16")
-_SIZES = "list whole numbers from 1, such as 1, 2, 4, 8"
 
 
 @dataclass(frozen=True)
@@ -34,72 +33,72 @@ class Settings:
     microbatch_sizes: tuple[int, ...]
     device: torch.device
     dtype: torch.dtype
-    granularity: str
-    units: tuple[str, ...]
-    steps: int | None
-    progress: Progress
+    granularity: str = "auto"
+    units: tuple[str, ...] = ()
+    steps: int | None = None
+    progress: Progress = lambda _size, _done, _steps: None
     autocast: torch.dtype | None = None
     compiled: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        microbatch_sizes: Iterable[int],
+        device: str,
+        dtype: str,
+        granularity: str = "auto",
+        units: Sequence[str] = (),
+        steps: int | None = None,
+        progress: Progress | None = None,
+        autocast: str | None = None,
+        compile: bool = False,
+    ) -> Settings:
+        """The settings of these options. Raises PartoptError for an invalid one."""
+        if steps is not None:
+            documents.check_option("steps", steps, Count, "10 steps show the spread")
+        if granularity not in GRANULARITIES:
+            what = "not a granularity that partopt knows"
+            hint = did_you_mean(str(granularity), GRANULARITIES)
+            raise invalid_option("granularity", granularity, what, hint)
+        if autocast is not None and autocast not in AUTOCASTS:
+            what = "not a dtype that autocast runs in"
+            raise invalid_option("autocast", autocast, what, did_you_mean(str(autocast), AUTOCASTS))
+        if autocast is not None and dtype != "float32":
+            what = f"autocast runs over float32 weights, and `dtype={dtype}` casts them"
+            raise invalid_option("autocast", autocast, what, "leave one of the two out")
+        return cls(
+            _check_sizes(microbatch_sizes),
+            choose_device(device),
+            choose_dtype(dtype),
+            granularity,
+            _check_units(units),
+            steps,
+            check_callable("progress", progress) or cls.progress,
+            None if autocast is None else choose_dtype(autocast),
+            bool(compile),
+        )
 
     @property
     def dtype_name(self) -> str:
         """The number format as a profile has it."""
-        return _name_of(self.dtype)
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def autocast_name(self) -> str | None:
         """The number format of autocast as a profile has it."""
-        return None if self.autocast is None else _name_of(self.autocast)
+        return None if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
-def check_settings(
-    microbatch_sizes: Iterable[int],
-    device: str,
-    dtype: str,
-    granularity: str,
-    units: Sequence[str],
-    steps: int | None,
-    progress: Progress | None,
-    autocast: str | None = None,
-    compile: bool = False,
-) -> Settings:
-    """The settings of these options. Raises PartoptError for an invalid one."""
-    if steps is not None:
-        documents.check_option("steps", steps, Count, "10 steps show the spread")
-    if granularity not in GRANULARITIES:
-        raise invalid_option(
-            "granularity",
-            granularity,
-            "not a granularity that partopt knows",
-            did_you_mean(str(granularity), GRANULARITIES),
-        )
-    return Settings(
-        microbatch_sizes=_check_sizes(microbatch_sizes),
-        device=choose_device(device),
-        dtype=choose_dtype(dtype),
-        granularity=granularity,
-        units=_check_units(units),
-        steps=steps,
-        progress=_check_callable("progress", progress) or _ignore_progress,
-        autocast=_check_autocast(autocast, dtype),
-        compiled=bool(compile),
-    )
+@dataclass(frozen=True)
+class Subject:
+    """A model with its inputs and its loss, how, with which clock and by which ranks measured."""
 
-
-def _check_autocast(autocast: str | None, dtype: str) -> torch.dtype | None:
-    if autocast is None:
-        return None
-    if autocast not in AUTOCASTS:
-        what = "not a dtype that autocast runs in"
-        raise invalid_option("autocast", autocast, what, did_you_mean(str(autocast), AUTOCASTS))
-    if dtype != "float32":
-        what = f"autocast runs over float32 weights, and `dtype={dtype}` casts them"
-        raise invalid_option("autocast", autocast, what, "leave one of the two out")
-    return choose_dtype(autocast)
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    model: nn.Module
+    example_inputs: Callable[[int], Inputs]
+    loss_fn: Loss | None
+    settings: Settings
+    clock: Clock
+    group: RankGroup = field(default_factory=RankGroup)
 
 
 def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
@@ -119,7 +118,7 @@ def check_model(model: object, example_inputs: object, loss_fn: object) -> None:
             option="example_inputs",
             value=example_inputs,
         )
-    _check_callable("loss_fn", loss_fn)
+    check_callable("loss_fn", loss_fn)
 
 
 def check_name(name: str | None) -> str | None:
@@ -139,22 +138,23 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises PartoptError for arguments that a profile could not record.
     """
     given = dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
-    if given is None or not all(isinstance(key, str) for key in given):
-        raise PartoptError(
-            "`arguments`: not a mapping of names to values",
-            'give a dictionary such as {"layers": 12}',
-            code="invalid-option",
-            option="arguments",
-            value=arguments,
-        )
-    for fault in Model(name="model", arguments=given).faults():
-        raise PartoptError(
-            f"`arguments`: {fault.message.removeprefix('arguments.')}",
-            "give numbers, text, lists or mappings, which the profile records",
-            code="invalid-option",
-            option="arguments",
-            value=arguments,
-        )
+    what, hint = "not a mapping of names to values", 'give a dictionary such as {"layers": 12}'
+    if given is not None and all(isinstance(key, str) for key in given):
+        fault = next(iter(Model(name="model", arguments=given).faults()), None)
+        if fault is None:
+            return given
+        what = fault.message.removeprefix("arguments.")
+        hint = "give numbers, text, lists or mappings, which the profile records"
+    raise PartoptError(
+        f"`arguments`: {what}", hint, code="invalid-option", option="arguments", value=arguments
+    )
+
+
+def check_callable(option: str, given: Any) -> Any:
+    """The function that is given, if any. Raises PartoptError for anything else."""
+    if given is not None and not callable(given):
+        what = f"of type {type(given).__name__}, not a function"
+        raise invalid_option(option, given, what, "give a function, or leave it out")
     return given
 
 
@@ -167,15 +167,16 @@ def invalid_option(option: str, value: object, what: str, hint: str) -> PartoptE
 
 def _check_sizes(given: Iterable[int]) -> tuple[int, ...]:
     """The sizes, each once, the smallest first."""
+    hint = "list whole numbers from 1, such as 1, 2, 4, 8"
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise invalid_option("microbatch_sizes", given, "not a list of sizes", _SIZES)
+        raise invalid_option("microbatch_sizes", given, "not a list of sizes", hint)
     sizes = list(given)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             what = f"{size!r} is not a microbatch size"
-            raise invalid_option("microbatch_sizes", sizes, what, _SIZES)
+            raise invalid_option("microbatch_sizes", sizes, what, hint)
     if not sizes:
-        raise invalid_option("microbatch_sizes", sizes, "no size given", _SIZES)
+        raise invalid_option("microbatch_sizes", sizes, "no size given", hint)
     return tuple(sorted(set(sizes)))
 
 
@@ -187,14 +188,3 @@ def _check_units(units: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(unit, str) or not unit:
             raise invalid_option("units", unit, "not a pattern", hint)
     return tuple(units)
-
-
-def _check_callable(option: str, given: Any) -> Any:
-    if given is not None and not callable(given):
-        what = f"of type {type(given).__name__}, not a function"
-        raise invalid_option(option, given, what, "give a function, or leave it out")
-    return given
-
-
-def _ignore_progress(size: int, done: int, steps: int) -> None:
-    """Report nothing."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+Inputs = Any  # a tensor, a sequence of arguments, or a mapping of keyword arguments
+Loss = Callable[[Any, Inputs], Tensor]
 _PLAIN = (bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
@@ -42,7 +44,7 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [part for each in inner if isinstance(each, Tensor) for part in _parts(each)]
 
 
-def place(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def place(inputs: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """The same inputs on `device`, the floating ones as `dtype`."""
     if isinstance(inputs, Tensor):
         return inputs.to(device, dtype) if inputs.is_floating_point() else inputs.to(device)
@@ -53,7 +55,7 @@ def place(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return inputs
 
 
-def tokens_per_sample(inputs: Any, size: int) -> int | None:
+def tokens_per_sample(inputs: Inputs, size: int) -> int | None:
     """The length of the first integer input of shape (`size`, length); None where none is.
 
     Of an encoder and a decoder it is that of the encoder, whose input comes first.

@@ -8,11 +8,12 @@ The rule, in plain words, for each granularity:
          Plain lists (Sequential, ModuleList, ModuleDict) are always opened, so that each child of
          VGG's `features` is a unit. What is left is covered by the largest modules that hold
          neither a block nor a list: an embedding, a final norm, a head. One of them that does much
-         of the work is split, see `partopt.profiler.splitting`.
+         of the work is split.
          A module with one weight, such as a convolution with its norm, is no block that opens what
          holds it: an Inception block stays whole. Nor are modules that stand beside each other in a
-         list, such as the experts of a router (`partopt.profiler.branches`).
-`block`  The same, except that a list of modules without a block in it stays one unit.
+         list, such as the experts of a router.
+`block`  The same, except that a list of modules without a block in it stays one unit, and that
+         nothing is split.
 `leaf`   Every module that calls no other.
 GLOBs    Exactly the modules whose names match, the outermost where one lies in another; what is
          left is covered by the largest modules that hold none of them. `*` stays within one part of
@@ -20,50 +21,69 @@ GLOBs    Exactly the modules whose names match, the outermost where one lies in 
 
 A module that is never called (a ModuleList, or one whose parts are used on their own) is opened
 whatever the rule says. Units never lie in one another. What runs outside of every unit belongs to
-the unit entered last, see `partopt.profiler.tracker`.
+the unit entered last, see `partopt.profiler.layers`.
+
+*Branches.* Modules of a list usually run in series, each on what the one before made. A cut between
+two that do not is crossed by all that they read and made, and helps no pipeline. Whether they do is
+seen in one forward; a sum over experts depends on all of them, yet none of them on another.
+
+*Large units.* A unit that does more than a tenth of the forward's floating-point operations is
+split where a cut is crossed by what one layer makes, into as few pieces as it takes for none to do
+more than a tenth; what does more between two such cuts stays together, and so does what would leave
+a piece with less than a hundredth. A unit stays whole which stands in a list beside others of its
+class (a repeated block, which trainers do not cut), is called more than once, or calls no other
+module. Operations, not seconds, so that the layers of a model are the same on every device and in
+every run. A piece is the modules from one that calls no other up to the next piece's, and has the
+name of its first.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.step import Inputs, run_forward
+from partopt.profiler.layers import Tracker
+from partopt.profiler.observation import Recorder
+from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
+from partopt.profiler.settings import Subject
+from partopt.profiler.step import run_forward, run_loss
+from partopt.profiler.tensors import Inputs, Loss
 
-GRANULARITIES = ("auto", "block", "leaf")
+# shares of the forward's operations
+LARGE_SHARE = 0.10
+SLIGHT_SHARE = 0.01
+_FORWARDS = 3  # whose calls are compared
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def choose_units(
-    model: nn.Module,
-    calls: Iterable[str],
-    granularity: str = "auto",
-    globs: Sequence[str] = (),
-    branching: Iterable[str] = (),
-) -> list[str]:
-    """Names of the modules that become layers, in the order of the module tree.
+def track(subject: Subject, inputs: Inputs) -> Tracker:
+    """The tracker of the units that the settings choose.
 
-    `calls` names those that the forward calls, `branching` the lists whose modules stand beside
-    each other. Raises PartoptError where a glob matches no module that is called.
+    Raises PartoptError where a glob matches no module that is called, and unless every one of a few
+    forwards calls the same units in the same order.
     """
-    called = set(calls)
-    if globs:
-        return list(_cover(model, "", _matching(called, globs), called))
-    if granularity == "leaf":
-        return [
-            name
-            for name, _ in model.named_modules()
-            if name in called and not is_inside(name, called)
-        ]
-    rule = _Rule(model, called, set(branching), open_lists=granularity == "auto")
-    return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
-        ""
-    ]
+    model, settings = subject.model, subject.settings
+    forwards = [called_modules(model, inputs) for _ in range(_FORWARDS)]
+    called = set(itertools.chain.from_iterable(forwards))
+    by_rule = settings.granularity != "leaf" and not settings.units
+    branching = find_branching(model, inputs) if by_rule else set()
+    units = choose_units(model, called, settings.granularity, settings.units, branching)
+    orders = [[name for name in forward if name in set(units)] for forward in forwards]
+    if any(order != orders[0] for order in orders):
+        counts = [Counter(order) for order in orders]
+        varied = [unit for unit in units if len({count[unit] for count in counts}) > 1]
+        raise calls_vary(varied or units)
+    if by_rule and settings.granularity == "auto":
+        units = split_large_units(model, inputs, subject.loss_fn, units, forwards[0])
+    return Tracker(model, units)
 
 
 def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
@@ -80,18 +100,6 @@ def called_modules(model: nn.Module, inputs: Inputs) -> list[str]:
         for handle in handles:
             handle.remove()
     return called
-
-
-def check_calls(forwards: Sequence[list[str]], units: Sequence[str]) -> None:
-    """Raise PartoptError unless every one of `forwards` calls the same units in the same order.
-
-    Each is what `called_modules` found.
-    """
-    counts = [Counter(name for name in called if name in set(units)) for called in forwards]
-    varied = [unit for unit in units if len({count[unit] for count in counts}) > 1]
-    orders = {tuple(name for name in called if name in set(units)) for called in forwards}
-    if len(orders) > 1:
-        raise calls_vary(varied or list(units))
 
 
 def calls_vary(names: Sequence[str]) -> PartoptError:
@@ -112,18 +120,44 @@ def name_some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(name or "the model" for name in names[:most]) + more
 
 
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def choose_units(
+    model: nn.Module,
+    calls: Iterable[str],
+    granularity: str = "auto",
+    globs: Sequence[str] = (),
+    branching: Iterable[str] = (),
+) -> list[str]:
+    """Names of the modules that become layers, in the order of the module tree.
+
+    `calls` names those that the forward calls, `branching` the lists whose modules stand beside
+    each other. Raises PartoptError where a glob matches no module that is called.
+    """
+    called = set(calls)
+    if globs:
+        return list(_cover(model, "", _matching(called, globs), called))
+    if granularity == "leaf":
+        names = [name for name, _ in model.named_modules()]
+        return [name for name in names if name in called and not _is_inside(name, called)]
+    rule = _Rule(model, called, set(branching), open_lists=granularity == "auto")
+    return [unit for name, child in _children("", model) for unit in rule.units(name, child)] or [
+        ""
+    ]
+
+
 class _Rule:
     """The automatic rule for one model."""
 
     def __init__(
         self, model: nn.Module, called: set[str], branching: set[str], open_lists: bool
     ) -> None:
-        inner = [
-            module
+        self.occurrences = Counter(
+            type(module)
             for module in model.modules()
-            if module is not model and not is_leaf(module) and not _is_list(module)
-        ]
-        self.occurrences = Counter(type(module) for module in inner)
+            if module is not model and not _is_leaf(module) and not _is_list(module)
+        )
         self.branching = {model.get_submodule(name) for name in branching}
         self.branches = {module for own in self.branching for module in own.modules()}
         self.called = called
@@ -131,14 +165,14 @@ class _Rule:
 
     def units(self, name: str, module: nn.Module) -> Iterator[str]:
         """Units that cover `module`."""
-        if not self._stays_whole(module) or name not in self.called:
-            for child_name, child in _children(name, module):
-                yield from self.units(child_name, child)
-        else:
+        if name in self.called and self._stays_whole(module):
             yield name
+            return
+        for child_name, child in _children(name, module):
+            yield from self.units(child_name, child)
 
     def _stays_whole(self, module: nn.Module) -> bool:
-        if is_leaf(module) or self._is_block(module):
+        if _is_leaf(module) or self._is_block(module):
             return True
         hidden = self.branches | {module}
         descendants = [inner for inner in module.modules() if inner not in hidden]
@@ -147,20 +181,46 @@ class _Rule:
         return not (self.open_lists and any(_is_list(inner) for inner in [module, *descendants]))
 
     def _is_block(self, module: nn.Module) -> bool:
-        return self.occurrences[type(module)] > 1 and not self._is_stage(module)
-
-    def _is_stage(self, module: nn.Module) -> bool:
-        """Whether the module is, or holds directly, a list of blocks in series."""
+        """Whether its class is repeated, and it is no stage: that holds blocks in series."""
         held = {module, *module.children()} - self.branching
-        return any(holds_blocks(inner) for inner in held)
+        return self.occurrences[type(module)] > 1 and not any(map(_holds_blocks, held))
 
 
-def holds_blocks(module: nn.Module) -> bool:
+def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
+    """The chosen units inside `module`, and the largest called modules that hold none."""
+    if name in chosen or (name in called and not _is_inside(name, chosen)):
+        yield name
+        return
+    for child_name, child in _children(name, module):
+        yield from _cover(child, child_name, chosen, called)
+
+
+def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
+    """The names that match one of the globs, each of which matches some."""
+    names = sorted(called - {""})
+    chosen: set[str] = set()
+    for glob in globs:
+        pattern = re.escape(glob).replace(r"\*", r"[^.]*").replace(r"\?", r"[^.]")
+        found = [name for name in names if re.fullmatch(pattern, name)]
+        if not found:
+            as_deep = [name for name in names if name.count(".") == glob.count(".")]
+            raise PartoptError(
+                f"`units={glob}`: matches no module that the forward calls",
+                did_you_mean(glob, (as_deep or names)[:12]),
+                code="no-such-unit",
+                option="units",
+                value=glob,
+            )
+        chosen.update(found)
+    return chosen
+
+
+def _holds_blocks(module: nn.Module) -> bool:
     """Whether the module is a list of which two or more are blocks of one class."""
     blocks = [
         type(child)
         for child in module.children()
-        if not is_leaf(child) and not _is_list(child) and _weights(child) > 1
+        if not _is_leaf(child) and not _is_list(child) and _weights(child) > 1
     ]
     return isinstance(module, _LISTS) and len(set(blocks)) < len(blocks)
 
@@ -170,56 +230,174 @@ def _weights(module: nn.Module) -> int:
     return sum(parameter.dim() > 1 for parameter in module.parameters())
 
 
-def _cover(module: nn.Module, name: str, chosen: set[str], called: set[str]) -> Iterator[str]:
-    """The chosen units inside `module`, and the largest called modules that hold none."""
-    if name in chosen or (name in called and not is_inside(name, chosen)):
-        yield name
-        return
-    for child_name, child in _children(name, module):
-        yield from _cover(child, child_name, chosen, called)
-
-
-def is_inside(name: str, names: set[str]) -> bool:
-    """Whether one of `names` lies inside the module `name`."""
-    return any(not name or other.startswith(f"{name}.") for other in names - {name})
-
-
-def _matching(called: set[str], globs: Sequence[str]) -> set[str]:
-    names = sorted(called - {""})
-    chosen: set[str] = set()
-    for glob in globs:
-        found = [name for name in names if re.fullmatch(_as_regex(glob), name)]
-        if not found:
-            raise PartoptError(
-                f"`units={glob}`: matches no module that the forward calls",
-                did_you_mean(glob, _near(names, glob)),
-                code="no-such-unit",
-                option="units",
-                value=glob,
-            )
-        chosen.update(found)
-    return chosen
-
-
-def _as_regex(glob: str) -> str:
-    return re.escape(glob).replace(r"\*", r"[^.]*").replace(r"\?", r"[^.]")
-
-
-def _near(names: list[str], glob: str) -> list[str]:
-    """The names worth offering: those as deep as the glob, at most twelve."""
-    same_depth = [name for name in names if name.count(".") == glob.count(".")]
-    return (same_depth or names)[:12]
-
-
 def _children(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     prefix = f"{name}." if name else ""
     return ((f"{prefix}{child_name}", child) for child_name, child in module.named_children())
 
 
-def is_leaf(module: nn.Module) -> bool:
-    """Whether the module holds no other."""
+def _is_inside(name: str, names: set[str]) -> bool:
+    """Whether one of `names` lies inside the module `name`."""
+    return any(not name or other.startswith(f"{name}.") for other in names - {name})
+
+
+def _is_leaf(module: nn.Module) -> bool:
     return next(module.children(), None) is None
 
 
 def _is_list(module: nn.Module) -> bool:
     return type(module) in _LISTS
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+def find_branching(model: nn.Module, inputs: Inputs) -> set[str]:
+    """Names of the lists of blocks of which no block takes what another made.
+
+    Two or more of its blocks are called; which of them lie in series is seen in one forward.
+    """
+    modules = model.named_modules()
+    lists = {name: [*module.children()] for name, module in modules if _holds_blocks(module)}
+    if not lists:
+        return set()
+    origins = _Origins([block for blocks in lists.values() for block in blocks])
+    handles = origins.attach()
+    try:
+        with torch.no_grad(), origins:
+            run_forward(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name for name, blocks in lists.items() if origins.lie_beside(blocks)}
+
+
+class _Origins(Watch):
+    """Which of `blocks` went into what each of them takes.
+
+    Sets of blocks are sums of their `numbers`, which are powers of two.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.numbers = {block: 1 << place for place, block in enumerate(dict.fromkeys(blocks))}
+        self.taken: dict[nn.Module, int] = {}
+        self._origins = StorageMap()
+
+    def attach(self) -> list[Any]:
+        """Hooks that note what goes into the blocks, and that what comes out is theirs."""
+
+        def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
+            self.taken[block] = self.taken.get(block, 0) | self._of([args, kwargs])
+
+        def leave(block: nn.Module, _args: Any, output: Any) -> None:
+            self._add(output, self.numbers[block])
+
+        entries = [each.register_forward_pre_hook(enter, with_kwargs=True) for each in self.numbers]
+        return [*entries, *(each.register_forward_hook(leave) for each in self.numbers)]
+
+    def lie_beside(self, blocks: Sequence[nn.Module]) -> bool:
+        """Whether two or more of these were called, and none took what another made."""
+        own = sum(self.numbers[block] for block in set(blocks))
+        called = [block for block in blocks if block in self.taken]
+        others = [own & ~self.numbers[block] & self.taken[block] for block in called]
+        return len(called) > 1 and not any(others)
+
+    def before(self, call: Operation) -> None:
+        """Note what went into what is read, which may be written to."""
+        self._read = self._of([call.arguments, call.options])
+
+    def after(self, call: Operation) -> None:
+        """What went into what it read goes into what it makes."""
+        if self._read:
+            self._add([call.result, call.written], self._read)
+
+    def _of(self, value: Any) -> int:
+        origins = 0
+        for tensor in storages_in(value):
+            origins |= self._origins.get(tensor) or 0
+        return origins
+
+    def _add(self, value: Any, origins: int) -> None:
+        for tensor in storages_in(value):
+            self._origins.set(tensor, (self._origins.get(tensor) or 0) | origins)
+
+
+# --- large units ----------------------------------------------------------------------------------
+
+
+def split_large_units(
+    model: nn.Module, inputs: Inputs, loss_fn: Loss | None, units: list[str], calls: Sequence[str]
+) -> list[str]:
+    """The units with the large ones split; `calls` names the modules that a forward calls."""
+    counts = Counter(calls)
+    leaves = [name for name in counts if counts[name] == 1 and not _is_inside(name, set(counts))]
+
+    def may_split(name: str) -> bool:
+        module = model.get_submodule(name)
+        parent = model.get_submodule(name.rpartition(".")[0]) if name else model
+        alike = sum(type(each) is type(module) for each in parent.children())
+        alone = not isinstance(parent, _LISTS) or alike == 1
+        return alone and counts[name] == 1 and not _is_leaf(module)
+
+    work = _Work.of(model, inputs, loss_fn, units)
+    large = [name for layer, name in enumerate(work.names) if work.share([layer]) > LARGE_SHARE]
+    parts = {
+        unit: [name for name in leaves if _is_inside(unit, {name})]
+        for unit in filter(may_split, large)
+    }
+    if not parts:
+        return units
+    opened = [name for unit in units for name in parts.get(unit, [unit])]
+    work = _Work.of(model, inputs, loss_fn, opened)
+    pieces = {unit: work.pieces(set(own)) for unit, own in parts.items()}
+    return [
+        name
+        for unit in units
+        for name in (pieces[unit] if len(pieces.get(unit, ())) > 1 else [unit])
+    ]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The layers of one forward, their operations, and the layers whose results cross each cut."""
+
+    names: list[str]
+    flops: list[int]
+    crossing: list[int]  # cut c lies before layer c
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Inputs, loss_fn: Loss | None, units: list[str]) -> _Work:
+        """What one forward shows of these units."""
+        tracker = Tracker(model, units)
+        recorder = Recorder(model, tracker, inputs)
+        with torch.no_grad(), tracker.discover(recorder.enter), recorder:
+            run_loss(model, inputs, loss_fn)
+        layers, tensors = range(len(tracker.layers)), recorder.tensors()
+        crossing = [
+            len({each.producer for each in tensors if each.producer < cut <= max(each.consumers)})
+            for cut in layers
+        ]
+        names = [key.name for key in tracker.layers]
+        return cls(names, [recorder.flops[layer] for layer in layers], crossing)
+
+    def share(self, layers: Sequence[int]) -> float:
+        """The share of these layers in the operations of the whole forward."""
+        return sum(self.flops[layer] for layer in layers) / (sum(self.flops) or 1)
+
+    def pieces(self, leaves: set[str]) -> list[str]:
+        """The names of the pieces of a unit that is made of these layers."""
+        parts: list[list[int]] = []  # parted where one layer's results cross, none of them slight
+        for layer in (layer for layer, name in enumerate(self.names) if name in leaves):
+            if not parts or (self.crossing[layer] == 1 and self.share(parts[-1]) >= SLIGHT_SHARE):
+                parts.append([])
+            parts[-1].append(layer)
+        if len(parts) > 1 and self.share(parts[-1]) < SLIGHT_SHARE:
+            slight = parts.pop()
+            parts[-1] += slight
+        names, held = list[str](), list[int]()
+        for part in parts:
+            if not held or self.share([*held, *part]) > LARGE_SHARE:
+                names.append(self.names[part[0]])
+                held = []
+            held = [*held, *part]
+        return names

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
-from partopt.profiler.step import Inputs
-from partopt.profiler.tensors import local_tensors, tensors_in
+from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
+from partopt.profiler.tensors import Inputs, local_tensors, tensors_in
 from partopt.runtime.events import (
     EVERYWHERE,
     IN_AN_OBJECT,
@@ -88,7 +86,7 @@ class Touched:
     written: set[str] = field(default_factory=set)
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class UnitWatch(Watch):
     """Sees what operations read and write, and knows which layer made which storage.
 
     A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
@@ -97,7 +95,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.hidden: dict[tuple[int, int], str] = {}
         self._buffers = {storage_of(each): name for name, each in model.named_buffers()}
         self._makers = StorageMap()
@@ -135,27 +133,25 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._layer, self._touched, self._given = outer
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note what it reads, writes and makes."""
-        if wraps_tensors(types):
-            return NotImplemented
-        options, touched = kwargs or {}, self._touched
-        read = list(storages_in([args, options]))
-        touched.buffers |= self._names(read)
-        touched.written |= self._names(storages_in(written_by(func._schema, args, options)))
-        if self._layer is None:
-            return func(*args, **options)
-        for tensor in read:
+    def before(self, call: Operation) -> None:
+        """Note what the operation reads and writes."""
+        touched, layer = self._touched, self._layer
+        written = written_by(call.func._schema, call.arguments, call.options)
+        touched.buffers |= self._names(call.read)
+        touched.written |= self._names(storages_in(written))
+        if layer is None:
+            return
+        for tensor in call.read:
             names, maker = self._constants.get(tensor), self._makers.get(tensor)
             if names is not None:
                 touched.parameters.update(name for name in names if name)
-            elif maker not in (None, self._layer) and storage_of(tensor) not in self._given:
-                self.hidden[maker, self._layer] = IN_AN_OBJECT
-        result = func(*args, **options)
-        self.note_made(result, self._layer)
-        return result
+            elif maker not in (None, layer) and storage_of(tensor) not in self._given:
+                self.hidden[maker, layer] = IN_AN_OBJECT
+
+    def after(self, call: Operation) -> None:
+        """Note what it made."""
+        if self._layer is not None:
+            self.note_made(call.result, self._layer)
 
     def _names(self, tensors: Iterable[Tensor]) -> set[str]:
         places = map(storage_of, tensors)
@@ -191,7 +187,7 @@ class EventBuilder:
     What calls read beside their arguments, `watch` sees.
     """
 
-    def __init__(self, model: nn.Module, watch: Watch) -> None:
+    def __init__(self, model: nn.Module, watch: UnitWatch) -> None:
         self.events: list[Event] = []
         self.likeness: dict[Key, Likeness] = {}
         self._watch = watch

@@ -1,7 +1,7 @@
 """What one forward of a model does, as stages see it: events, and the tensors between them.
 
 An event is a call of a unit, or of a torch function between units. It belongs to the unit entered
-last (`partopt.profiler.tracker`); a function of nothing but the model's inputs belongs to every
+last (`partopt.profiler.layers`); a function of nothing but the model's inputs belongs to every
 stage, each does it for itself.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
-from partopt.profiler.tracker import LayerKey
+from partopt.profiler.layers import LayerKey
 
 EVERYWHERE = -1  # the layer of what every stage does
 IN_AN_OBJECT = (

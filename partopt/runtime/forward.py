@@ -26,7 +26,8 @@ from torch.utils._pytree import (
 )
 
 from partopt.errors import ANSWER_IS_NO, PartoptError
-from partopt.profiler.step import Inputs, Loss, loss_of_output, run_forward
+from partopt.profiler.step import loss_of_output, run_forward
+from partopt.profiler.tensors import Inputs, Loss
 from partopt.runtime.events import (
     EVERYWHERE,
     Argument,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from partopt.errors import PartoptError
-from partopt.profiler.load import ModelSource
+from partopt.profiler.source import ModelSource
 from partopt.runtime.context import lost_connections
 
 # Each by the name that a plan has for it: the class, and what it is given beside the rate

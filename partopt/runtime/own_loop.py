@@ -17,7 +17,7 @@ from torch import nn
 from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
-from partopt.profiler.load import ModelSource, find_model
+from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.context import Context
 from partopt.runtime.processes import choose_backend, run_ranks
 from partopt.runtime.replay import StageModule
@@ -121,7 +121,7 @@ def stage_module(
     """The stage of `plan` that `rank` holds, as a module on `device`; of several, number `stage`.
 
     `model` is a file or module as for `train_with`, built with these `arguments`, or what
-    `partopt.profiler.load.find_model` found. The stage has its own weights alone, with the values
+    `partopt.profiler.source.find_model` found. The stage has its own weights alone, with the values
     of the whole model built after `torch.manual_seed(seed)`, in the number format of the plan and
     under its autocast. It computes a microbatch as the plan has it: a loss is that of the model's
     file and not divided, and a stage that the plan recomputes does not do so by itself. Gradients

@@ -14,14 +14,13 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from partopt.errors import PartoptError
-from partopt.profiler.fake import replace_attribute
-from partopt.profiler.foreign_errors import explain
-from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, Loss, loss_of_output, run_forward
-from partopt.profiler.tensors import tensors_in
-from partopt.profiler.tracker import LayerKey
+from partopt.profiler.layers import LayerKey
+from partopt.profiler.source import explain
+from partopt.profiler.step import loss_of_output, run_forward
+from partopt.profiler.tensors import Inputs, Loss, tensors_in
+from partopt.profiler.weightless import RandomNumbers, replace_attribute
 from partopt.runtime.buffers import BufferState, BufferUses, buffer_slots
-from partopt.runtime.event_builder import Call, EventBuilder, NewTree, Watch
+from partopt.runtime.event_builder import Call, EventBuilder, NewTree, UnitWatch
 from partopt.runtime.events import EVERYWHERE, IN_A_CHECKPOINT, Event, Record, is_question, name_of
 from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
 from partopt.runtime.weightless import StandIns, stand_ins
@@ -91,7 +90,7 @@ class _Recorder(TorchFunctionMode):
         self._modules = {module: name for name, module in model.named_modules()}
         self._units = TakenUnits(model, [key.name for key in layers], self._unit)
         self._model = model
-        self._watch = Watch(model, inputs)
+        self._watch = UnitWatch(model, inputs)
         self._builder = EventBuilder(model, self._watch)
         self._buffers = BufferUses(len(layers))
         self._inside = False

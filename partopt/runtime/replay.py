@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, Loss
+from partopt.profiler.tensors import Inputs, Loss
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.buffers import BufferState, buffer_slots
 from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
 from partopt.runtime.events import Key, Record

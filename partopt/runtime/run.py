@@ -16,7 +16,7 @@ from partopt.documents.run import MachineLoad
 from partopt.errors import PartoptError, did_you_mean
 from partopt.options import invalid
 from partopt.profiler.device import describe_device
-from partopt.profiler.load import ModelSource, find_model
+from partopt.profiler.source import ModelSource, find_model
 from partopt.runtime.check import check_first
 from partopt.runtime.checkpoint import (
     check_folder,

@@ -9,14 +9,12 @@ is not timed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from partopt.profiler.compilation import opened
-from partopt.profiler.dataflow import StorageMap, storages_in, wraps_tensors
+from partopt.profiler.as_trained import opened
+from partopt.profiler.operations import Operation, StorageMap, Watch, storages_in
 from partopt.profiler.tensors import tensors_in
 from partopt.runtime.training import RankTraining
 
@@ -38,27 +36,23 @@ def counted_step(own: RankTraining, steps: int) -> int | None:
     return COUNTED if counts else None
 
 
-class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class TensorMemory(Watch):
     """While it is active, `peak_bytes` is the most that lived at once, `held` among it."""
 
     def __init__(self, held: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live_bytes = self.peak_bytes = 0
         self._lock = threading.RLock()  # what was sent is freed by another thread
         self._known = StorageMap(self._free)
         self._note(held)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and note what it reads and makes."""
-        if wraps_tensors(types):
-            return NotImplemented
-        options = kwargs or {}
-        self._note([args, options])
-        result = func(*args, **options)
-        self._note(result)
-        return result
+    def before(self, call: Operation) -> None:
+        """Note what the operation reads."""
+        self._note([call.arguments, call.options])
+
+    def after(self, call: Operation) -> None:
+        """Note what it made."""
+        self._note(call.result)
 
     def _note(self, value: Any) -> None:
         for tensor in storages_in(value):

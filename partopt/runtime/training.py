@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
+from partopt.profiler.as_trained import cast
 from partopt.profiler.device import choose_dtype
-from partopt.profiler.fake import build_without_weights, fake_mode
-from partopt.profiler.load import ModelSource
-from partopt.profiler.precision import cast
-from partopt.profiler.random_numbers import RandomNumbers
-from partopt.profiler.step import Inputs, Loss, loss_of_output
-from partopt.profiler.tensors import place
+from partopt.profiler.source import ModelSource
+from partopt.profiler.step import loss_of_output
+from partopt.profiler.tensors import Inputs, Loss, place
+from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters

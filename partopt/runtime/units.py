@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.tracker import LayerKey
+from partopt.profiler.layers import LayerKey
 
 
 def number_calls(modules: Sequence[str]) -> list[LayerKey]:

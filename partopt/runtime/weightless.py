@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from partopt.profiler.fake import (
+from partopt.profiler.weightless import (
     fake_mode,
     fake_parameter,
     is_fake,

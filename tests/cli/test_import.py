@@ -151,20 +151,24 @@ def test_a_device_that_is_given_is_the_profiles(imported, tmp_path):
 
 
 @pytest.fixture
-def traced(tmp_path):
-    """A trace of two layers on a GPU, and a profile of the same layers."""
+def traced(partopt, tmp_path):
+    """A trace of two stages on a GPU, a profile of their layers, and their plan."""
     write(tmp_path / "trace.json", on_gpu())
     layers = measurement([1.0, 2.0], output_bytes=[8, 8], microbatch_size=4)
-    profile_of([layers], names=["first", "second"]).save(str(tmp_path / "onto.json"))
-    return tmp_path / "trace.json", tmp_path / "onto.json"
+    onto, plan = tmp_path / "onto.json", tmp_path / "plan.json"
+    profile_of([layers], names=["first", "second"]).save(str(onto))
+    given = ("--topology", "workstation-2", "--cuts", "1", "--replicas", "1,1", "-o", plan)
+    assert partopt("plan", onto, *given).code == 0
+    return tmp_path / "trace.json", "--onto", onto, "--plan", plan
 
 
 def test_a_trace_becomes_a_profile_and_then_a_plan(partopt, traced, tmp_path):
-    trace, onto = traced
     measured = tmp_path / "measured.json"
-    outcome = partopt("import", "torch-profile", trace, "--onto", onto, "-o", measured)
+    outcome = partopt("import", "torch-profile", *traced, "-o", measured)
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.startswith(f"warning: times are medians of 1 passes in {trace}; bytes are")
+    assert outcome.err.startswith(
+        f"warning: times are medians of 1 passes in {traced[0]}; bytes are"
+    )
     assert f"Wrote {measured}: 2 layers" in outcome.err
     loaded = Profile.load(str(measured))
     assert loaded.measurements[0].layers[1].backward_s == pytest.approx(400e-6)
@@ -172,19 +176,20 @@ def test_a_trace_becomes_a_profile_and_then_a_plan(partopt, traced, tmp_path):
 
 
 def test_a_trace_from_standard_input_with_a_name(partopt, traced):
-    trace, onto = traced
-    given = ("--onto", onto, "--name", "mine", "--device", "H200", "-o", "-")
-    outcome = partopt("import", "torch-profile", "-", *given, stdin=trace.read_bytes())
+    given = (*traced[1:], "--name", "mine", "--device", "H200", "-o", "-")
+    outcome = partopt("import", "torch-profile", "-", *given, stdin=traced[0].read_bytes())
     assert outcome.document["model"]["name"] == "mine"
     assert outcome.document["device"]["name"] == "H200"
 
 
-def test_a_trace_alone_is_refused_for_it_has_no_bytes(partopt, traced, tmp_path):
-    outcome = partopt("import", "torch-profile", traced[0], "-o", tmp_path / "x.json")
-    assert (outcome.code, outcome.hints) == (
-        2,
-        ["say whose they are: --onto PROFILE, a profile of the same model"],
-    )
+def test_a_trace_alone_is_refused_for_what_it_lacks(partopt, traced, tmp_path):
+    for given, hint in (
+        (traced[:1], "say whose they are: --onto PROFILE, a profile of the same model"),
+        (traced[:3], "name the plan that ran: --plan PLAN"),
+        ((*traced, "--microbatch-size", 4), "leave it out"),
+    ):
+        outcome = partopt("import", "torch-profile", *given, "-o", tmp_path / "x.json")
+        assert (outcome.code, outcome.hints) == (2, [hint])
     assert not (tmp_path / "x.json").exists()
 
 

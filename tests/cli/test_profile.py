@@ -16,7 +16,7 @@ from partopt.cli.profile import command
 from partopt.cli.words import as_flags
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.profiler.timeline import Stepper
+from partopt.profiler.step import Stepper
 from partopt.report.profile import render, render_sizes
 from tests.forked import run_forked
 from tests.helpers import ROOT, run_process

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: real ones of small models, and one made by hand as a GPU's is built."""
+"""Traces of torch.profiler: real ones, and one made by hand as a GPU's is built."""
 
 from __future__ import annotations
 
@@ -7,95 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
-
-from partopt.documents.profile import Layer, Profile
-from tests.helpers import measurement, profile_of
-
-NAMES = ["sine", "power", "product"]
+from torch.profiler import ProfilerActivity, profile, schedule
 
 
-class Sine(torch.nn.Module):
-    """Its backward is SinBackward0, and that of no other layer."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x)
-
-
-class Power(torch.nn.Module):
-    """Its backward is ExpBackward0."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.exp(x)
-
-
-class Three(torch.nn.Module):
-    """A sine, an exponential and a matrix product, with ranges of their names if asked for."""
-
-    def __init__(self, named: bool) -> None:
-        super().__init__()
-        self.named = named
-        self.sine, self.power, self.product = Sine(), Power(), torch.nn.Linear(64, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for name in NAMES:
-            if self.named:
-                with record_function(name):
-                    x = getattr(self, name)(x)
-            else:
-                x = getattr(self, name)(x)
-        return x
-
-
-def onto(sizes: tuple[int, ...] = (4,)) -> Profile:
-    """A profile of `Three`: one second a layer, forward and backward, and bytes to be kept."""
-    made = profile_of(
-        [measurement([1.0] * 3, output_bytes=[10, 20, 30], microbatch_size=b) for b in sizes],
-        [0, 0, 16640],
-        NAMES,
-        name="three",
-    )
-    types = ["Sine", "Power", "Linear"]
-    layers = [
-        Layer(name=each.name, type=kind, parameter_bytes=each.parameter_bytes)
-        for each, kind in zip(made.layers, types, strict=True)
-    ]
-    return Profile(
-        model=made.model,
-        device=made.device,
-        dtype=made.dtype,
-        layers=layers,
-        measurements=made.measurements,
-    )
-
-
-def record(
-    path: Path, step: Callable[[], object], steps: int, marked: bool, **options: Any
-) -> Path:
-    """Run `steps` under the profiler, marked as steps or not, and write the trace."""
+def record(path: Path, step: Callable[[], object], steps: int) -> Path:
+    """Run `steps` under the profiler, marked as steps, and write the trace."""
     step()
-    if marked:
-        options["schedule"] = schedule(wait=0, warmup=1, active=steps, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU], **options) as recorded:
-        for _ in range(steps + marked):
+    marks = schedule(wait=0, warmup=1, active=steps, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=marks) as recorded:
+        for _ in range(steps + 1):
             step()
             recorded.step()
     recorded.export_chrome_trace(str(path))
     return path
-
-
-def training(model: torch.nn.Module) -> Callable[[], None]:
-    """A step: forward, loss, backward and the optimizer's."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    x = torch.randn(4, 64, requires_grad=True)
-
-    def step() -> None:
-        model(x).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -112,10 +36,10 @@ def event(
 
 
 def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
-    """One step of two layers on a GPU, made by hand: host times are short, kernels are late.
+    """One pass of two stages on a GPU, made by hand: host times are short, kernels are late.
 
-    `first` computes 100 + 50 us (the second kernel launched by no operation) and `second` 200 us
-    forward; backward 400 us of `second`, then 150 + 30 us of `first`, where 30 us accumulate.
+    Stage 0 computes 100 + 50 us (the second kernel launched by no operation) and stage 1 200 us
+    forward; backward 400 us of stage 1, then 150 + 30 us of stage 0, where 30 us accumulate.
     """
     number = int(ts)
     forward, backward = 1, 2
@@ -134,15 +58,17 @@ def on_gpu(ts: float = 0.0) -> list[dict[str, Any]]:
 
     evaluate = "autograd::engine::evaluate_function: "
     return [
-        event("user_annotation", "first", ts + 0, 20),
+        event("user_annotation", "PP:0F0", ts + 0, 20),
         op("aten::linear", 2, 8, forward, 1),
         op("aten::addmm", 3, 6, forward, 2),
         launch(4, 1, forward),
         launch(15, 2, forward, "cuda_driver"),  # between operations
-        event("user_annotation", "second", ts + 22, 10),
+        event("user_annotation", "PP:1F0", ts + 22, 10),
         op("aten::gelu", 23, 5, forward, 3, external=90),
-        op("autograd::engine::evaluate_function: GeluBackward0", 40, 5, backward, 3),
+        event("user_annotation", "PP:1B0", ts + 39, 6.5, backward),
+        op(evaluate + "GeluBackward0", 40, 5, backward, 3),
         launch(41, 4, backward),
+        event("user_annotation", "PP:0B0", ts + 46, 10, backward),
         op(evaluate + "AddmmBackward0", 46, 5, backward, 2),
         launch(47, 5, backward),
         op(evaluate + "torch::autograd::AccumulateGrad", 52, 3, backward, -1),

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Measurement, Model, Profile
 from partopt.profiler import ModelSource, find_model
-from partopt.profiler.session import measure_subject
-from partopt.profiler.settings import check_settings
-from partopt.profiler.subject import Subject
+from partopt.profiler.measuring import profile_of
+from partopt.profiler.settings import Settings, Subject
 
 # found, not imported: torchvision's import fails beside a CPU-only torch until the examples have
 # declared what it lacks
@@ -92,7 +91,7 @@ def structure(
     **options: Any,
 ) -> Profile:
     """The profile of `model` at microbatch size 1 with times that mean nothing."""
-    settings = check_settings(
+    settings = Settings.of(
         **{
             "microbatch_sizes": [1],
             "device": "cpu",
@@ -105,7 +104,7 @@ def structure(
         }
     )
     subject = Subject(model, example_inputs, loss_fn, settings, clock or FakeClock())
-    return measure_subject(subject, Model(name=type(model).__name__))
+    return profile_of(subject, Model(name=type(model).__name__))
 
 
 def names(profile: Profile) -> list[str]:

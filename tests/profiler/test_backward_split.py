@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from partopt.cost.chain import chain_of
-from partopt.profiler.ownership import hook_input_gradients, next_node_number
-from partopt.profiler.tracker import Tracker
+from partopt.profiler.layers import Backward, Tracker
 from partopt.profiler.units import called_modules, choose_units
 from tests.profiler.helpers import Parts, linear, structure
 
@@ -120,10 +119,10 @@ def test_the_gradients_asked_for_are_those_between_layers(name: str) -> None:
         output.retain_grad()
         results.append(output)
 
-    began, order = [(next_node_number(), 0)], []
-    with tracker.watch(lambda layer: began.append((next_node_number(), layer)), left):
+    order: list[int] = []
+    with tracker.watch(left=left):
         loss = model(x).sum()
-    edges = hook_input_gradients(loss, began, order.append)
+    edges = Backward(loss, tracker.began).input_gradients(order.append)
     loss.backward(retain_graph=True)
     crossing = [result.grad.clone() for result in results[:-1]]
     model.zero_grad()
@@ -194,9 +193,7 @@ def test_where_autograd_refuses_nothing_is_said_and_the_rest_is_measured() -> No
 
 
 def test_a_part_longer_than_the_whole_is_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "partopt.profiler.timeline.Stepper.input_gradients", lambda self: [1e9, 1e9]
-    )
+    monkeypatch.setattr("partopt.profiler.step.Stepper.input_gradients", lambda self: [1e9, 1e9])
     assert parts(nn.Sequential(linear(), linear())) == [(16, 16), (32, 32)]
 
 

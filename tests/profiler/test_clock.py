@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from partopt.profiler import timeline
-from partopt.profiler.clock import CpuClock, CpuStamp, CudaClock
-from partopt.profiler.timeline import Stepper
-from partopt.profiler.tracker import Tracker
+from partopt.profiler import step
+from partopt.profiler.device import CpuClock, CpuStamp, CudaClock
+from partopt.profiler.layers import Backward, Tracker
+from partopt.profiler.step import Stepper
 
 
 def at(*seconds: float, thread: int = 1) -> CpuStamp:
@@ -168,14 +168,14 @@ def queued(
     monkeypatch: pytest.MonkeyPatch, host_s: float, device_s: float, clock: Queue
 ) -> Stepper:
     """Steps of four layers of a kernel each, on a host that needs long to attach hooks."""
-    attach = timeline.hook_layer_changes
+    attach = Backward.call_at_changes
 
     def slowly(*arguments: Any) -> None:
         attach(*arguments)
         clock.host_s += ATTACHING_S
 
-    monkeypatch.setattr(timeline, "hook_layer_changes", slowly)
-    monkeypatch.setattr(timeline.time, "perf_counter", lambda: clock.host_s)
+    monkeypatch.setattr(Backward, "call_at_changes", slowly)
+    monkeypatch.setattr(step.time, "perf_counter", lambda: clock.host_s)
     model = nn.Sequential(*[Launching(lambda: clock.launch(host_s, device_s)) for _ in range(4)])
     tracker, inputs = Tracker(model, ["0", "1", "2", "3"]), torch.ones(2)
     with tracker.discover():

@@ -37,7 +37,7 @@ def single_thread() -> Iterator[None]:
 @pytest.fixture
 def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer's step is no part of what is asserted, and takes as long as all the others."""
-    monkeypatch.setattr("partopt.profiler.measurer.time_optimizer", lambda *_: None)
+    monkeypatch.setattr("partopt.profiler.step.Stepper.optimizer", lambda *_: None)
 
 
 @pytest.mark.usefixtures("single_thread", "no_optimizer")

@@ -21,12 +21,12 @@ from partopt import documents
 from partopt.documents.device import Roofline
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.profiler.estimate import estimate, estimate_source
-from partopt.profiler.estimating.clock import RooflineClock
-from partopt.profiler.estimating.collectives import Interconnect
-from partopt.profiler.estimating.kernels import kernels_of
-from partopt.profiler.estimating.pretended_group import open_pretended_group
-from partopt.profiler.fake import fake_mode
+from partopt.profiler import estimate, estimate_source
+from partopt.profiler.collectives import Interconnect, open_pretended_group
+from partopt.profiler.estimating import RooflineClock
+from partopt.profiler.kernels import kernels_of
+from partopt.profiler.operations import Operation
+from partopt.profiler.weightless import fake_mode
 from tests.helpers import flat
 from tests.profiler.helpers import (
     EXAMPLES,
@@ -333,10 +333,13 @@ def test_transformers_examples(
     name: str, more: dict[str, int], kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: set[str] = set()
-    add = RooflineClock._add
-    monkeypatch.setattr(
-        RooflineClock, "_add", lambda clock, name, work: (names.add(name), add(clock, name, work))
-    )
+    after = RooflineClock.after
+
+    def note(clock: RooflineClock, call: Operation) -> None:
+        names.add(str(call.func.overloadpacket))
+        after(clock, call)
+
+    monkeypatch.setattr(RooflineClock, "after", note)
     arguments = {**TINY, "layers": 1, **more}
     options = {"microbatch_sizes": [1], "dtype": "bfloat16"}
     made = estimate_source(EXAMPLES / f"{name}.py", "h100", arguments=arguments, **options)

@@ -15,8 +15,8 @@ from torch import nn
 from partopt import measure_source
 from partopt.errors import PartoptError
 from partopt.profiler import measure, memory
-from partopt.profiler.fake import LARGE, build_without_weights, fake_mode, is_fake
 from partopt.profiler.memory import HEADROOM, build_within_memory
+from partopt.profiler.weightless import LARGE, build_without_weights, fake_mode, is_fake
 from tests.profiler.helpers import linear
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

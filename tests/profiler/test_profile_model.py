@@ -12,9 +12,9 @@ from partopt.documents import profile as documents
 from partopt.documents.profile import Measurement, Profile
 from partopt.errors import PartoptError
 from partopt.profiler import ProfilingStopped, measure, measure_source
-from partopt.profiler.measurer import summarize
-from partopt.profiler.structure import Structure
-from partopt.profiler.timeline import LayerTimes
+from partopt.profiler.measuring import summarize
+from partopt.profiler.observation import Structure
+from partopt.profiler.step import LayerTimes
 from tests.profiler.helpers import EXAMPLES, Parts, linear, needs_transformers, structure
 
 
@@ -387,7 +387,7 @@ def summary(bare_s: float, instrumented_s: float) -> Measurement:
     layers = structure(linear(), vectors).layers
     return summarize(
         1,
-        Structure(layers, {}, {}, [], [], {}, {}, {}, set()),
+        Structure(layers, {}, {}, [], [], {}, {}, set()),
         [bare_s],
         [LayerTimes([half], [half])],
         None,

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from torch import nn
 
 from benchmarks.profiler_accuracy import RANGES, Case, record_calls, row
-from partopt.profiler.settings import check_settings
+from partopt.profiler.settings import Settings
 from tests.helpers import uniform_profile
 
 
 def test_a_row_has_a_range_of_each_quarter_and_an_error() -> None:
-    settings = check_settings([1], "cpu", "float32", "auto", (), 1, None)
+    settings = Settings.of([1], "cpu", "float32", "auto", (), 1, None)
     name, layers, ranges, *figures = row(Case("mlp", 16, {"width": 32}), settings, 1).split()
     assert (name, int(ranges)) == ("mlp", RANGES)
     assert int(layers) >= RANGES

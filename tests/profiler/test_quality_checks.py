@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from partopt.documents import Note
 from partopt.documents.profile import Profile
 from partopt.errors import PartoptError
-from partopt.profiler.estimate import estimate
-from partopt.profiler.quality_checks import note_overhead
+from partopt.profiler import estimate
+from partopt.profiler.notes import note_overhead
 from tests.helpers import measurement, out_of_memory
 from tests.profiler.helpers import FakeClock, Parts, linear, structure
 

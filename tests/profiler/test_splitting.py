@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt.profiler.splitting import split_large_units
-from partopt.profiler.units import called_modules, choose_units
+from partopt.profiler.units import called_modules, choose_units, split_large_units
 from tests.profiler.helpers import Parts, linear, names, structure
 
 

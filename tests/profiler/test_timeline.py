@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from partopt.profiler.ownership import hook_layer_changes, next_node_number
-from partopt.profiler.timeline import Stepper
-from partopt.profiler.tracker import Tracker
+from partopt.profiler.layers import Backward, Tracker
+from partopt.profiler.step import Stepper
 from partopt.profiler.units import called_modules, choose_units
 from tests.profiler.helpers import FakeClock, Parts, example, linear
 
@@ -40,12 +39,12 @@ def backward_order(model: nn.Module, inputs: Tensor, granularity: str = "leaf") 
     tracker = Tracker(model, choose_units(model, called_modules(model, inputs), granularity))
     with tracker.discover():
         model(inputs)
-    began, order = [(next_node_number(), 0)], []
-    with tracker.watch(lambda layer: began.append((next_node_number(), layer))):
+    order: list[int] = []
+    with tracker.watch():
         loss = model(inputs).sum()
-    hook_layer_changes(loss, began, order.append)
+    Backward(loss, tracker.began).call_at_changes(order.append)
     loss.backward()
-    return [began[-1][1], *order]
+    return [tracker.current, *order]
 
 
 MODELS = {

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from partopt.profiler.settings import check_settings
-from partopt.profiler.structure import observe as observe_step
-from partopt.profiler.subject import Subject
-from partopt.profiler.tracker import Tracker
-from partopt.profiler.transient import Event, transient_bytes
+from partopt.profiler.layers import Tracker
+from partopt.profiler.observation import Event, transient_bytes
+from partopt.profiler.observation import observe as observe_step
+from partopt.profiler.settings import Settings, Subject
 from tests.profiler.helpers import FakeClock, Parts, linear, stash, structure
 
 
@@ -141,7 +140,7 @@ def test_what_a_module_keeps_as_an_attribute_is_kept() -> None:
 
 
 def observe(model: nn.Module, inputs: Tensor) -> tuple[list[Any], dict[int, int]]:
-    settings = check_settings([1], "cpu", "float32", "leaf", (), 1, None)
+    settings = Settings.of([1], "cpu", "float32", "leaf", (), 1, None)
     subject = Subject(model, lambda size: inputs, None, settings, FakeClock())
     names = [name for name, _ in model.named_children()]
     structure = observe_step(subject, inputs, Tracker(model, names))

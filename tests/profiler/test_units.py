@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.branches import find_branching
 from partopt.profiler.tensors import place
-from partopt.profiler.units import called_modules, choose_units
+from partopt.profiler.units import called_modules, choose_units, find_branching
 from tests.profiler.helpers import Parts, example, linear, needs_torchvision
 from tests.profiler.zoo_odd import WIDTH, Routed
 

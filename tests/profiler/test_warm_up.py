@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from partopt.profiler.group import RankGroup
-from partopt.profiler.measurer import _choose_steps, _warm_up
+from partopt.profiler.measuring import _warm_up
+from tests.profiler.helpers import FakeClock, linear, structure
 
 
 class Steps:
@@ -34,7 +37,7 @@ def test_cuda_is_warmed_up_for_half_a_second(
     monkeypatch: pytest.MonkeyPatch, device: str, step_s: float, bare_steps: int
 ) -> None:
     steps = Steps(step_s)
-    monkeypatch.setattr("partopt.profiler.measurer.time.perf_counter", lambda: steps.now_s)
+    monkeypatch.setattr("partopt.profiler.measuring.time.perf_counter", lambda: steps.now_s)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
     assert _warm_up(steps, torch.device(device), RankGroup()) == (7 if device == "cuda" else None)
@@ -43,4 +46,15 @@ def test_cuda_is_warmed_up_for_half_a_second(
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 10), (1.0, 10), (1.001, 5), (60.0, 5)])
 def test_fewer_steps_are_timed_where_a_step_is_long(step_s: float, steps: int) -> None:
-    assert _choose_steps(step_s) == steps
+    class Paced(FakeClock):
+        def intervals_s(self, stamps: Sequence[float]) -> list[float]:
+            return [step_s] * (len(stamps) - 1)
+
+    told = []
+    structure(
+        linear(),
+        clock=Paced(),
+        steps=None,
+        progress=lambda _size, _done, of: told.append(of),
+    )
+    assert max(told) == steps

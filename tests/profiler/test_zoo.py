@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from partopt.documents.profile import Measurement, Profile
+from partopt.profiler.observation import new_garbage_only
 from partopt.profiler.tensors import tensors_in
-from partopt.profiler.transient import new_garbage_only
 from tests.profiler import witnesses
 from tests.profiler.helpers import names, needs_torchvision, needs_transformers
 from tests.profiler.zoo import ZOO, Animal

@@ -21,7 +21,7 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.runtime import training
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.documents.profile import Profile
+from partopt.profiler.layers import LayerKey
 from partopt.profiler.step import run_loss
-from partopt.profiler.tracker import LayerKey
 from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.events import Record
 from partopt.runtime.recording import record_model

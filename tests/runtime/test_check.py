@@ -14,16 +14,18 @@ from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
-from partopt.runtime.check import EQUAL, Found, compare
-from partopt.runtime.context import Context, Progress
-from partopt.runtime.reference import (
+from partopt.profiler.source import find_model
+from partopt.runtime.check import (
+    EQUAL,
     SEEN,
+    Found,
     Reference,
     WholeModel,
+    compare,
     used_versions,
     visible_rates,
 )
+from partopt.runtime.context import Context, Progress
 from partopt.runtime.training import Training
 from partopt.schedules import order
 from tests.helpers import flat

@@ -15,7 +15,7 @@ from torch import nn
 from partopt import Job, Plan, solve
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.runtime.own_loop import train_with
 from partopt.runtime.training import Microbatches, Training
 from partopt.trainers import export_plan

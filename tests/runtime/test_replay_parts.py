@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from partopt.profiler.fake import build_without_weights, fake_mode
 from partopt.profiler.step import run_loss
+from partopt.profiler.weightless import build_without_weights, fake_mode
 from partopt.runtime.cuts import cut_before, own_parameter_names, shared_parameters
 from partopt.runtime.recording import record_model
 from partopt.runtime.replay import ReplayStage, materialise

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from partopt.errors import PartoptError
-from partopt.profiler.fake import build_without_weights, fake_mode
-from partopt.profiler.tracker import LayerKey
+from partopt.profiler.layers import LayerKey
+from partopt.profiler.weightless import build_without_weights, fake_mode
 from partopt.runtime.cuts import check_cuts
 from partopt.runtime.events import Record
 from partopt.runtime.recording import record_model

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partopt.profiler.precision import cast
+from partopt.profiler.as_trained import cast
 from partopt.runtime.cuts import cut_before
 from tests.profiler.helpers import Parts, linear
 from tests.runtime.replayed import (

@@ -16,7 +16,7 @@ from partopt import Job, Plan, Profile, solve
 from partopt.documents.run import Run
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.report.run import render
 from partopt.runtime.run import RunOptions, check_plan, run_plan
 from tests.forked import run_forked

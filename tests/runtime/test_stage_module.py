@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from partopt import Job, Plan, solve
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
-from partopt.profiler.load import find_model
+from partopt.profiler.source import find_model
 from partopt.runtime import StageModule, stage_module
 from tests.helpers import ROOT, flat
 from tests.runtime.replayed import Replayed, replayed, worst_error

@@ -8,11 +8,11 @@ from torch import nn
 
 from partopt.documents import Note
 from partopt.documents.profile import Measurement
-from partopt.profiler.foreign_errors import describe
+from partopt.profiler.layers import Tracker
 from partopt.profiler.memory import is_out_of_memory
-from partopt.profiler.subject import Subject
-from partopt.profiler.timeline import LayerTimes
-from partopt.profiler.tracker import Tracker
+from partopt.profiler.settings import Subject
+from partopt.profiler.source import describe
+from partopt.profiler.step import LayerTimes
 from partopt.profiler.units import name_some
 
 IDLE_ABOVE = 0.10  # share of the wall time that the processor may spend elsewhere

@@ -1,4 +1,4 @@
-"""Loading the model to profile: a file or a dotted module that follows the MODEL contract.
+"""The model to profile: a file or a dotted module, and what its code raises.
 
 The contract: a callable that returns an `nn.Module` (or the module itself),
 `example_inputs(batch_size)` that returns a tensor, a tuple or a dict, and optionally
@@ -17,6 +17,7 @@ import inspect
 import itertools
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +28,14 @@ from torch import nn
 
 from partopt.documents import is_file
 from partopt.errors import PartoptError, did_you_mean
-from partopt.profiler.foreign_errors import explain
+from partopt.profiler.memory import is_out_of_memory
 from partopt.profiler.settings import check_arguments, invalid_option
 
 _LOOKED_UP = ("build", "create_model", "model")
 _TARGETS = (
     "write FILE.py or dotted.module, with :ATTR after it to name the function that builds the model"
 )
+_EXTRAS = {"torchvision": "examples", "transformers": "examples"}
 _CONTRACT = "it needs build(**options) that returns an nn.Module, and example_inputs(batch_size)"
 
 
@@ -307,3 +309,60 @@ def _example_inputs(module: ModuleType, place: str) -> Callable[[int], Any]:
 def _kind(value: object) -> str:
     name = type(value).__name__
     return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
+# --- what the model's own code raises -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def explain(where: str) -> Iterator[None]:
+    """Turn what the model's own code raises into a PartoptError that names the line.
+
+    Running out of memory passes through.
+    """
+    try:
+        yield
+    except PartoptError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            raise _not_installed(where, error.name.partition(".")[0]) from error
+        raise PartoptError(
+            f"{where}: {describe(error)}", "correct the model file", code="model-code-failed"
+        ) from error
+
+
+def describe(error: BaseException) -> str:
+    """An exception of foreign code in one line, with the line of code that led to it.
+
+    That is the innermost line outside of installed packages.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _is_the_users(frame.filename)
+    ]
+    what = str(error).strip().splitlines()
+    text = f"raised {type(error).__name__}" + (f": {what[0]}" if what else "")
+    if isinstance(error, SyntaxError):
+        return f"{text} (line {error.lineno})"
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )
+
+
+def _not_installed(where: str, missing: str) -> PartoptError:
+    own = f"in a clone of partopt: pip install '.[{_EXTRAS.get(missing)}]'"
+    return PartoptError(
+        f"{where}: needs {missing}, which is not installed",
+        own if missing in _EXTRAS else f"pip install {missing}",
+        code="not-installed",
+        package=missing,
+    )
+
+
+def _is_the_users(filename: str) -> bool:
+    own = str(Path(__file__).parent.parent)
+    return not filename.startswith((own, "<", sys.base_prefix)) and "site-packages" not in filename

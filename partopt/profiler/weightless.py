@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -73,6 +75,17 @@ def build_without_weights(mode: FakeTensorMode) -> Iterator[None]:
         _LargeRandomNumbersAreFake(mode),
     ):
         yield
+
+
+def build_weightless(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model without its weights, or with them where its build needs their values."""
+    before = RandomNumbers()
+    try:
+        with build_without_weights(fake_mode()):
+            return build()
+    except Exception:  # whatever it is, an ordinary build fails of it too, or not
+        before.restore()
+        return build()
 
 
 @contextlib.contextmanager
@@ -190,7 +203,7 @@ def check_shapes(model: nn.Module) -> None:
         if is_lazy(parameter):
             raise PartoptError(
                 f'the parameter "{name}" has no shape before the first forward',
-                "a model larger than memory needs its shapes: build it without lazy modules",
+                "an estimate needs its shapes: build it without lazy modules",
                 code="lazy-parameter",
                 parameter=name,
             )
@@ -271,3 +284,40 @@ class _LargeRandomNumbersAreFake(TorchDispatchMode):  # type: ignore[no-untyped-
 
 def _is_a_fake(value: object) -> bool:
     return isinstance(value, Tensor) and is_fake(value)
+
+
+class RandomNumbers:
+    """Where random numbers of torch, Python and numpy stand."""
+
+    def __init__(self) -> None:
+        numpy: Any = sys.modules.get("numpy")
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self._python = random.getstate()
+        self._numpy = numpy.random.get_state() if numpy else None
+
+    def restore(self) -> None:
+        """Draw the same numbers again."""
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+    def advanced(self) -> bool:
+        """Whether torch has drawn numbers since."""
+        cuda = torch.cuda.get_rng_state_all() if self._cuda else []
+        pairs = zip([self._torch, *self._cuda], [torch.get_rng_state(), *cuda], strict=True)
+        return not all(torch.equal(before, now) for before, now in pairs)
+
+    @staticmethod
+    def seed(seed: int) -> None:
+        """Draw the numbers that follow from `seed`."""
+        numpy: Any = sys.modules.get("numpy")
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for all devices
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from partopt.errors import PartoptError
-from partopt.profiler.fake import replace_attribute
+from partopt.profiler.weightless import replace_attribute
 
 _FLASH_HEAD = 256  # the largest head of the flash kernel
 _HALVES = (torch.bfloat16, torch.float16)

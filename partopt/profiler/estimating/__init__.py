@@ -1,1 +1,0 @@
-"""How long the operations of a step would take on a device that is not there."""

@@ -1,0 +1,439 @@
+"""Measuring a model: what each layer takes, keeps and passes on, for each microbatch size.
+
+Sizes are measured in turn, the smallest first: a step shows what is wrong and what the layers are,
+bare and instrumented steps are timed in turn. Where measuring is stopped, what is finished remains,
+and another run goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from partopt.documents import Note
+from partopt.documents.profile import (
+    Device,
+    Estimated,
+    Group,
+    Layer,
+    LayerMeasurement,
+    Measurement,
+    Model,
+    Profile,
+)
+from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.profiler.as_trained import compile_units, no_cast_cache, open_compiled, under_autocast
+from partopt.profiler.device import describe_device, describe_environment, hold_still
+from partopt.profiler.group import RankGroup, check_same_inputs, expect_collectives
+from partopt.profiler.layers import Tracker
+from partopt.profiler.memory import release_memory
+from partopt.profiler.notes import (
+    OVERHEAD_BOUND,
+    RESCALE_ABOVE,
+    note_busy_machine,
+    note_missing_backwards,
+    note_optimizer,
+    note_overhead,
+    note_recomputed,
+    note_uneven_layers,
+    note_unscaled_inputs,
+)
+from partopt.profiler.observation import Structure, observe, observe_stash
+from partopt.profiler.settings import Subject, invalid_option
+from partopt.profiler.step import LayerTimes, Stepper, check_step
+from partopt.profiler.tensors import Inputs, place, tensors_in, tokens_per_sample
+from partopt.profiler.units import calls_vary, track
+
+STEPS = 10
+LONG_STEP_S, STEPS_IF_LONG = 1.0, 5  # those of a long step spread less
+WARM_UP_STEPS = 2
+CUDA_WARM_UP_S = 0.5  # a GPU at rest takes as long to raise its clock rate
+INPUT_GRADIENT_STEPS = 3
+
+
+class ProfilingStopped(BaseException):
+    """Profiling ended before all sizes were measured: by `error`, or by Ctrl-C where that is None.
+
+    `profile` holds the microbatch sizes that were finished; only after Ctrl-C may it be None. Not
+    an Exception, so that code which catches those lets Ctrl-C through, as it does
+    KeyboardInterrupt.
+    """
+
+    def __init__(self, profile: Profile | None, error: Exception | None = None) -> None:
+        super().__init__(
+            f"profiling was stopped: {error}" if error else "profiling was interrupted"
+        )
+        self.profile = profile
+        self.error = error
+
+
+class Measurer:
+    """Measures one subject size by size, the smallest first.
+
+    The layers are numbered at the first size that fits. What `resumed` holds is not measured again.
+    """
+
+    def __init__(self, subject: Subject, resumed: Profile | None = None) -> None:
+        self.subject = subject
+        self.resumed = resumed
+        self.layers: list[Layer] = []
+        self.tracker: Tracker | None = None
+        self.measurements: list[Measurement] = [*resumed.measurements] if resumed else []
+        self.notes: list[Note] = [*resumed.notes] if resumed else []
+        self.uneven: dict[int, str] = {}  # layers that run at random, and their names
+        self.tokens_per_sample = resumed.model.tokens_per_sample if resumed else None
+        self._input_elements: dict[int, list[int]] = {}
+        measured = resumed.measured() if resumed else []
+        self._optimizer_s = measured[0].optimizer_s if measured else None
+        self._optimizer_tried = bool(measured)
+
+    def describe_device(self) -> Device:
+        """The device whose times these are."""
+        return describe_device(self.subject.settings.device)
+
+    def describe_estimate(self) -> Estimated | None:
+        """What the times were computed from; None of measured ones."""
+        return None
+
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """The context in which the model lies on the device, ready to train."""
+        model, settings = self.subject.model, self.subject.settings
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise PartoptError(
+                "the model is on the meta device: it has no weights to measure",
+                "build a few of its blocks with weights and add the others by `repeat`, or "
+                "`estimate`",
+                code="no-weights",
+            )
+        model.to(settings.device, settings.dtype).train()
+        yield
+
+    def measure(self, size: int) -> None:
+        """Add the measurement of one microbatch size.
+
+        A size that runs out of memory, or is larger than one that did, is added as out of memory;
+        one that is there already is left as it is.
+        """
+        if any(each.microbatch_size == size for each in self.measurements):
+            return
+        self.subject.settings.progress(size, 0, 0)
+        full = any(each.out_of_memory and each.microbatch_size < size for each in self.measurements)
+        try:
+            measurement = None if full else self._measure(size)
+        except Exception as error:
+            if not self.subject.group.is_out_of_memory(error):
+                raise
+            measurement = None
+        if measurement is None:
+            self.subject.model.zero_grad(set_to_none=True)
+            release_memory()
+            measurement = Measurement(microbatch_size=size, out_of_memory=True)
+        self.measurements.append(measurement)
+
+    def _measure(self, size: int) -> Measurement:
+        subject, settings = self.subject, self.subject.settings
+        subject.group.seed()
+        inputs = place(subject.example_inputs(size), settings.device, settings.dtype)
+        check_same_inputs(size, inputs, subject.group)
+        tracker, structure = self.see(inputs)
+        if not self.layers:  # once: it is the same at every size
+            names = [tracker.layers[layer].name for layer in sorted(structure.recomputed)]
+            self.notes += note_recomputed(names)
+        self.tokens_per_sample = tokens_per_sample(inputs, size)
+        self._input_elements[size] = [tensor.numel() for tensor in tensors_in(inputs)]
+        if len(self._input_elements) == min(2, len(settings.microbatch_sizes)):
+            # once, when a second size shows whether the inputs grow, or none will
+            self.notes += note_unscaled_inputs(self._input_elements)
+        self._keep_layers(structure.layers, tracker, size)
+        with contextlib.ExitStack() as compiled:
+            if settings.compiled:
+                compiled.enter_context(compile_units(tracker.modules))
+                check_step(subject.model, inputs, subject.loss_fn)
+                groups = observe_stash(subject, inputs, tracker)
+                structure = dataclasses.replace(structure, stash_groups=groups)
+            return self.time(size, inputs, tracker, structure)
+
+    def see(self, inputs: Inputs) -> tuple[Tracker, Structure]:
+        """The layers at one microbatch size, once a step has shown that it runs."""
+        subject = self.subject
+        check_step(subject.model, inputs, subject.loss_fn)
+        if subject.group.ranks > 1:
+            # it adds to gradients, for which DTensors then know their layout
+            with expect_collectives():
+                check_step(subject.model, inputs, subject.loss_fn)
+        tracker = self.tracker or track(subject, inputs)
+        with no_cast_cache():
+            return tracker, observe(subject, inputs, tracker)
+
+    def time(
+        self, size: int, inputs: Inputs, tracker: Tracker, structure: Structure
+    ) -> Measurement:
+        """The measurement of a size: bare and instrumented steps in turn, and the optimizer once.
+
+        In turn, so that a drift of the device affects both.
+        """
+        subject, settings = self.subject, self.subject.settings
+        stepper = Stepper(subject.model, inputs, subject.loss_fn, tracker, subject.clock)
+        peak_bytes = _warm_up(stepper, settings.device, subject.group)
+        usual = STEPS if stepper.last_bare_s <= LONG_STEP_S else STEPS_IF_LONG
+        steps = settings.steps or subject.group.agree(usual)
+        bare_s, instrumented = list[float](), list[LayerTimes]()
+        for step in range(steps):
+            settings.progress(size, step, steps)
+            bare_s.append(stepper.bare())
+            instrumented.append(stepper.instrumented())
+        settings.progress(size, steps, steps)
+        if tracker.varied:
+            raise calls_vary(sorted({key.name for key in tracker.varied}))
+        if all(measurement.out_of_memory for measurement in self.measurements):
+            # once: it is the same at every size
+            self.notes += note_missing_backwards(tracker, instrumented)
+        if not self._optimizer_tried:
+            self._optimizer_s, self._optimizer_tried = self._time_optimizer(stepper), True
+        # the backward of a compiled layer is one piece: a schedule's runtime would compile two
+        parts = [] if settings.compiled else stepper.input_parts(INPUT_GRADIENT_STEPS)
+        self.uneven |= {layer: tracker.layers[layer].name for layer in stepper.uneven}
+        return summarize(
+            size, structure, bare_s, instrumented, self._optimizer_s, peak_bytes, parts
+        )
+
+    def _time_optimizer(self, stepper: Stepper) -> float | None:
+        """Seconds of an optimizer step, or None and a note where it fails."""
+        try:
+            return stepper.optimizer()
+        except Exception as error:
+            self.notes.append(note_optimizer(error))
+        self.subject.model.zero_grad(set_to_none=True)
+        release_memory()
+        return None
+
+    def _keep_layers(self, layers: list[Layer], tracker: Tracker, size: int) -> None:
+        """Keep the layers of the first size. PartoptError where another size has others."""
+        if not self.layers:
+            if self.resumed is not None:
+                _check_same_layers(self.resumed.layers, layers)
+            self.layers, self.tracker = layers, tracker
+        calls = [[(layer.name, layer.call) for layer in each] for each in (layers, self.layers)]
+        if calls[0] != calls[1]:
+            first = next(each for each in self.measurements if not each.out_of_memory)
+            raise PartoptError(
+                f"at microbatch size {size} the model calls other layers than at "
+                f"{first.microbatch_size}",
+                "choose larger units, whose calls do not depend on the data: "
+                "`granularity=block`, or `units`",
+                code="calls-vary",
+                microbatch_sizes=[first.microbatch_size, size],
+            )
+
+
+def profile_of(
+    subject: Subject,
+    identity: Model,
+    resumed: Profile | None = None,
+    measurer: type[Measurer] = Measurer,
+) -> Profile:
+    """The profile of all microbatch sizes; the model is left without gradients.
+
+    Those that `resumed` holds are taken from it. Raises as `partopt.profiler.measure` does.
+    """
+    with (
+        hold_still(subject.settings.device),
+        open_compiled(subject) as plain,
+        under_autocast(plain) as ready,
+    ):
+        if resumed is not None:
+            _check_same_subject(resumed, identity, ready)
+        own = measurer(ready, resumed)
+        sizes, before = ready.settings.microbatch_sizes, len(own.measurements)
+        try:
+            with own.placed():
+                for size in sizes:
+                    own.measure(size)
+        except (KeyboardInterrupt, Exception) as stop:
+            finished = _collect(own, identity) if len(own.measurements) > before else None
+            error = stop if isinstance(stop, Exception) else None
+            if error and finished is None:
+                raise
+            raise ProfilingStopped(finished, error) from stop
+        finally:
+            ready.model.zero_grad(set_to_none=True)
+        profile = _collect(own, identity)
+        if profile is not None:
+            return profile
+        smaller = "a smaller model, or `dtype=bfloat16`"
+        raise PartoptError(
+            "every microbatch size ran out of memory",
+            f"try {smaller if sizes[0] == 1 else 'a smaller size: `microbatch_sizes=[1]`'}",
+            ANSWER_IS_NO,
+            code="out-of-memory",
+            microbatch_sizes=list(sizes),
+        )
+
+
+def _collect(measurer: Measurer, identity: Model) -> Profile | None:
+    """The profile of the sizes measured so far, or None where none was measured whole."""
+    if all(measurement.out_of_memory for measurement in measurer.measurements):
+        return None
+    subject, settings = measurer.subject, measurer.subject.settings
+    measurements = sorted(measurer.measurements, key=lambda each: each.microbatch_size)
+    notes = [
+        *measurer.notes,
+        *note_uneven_layers([name for _, name in sorted(measurer.uneven.items())]),
+        *note_overhead(measurements),
+        *note_busy_machine(subject),
+    ]
+    return Profile(
+        model=replace(identity, tokens_per_sample=measurer.tokens_per_sample),
+        device=measurer.describe_device(),
+        estimated=measurer.describe_estimate(),
+        environment=describe_environment(settings.device),
+        dtype=settings.dtype_name,
+        autocast=settings.autocast_name,
+        compiled=settings.compiled,
+        group=Group(ranks=subject.group.ranks) if subject.group.ranks > 1 else None,
+        layers=measurer.layers or (measurer.resumed.layers if measurer.resumed else []),
+        measurements=measurements,
+        # each once: those of a profile that was gone on with may come again
+        notes=[note for index, note in enumerate(notes) if note not in notes[:index]],
+    )
+
+
+def _warm_up(stepper: Stepper, device: torch.device, group: RankGroup) -> int | None:
+    """Run both kinds of step untimed, and return the peak memory of a bare one in bytes.
+
+    The peak, the largest of the ranks, is None where the device does not report it.
+    """
+    on_cuda, peak = device.type == "cuda", None
+    if on_cuda:
+        release_memory()
+        torch.cuda.reset_peak_memory_stats(device)
+    began, steps = time.perf_counter(), 0
+    while steps < WARM_UP_STEPS or (
+        on_cuda and group.agree(time.perf_counter() - began < CUDA_WARM_UP_S)
+    ):
+        stepper.bare()  # returns when the device has done it
+        steps += 1
+    if on_cuda:
+        peak = max(group.gather(torch.cuda.max_memory_allocated(device)))
+    stepper.instrumented()
+    return peak
+
+
+def summarize(
+    size: int,
+    structure: Structure,
+    bare_s: Sequence[float],
+    instrumented: Sequence[LayerTimes],
+    optimizer_s: float | None,
+    peak_bytes: int | None,
+    input_parts: Sequence[Sequence[float]] = (),
+) -> Measurement:
+    """The measurement of a size: medians of its steps, and what the structure shows.
+
+    `input_parts` are the seconds of each layer in backwards without gradients of weights: what is
+    longer than the whole backward, by noise, is cut to it.
+    """
+    step_s = statistics.median(bare_s)
+    overhead = statistics.median(times.step_s for times in instrumented) / step_s
+    scale = 1 / overhead if overhead > RESCALE_ABOVE else 1.0  # back to the bare step
+    layers = []
+    for index in range(len(structure.layers)):
+        forward_s = [times.forward_s[index] * scale for times in instrumented]
+        backward_s = [times.backward_s[index] * scale for times in instrumented]
+        inputs_s = [seconds[index] * scale for seconds in input_parts]
+        whole_s = statistics.median(backward_s)
+        layers.append(
+            LayerMeasurement(
+                forward_s=statistics.median(forward_s),
+                backward_s=whole_s,
+                backward_input_s=min(statistics.median(inputs_s), whole_s) if inputs_s else None,
+                forward_stdev_s=statistics.stdev(forward_s) if len(forward_s) > 1 else 0.0,
+                backward_stdev_s=statistics.stdev(backward_s) if len(backward_s) > 1 else 0.0,
+                output_bytes=structure.output_bytes.get(index, 0),
+                transient_bytes=structure.transient_bytes.get(index, 0),
+                split_stash_bytes=structure.split_stash_bytes.get(index, 0),
+                forward_flops=structure.flops.get(index, 0),
+            )
+        )
+    return Measurement(
+        microbatch_size=size,
+        step_s=step_s,
+        coverage=sum(layer.forward_s + layer.backward_s for layer in layers) / step_s,
+        overhead=overhead,
+        overhead_bound=overhead > OVERHEAD_BOUND,
+        optimizer_s=optimizer_s,
+        peak_memory_bytes=peak_bytes,
+        layers=layers,
+        tensors=structure.tensors,
+        stash_groups=structure.stash_groups,
+    )
+
+
+# --- going on with a profile that was stopped -----------------------------------------------------
+
+
+def check_resume(resume: object) -> Profile | None:
+    """The profile to go on with. Raises PartoptError where it is none."""
+    if resume is not None and not isinstance(resume, Profile):
+        what = f"of type {type(resume).__name__}, not a Profile"
+        raise invalid_option("resume", resume, what, "give Profile.load(path), or leave it out")
+    return resume
+
+
+def _check_same_subject(resumed: Profile, model: Model, subject: Subject) -> None:
+    """Raise PartoptError, naming each field, unless `resumed` was measured of this and like this.
+
+    Where a model was loaded from is compared without its folder, and not at all where it is not
+    known.
+    """
+    settings = subject.settings
+    device, environment = describe_device(settings.device), describe_environment(settings.device)
+    entries = [Path(entry).name for entry in (resumed.model.entry, model.entry)]
+    pairs = {
+        "model.entry": entries if all(entries) else ("", ""),
+        "model.arguments": (resumed.model.arguments, model.arguments),
+        "device.name": (resumed.device.name, device.name),
+        "dtype": (resumed.dtype, settings.dtype_name),
+        "autocast": (resumed.autocast, settings.autocast_name),
+        "compiled": (resumed.compiled, settings.compiled),
+        "group.ranks": (resumed.group_ranks, subject.group.ranks),
+        "environment.torch": (resumed.environment.torch, environment.torch),
+        "environment.cuda": (resumed.environment.cuda, environment.cuda),
+    }
+    wrong = {
+        field: f"{field} is {there!r} in it and {here!r} here"
+        for field, (there, here) in pairs.items()
+        if there != here
+    }
+    if wrong:
+        raise _mismatch("; ".join(wrong.values()), list(wrong))
+
+
+def _check_same_layers(resumed: Sequence[Layer], found: Sequence[Layer]) -> None:
+    """Raise PartoptError unless the model has the layers of the profile that is gone on with."""
+    if len(resumed) != len(found):
+        raise _mismatch(f"layers are {len(resumed)} in it and {len(found)} here", ["layers"])
+    for index, (there, here) in enumerate(zip(resumed, found, strict=True)):
+        for field in ("name", "call", "type", "parameter_bytes"):
+            old, new = getattr(there, field), getattr(here, field)
+            if old != new:
+                path = f"layers[{index}].{field}"
+                raise _mismatch(f"{path} is {old!r} in it and {new!r} here", [path])
+
+
+def _mismatch(what: str, fields: list[str]) -> PartoptError:
+    return PartoptError(
+        f"`resume`: a profile of something else: {what}",
+        "measure as it was measured, or leave out `resume`",
+        code="resume-mismatch",
+        option="resume",
+        mismatched=fields,
+    )
