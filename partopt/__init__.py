@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import (
+    from partopt.profiler import (  # type: ignore[no-redef] # mypy's own: a cycle
         ProfilingStopped,
         estimate,
         estimate_source,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     )
     from partopt.report.pictures import draw
     from partopt.runtime.link_measurement import prepare_links
-    from partopt.runtime.run_document import TrainingRun
-    from partopt.runtime.running import run_source
+    from partopt.runtime.measured import TrainingRun
+    from partopt.runtime.run import run_source
     from partopt.schedules import SCHEDULES
     from partopt.search.compare import compare
     from partopt.search.does_not_fit import Fitting, find_fitting, list_tried
@@ -53,10 +53,9 @@ if TYPE_CHECKING:
     from partopt.trainers import TRAINERS, export_plan, readers, writers
     from partopt.trainers.judging import Judgement, judge_layout, plan_layout
     from partopt.trainers.layout import TrainerLayout, read_layout
-    from partopt.trainers.planning import schedule_for, solve_for
+    from partopt.trainers.planning import job_for, schedule_for, solve_for
     from partopt.trainers.trainer import Trainer
-    from partopt.trials.trying import Trial, try_schedule, try_schedules
-    from partopt.trials.uniform import Uniform
+    from partopt.trials import Trial, Uniform, try_schedule, try_schedules
 
 __version__ = "0.1.0"
 
@@ -80,9 +79,9 @@ _PLACES = {
     "Topology": "partopt.documents.topology",
     "Trainer": "partopt.trainers.trainer",
     "TrainerLayout": "partopt.trainers.layout",
-    "TrainingRun": "partopt.runtime.run_document",
-    "Trial": "partopt.trials.trying",
-    "Uniform": "partopt.trials.uniform",
+    "TrainingRun": "partopt.runtime.measured",
+    "Trial": "partopt.trials",
+    "Uniform": "partopt.trials",
     "compare": "partopt.search.compare",
     "draw": "partopt.report.pictures",
     "estimate": "partopt.profiler",
@@ -94,6 +93,7 @@ _PLACES = {
     "import_profile": "partopt.importers",
     "import_run": "partopt.importers.run",
     "import_times": "partopt.importers.torch_profile",
+    "job_for": "partopt.trainers.planning",
     "judge_layout": "partopt.trainers.judging",
     "measure": "partopt.profiler",
     "measure_source": "partopt.profiler",
@@ -102,14 +102,14 @@ _PLACES = {
     "readers": "partopt.trainers",
     "read_layout": "partopt.trainers.layout",
     "repeat": "partopt.documents.repeat",
-    "run_source": "partopt.runtime.running",
+    "run_source": "partopt.runtime.run",
     "scale": "partopt.search.scaling",
     "schedule_for": "partopt.trainers.planning",
     "simulate": "partopt.simulation",
     "solve": "partopt.search.solve",
     "solve_for": "partopt.trainers.planning",
-    "try_schedule": "partopt.trials.trying",
-    "try_schedules": "partopt.trials.trying",
+    "try_schedule": "partopt.trials",
+    "try_schedules": "partopt.trials",
     "verify": "partopt.search.verify",
     "write_report": "partopt.html_report",
     "writers": "partopt.trainers",
@@ -150,6 +150,7 @@ __all__ = [
     "import_profile",
     "import_run",
     "import_times",
+    "job_for",
     "judge_layout",
     "list_tried",
     "measure",

@@ -48,10 +48,6 @@ def write_report(
     documents.check_writable(path, force)
     require_matplotlib()
     simulation = simulate(plan)
-    pictures = {
-        "picture": picture_of(plan, profile).render("svg"),
-        "figure": simulation.draw("svg"),
-    }
     # the timeline in as many columns as the page can hold, or not at all
     execution = simulation.execution
     drawn = (
@@ -59,32 +55,22 @@ def write_report(
         for columns in _COLUMNS
     )
     timeline = next((each for each in drawn if each is not None), None)
-    found = [*([] if profile is None else [profile]), *beside]
-    sections, seen = [], Counter[str]()
-    for each in found:  # under its kind's name, the second of a kind with its number
-        kind = _kind(each)
+    shown, seen = [], Counter[str]()
+    for each in (plan, *([] if profile is None else [profile]), *beside):
+        kind = each.schema.removeprefix("partopt.").partition("/")[0]
         seen[kind] += 1
-        name = kind if seen[kind] == 1 else f"{kind}-{seen[kind]}"
-        text = click.unstyle(text_of(each, spell))
-        sections.append(web.Beside(name, picture_of(each).render("svg"), text))
-    digests = [(_kind(each), _digest(each)) for each in (plan, *found)]
-    page = web.render(
-        plan,
-        simulation.document,
-        timeline,
-        pictures,
-        sections,
-        digests,
-        commands,
-        spell,
-        command,
-    )
+        shown.append(
+            web.Shown(
+                kind if seen[kind] == 1 else f"{kind}-{seen[kind]}",
+                picture_of(each, profile if each is plan else None).render("svg"),
+                click.unstyle(text_of(each, spell)),
+                _digest(each),
+            )
+        )
+    advice = [web.advice_of(finding, spell, command) for finding in simulation.document.advice]
+    figure = simulation.draw("svg")
+    page = web.render(plan, simulation.document, timeline, figure, shown, advice, commands)
     documents.write_bytes(path, page.encode(), force)
-
-
-def _kind(document: Drawable) -> str:
-    """`comparison`, as its schema says."""
-    return document.schema.removeprefix("partopt.").partition("/")[0]
 
 
 def _digest(document: Drawable) -> str:

@@ -120,6 +120,7 @@ class Job(Options):
             self._size(),
             schedule=self.schedule,
             optimizer=self.optimizer,
+            trainer=self.trainer,
             engine=self.engine_run,
             shard=self.shard,
             reserve=self.reserve,

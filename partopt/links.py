@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from partopt.cost.collectives import allreduce_s
 from partopt.documents import Note
 from partopt.documents.topology import FASTEST, AllReduceRates, Device, Level, Topology
-from partopt.errors import PartoptError
+from partopt.options import invalid
 from partopt.units import format_bytes
 
 Floats = NDArray[np.float64]
@@ -55,21 +55,10 @@ def levels_of(ranks: int, per_server: int) -> list[MeasuredLevel]:
     divide the ranks.
     """
     if ranks < 2:
-        raise PartoptError(
-            f"`ranks={ranks}`: a link has two ends",
-            "measure with 2 ranks or more",
-            code="invalid-option",
-            option="ranks",
-            value=ranks,
-        )
+        raise invalid("ranks", ranks, "a link has two ends", "measure with 2 ranks or more")
     if per_server < 1 or ranks % per_server:
-        raise PartoptError(
-            f"`per_server={per_server}`: {ranks} ranks are not whole servers of {per_server}",
-            "choose a divisor of the number of ranks",
-            code="invalid-option",
-            option="per_server",
-            value=per_server,
-        )
+        what = f"{ranks} ranks are not whole servers of {per_server}"
+        raise invalid("per_server", per_server, what, "choose a divisor of the number of ranks")
     levels = []
     for name, members in (
         ("server", range(per_server)),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partopt import units
 from partopt.documents import check_option, refuse
-from partopt.documents.engine import OWN, AllReduce, Engine, Messages, Recomputation
+from partopt.documents.engine import OWN, PARTOPT, AllReduce, Engine, Messages, Recomputation
 from partopt.documents.plan import Optimizer, Replication, Tied
 from partopt.documents.profile import Count
 from partopt.documents.stage import Buffers, Gradients, Shard
@@ -72,8 +72,9 @@ class Options:
     says whether stages may part layers that share parameters. `cuts` and `replicas` are a split of
     your own: the first layer of every stage but the first, and the replicas of each. `cost` is what
     GPipe's heuristics balance: measured time, flops, parameters, or a number for each layer.
-    `effort` is how long the optimal planner's plan is improved in the simulator. `engine` is what
-    the trainer's does, and `facts` replace some of it, as `with_facts` says.
+    `effort` is how long the optimal planner's plan is improved in the simulator. `trainer` is the
+    one that plans name, `engine` what its engine does; `facts` replace some of it, as `with_facts`
+    says. `partopt.job_for` sets the two together.
     """
 
     schedule: str = "pipedream"
@@ -94,6 +95,7 @@ class Options:
     replicas: Sequence[int] | None = None
     cost: str | Sequence[float] = "time"
     effort: Effort = "normal"
+    trainer: str = PARTOPT
     engine: Engine = OWN
     facts: Mapping[str, object] = field(default_factory=dict)
 

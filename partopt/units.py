@@ -26,7 +26,7 @@ _PREFIXES = {
     "Ti": 2**40,
 }
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}
-_DIGITS = ((0, 10_000), (1, 100), (2, 1))  # after the point, of numbers from so many on
+_DIGITS = ((0, 1_000), (1, 100), (2, 1))  # after the point, of numbers from so many on
 _QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*(?:/s)?)\s*"
 )
@@ -145,7 +145,7 @@ def format_rate(per_second: float, of: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """`975.6`: four significant digits or more, no point from 10,000 on."""
+    """`975.6`: four significant digits, no point from 1,000 on."""
     return f"{value:,.{next((n for n, least in _DIGITS if value >= least), 4)}f}"
 
 

@@ -34,10 +34,10 @@ MAY_IMPORT = {
     "profiler": DOCUMENTS | {"cost"},  # what ranks exchange while a layer runs takes time, too
     "simulator": PLANNING | {"options"},
     "search": PLANNING | {"options", "job", "planners", "simulator"},
-    "links": DOCUMENTS | {"cost"},
+    "links": DOCUMENTS | {"cost", "options"},
     "report": PLANNING | {"simulator", "links"},
     "trainers": PLANNING | {"registry", "simulator", "options", "job", "planners", "search"},
-    "runtime": PLANNING | {"profiler", "simulator", "links"},
+    "runtime": PLANNING | {"profiler", "simulator", "links", "options"},
     "html_report": DOCUMENTS | {"simulation", "simulator", "report"},
     "simulation": PLANNING | {"options", "simulator", "report"},
     "trials": PLANNING | {"options", "job", "planners", "simulator", "simulation"},

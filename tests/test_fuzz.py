@@ -21,7 +21,7 @@ from partopt.errors import PartoptError
 from partopt.importers import pipedream
 from partopt.report import plan as plan_report
 from partopt.report import profile as profile_report
-from partopt.report import topology as topology_report
+from partopt.report.clusters import render_topology
 from partopt.search.verify import verify
 from tests.examples import examples
 from tests.helpers import chain_profile, flat, two_level
@@ -102,7 +102,7 @@ def topology_or_error(content: bytes) -> None:
     except PartoptError:
         return
     assert Topology.parse(loaded.dump().encode()) == loaded
-    assert topology_report.render(loaded)
+    assert render_topology(loaded)
 
 
 @quick

@@ -16,6 +16,7 @@ from partopt import (
     Topology,
     compare,
     export_plan,
+    job_for,
     plan_layout,
     read_layout,
     simulate,
@@ -74,6 +75,7 @@ def test_every_command_says_the_same_of_a_layout(
         microbatch_size=profile.measured()[0].microbatch_size,
         memory=memory,
     )
+    job = job_for(job, "megatron")
     S, d = size * chunks, job.topology.devices // size
     stated = {"chunks": chunks} if chunks > 1 else {}
     plan = solve(job.with_(cuts=split(job, S), replicas=[d] * S, **stated)).plan
@@ -112,7 +114,7 @@ def test_a_plan_for_a_trainer_has_its_warmups_and_is_written(
     try:
         plan = solve_for(job, trainer).plan
     except PartoptError as error:
-        assert error.code == "no-plan"
+        assert error.code in ("no-plan", "target-cannot-say")
         return
     replicas = [stage.replicas for stage in plan.stages]
     assert [stage.warmup for stage in plan.stages] == [

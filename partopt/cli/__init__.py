@@ -24,7 +24,7 @@ from partopt.cli.terminal import columns, is_dumb, say
 from partopt.cli.words import as_flags
 from partopt.errors import PartoptError, did_you_mean
 from partopt.printable import shorten, without_numbers
-from partopt.report.width import page_width
+from partopt.report.text import page_width
 
 # Verb -> its module, which is imported when the verb is used, and its line in `partopt --help`.
 VERBS = {

@@ -115,7 +115,7 @@ def _compare_planners(
 ) -> Comparison:
     """Every planner on one profile, a person's own plans, and those `within` what trainers say."""
     import partopt
-    from partopt.report import comparison
+    from partopt.report.plans import render_comparison
 
     job = options.job(profile, given)
     print_notes(job.notes)
@@ -129,7 +129,7 @@ def _compare_planners(
     if as_json:
         options.write_json(result)
         return result
-    say_page(comparison.render(result))
+    say_page(render_comparison(result))
     best = next((row.planner for row in result.rows if row.fits), result.rows[0].planner)
     if best in own.files:
         following = f"show {shlex.quote(best)}"
@@ -194,7 +194,7 @@ def _refuse_choice(given: Mapping[str, Sequence[str]]) -> None:
 def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) -> GroupComparison:
     """The best plan of each of several profiles of one model."""
     import partopt
-    from partopt.report import groups
+    from partopt.report.plans import render_groups
 
     jobs = {}
     for name in names:
@@ -207,7 +207,7 @@ def _compare_groups(names: Sequence[str], as_json: bool, given: dict[str, Any]) 
     if as_json:
         options.write_json(result)
         return result
-    say_page(groups.render(result))
+    say_page(render_groups(result))
     best = shlex.quote(result.rows[0].profile)
     say(f"\nnext:    partopt plan {best} {options.repeat_options(given)} -o plan.json", err=True)
     return result

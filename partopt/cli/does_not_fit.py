@@ -17,7 +17,7 @@ def does_not_fit(plan: Plan, job: Job, command: Callable[[Mapping[str, Any]], st
     `command` gives the command that plans the job with some options changed.
     """
     import partopt
-    from partopt.report.figures import speed_text
+    from partopt.report.phrases import speed_text
 
     fitting = partopt.find_fitting(job, plan)
     if fitting is not None:

@@ -85,12 +85,12 @@ def _write_flows(plan: Plan, output: str | None, force: bool) -> None:
     """Every flow of the plan, as a table or as a document (`.json`)."""
     import partopt
     from partopt import documents
-    from partopt.report.flows import to_csv
+    from partopt.report.pages import flows_csv
 
     path = output or "-"
     documents.check_writable(path, force, [".csv", ".json"])
     flows = partopt.simulate(plan).flows
-    text = documents.encode(flows) if path.endswith(".json") else to_csv(flows).encode()
+    text = documents.encode(flows) if path.endswith(".json") else flows_csv(flows).encode()
     documents.write_bytes(path, text, force)
     if path != "-":
         say(f"Wrote {path}", err=True)

@@ -149,12 +149,13 @@ def _keep_given(given: Mapping[str, Any], stated: dict[str, Any], own: TrainerLa
 
 def _print_page(judged: Judgement, own: TrainerLayout) -> None:
     """The plan, and what stands beside it."""
-    from partopt.report import layout, plan
+    from partopt.report import plan
+    from partopt.report.plans import render_layout
 
     for line in own.described:
         say(f"note:    {line}", err=True)
     say(plan.render(judged.plan, ascii_only(), as_flags))
-    say(f"\n{layout.render(judged.plan, judged.recut, judged.best, own.trainer.name)}")
+    say(f"\n{render_layout(judged.plan, judged.recut, judged.best, own.trainer.name)}")
 
 
 def _again(
@@ -171,7 +172,7 @@ def _next(
     judged: Judgement, own: TrainerLayout, given: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> str:
     """The command that plans the better one: the best, or the same stages at other cuts."""
-    from partopt.report.layout import loses_to
+    from partopt.report.plans import loses_to
 
     profile = click.get_current_context().params["profile"]
     changed = {

@@ -110,17 +110,18 @@ def command(
 
 def _finish(links: FittedLinks, output: str, force: bool, as_json: bool, accept_poor: bool) -> None:
     """Print and, where the fit is good or accepted, write."""
-    from partopt.report.links import render
+    from partopt.report.clusters import render_links
 
     words.print_notes(links.notes)
     if as_json:
         printing.write_json(links.document)
     else:
-        say(render(links), err=output == "-")
+        say(render_links(links), err=output == "-")
     far = links.worst
     if far.is_poor and not accept_poor:
         raise PartoptError(
-            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off",
+            f"{output}: not written: the fit is poor, {abs(far.error):.0%} off at "
+            f"{far.level}, {far.what}",
             "measure on an idle machine, with a core for each rank, or fewer `sizes`; "
             "`accept_poor=True` writes it all the same",
             ANSWER_IS_NO,

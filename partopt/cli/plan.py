@@ -91,6 +91,10 @@ def command(
         raise PartoptError("--for: --scaling prints a table", "drop --for", code="usage")
     options.choose_schedule(given, [target] if target else [], several=True)
     job = options.job(profile, given)
+    if target:
+        import partopt
+
+        job = partopt.job_for(job, target)
     print_notes(job.notes)
     solve = partial(_solve, job, target, rules)
     given |= {"target": target, "rules": rules}
@@ -211,13 +215,13 @@ def _print_plan(
 
 
 def _print_page(result: Result, job: Job) -> None:
-    from partopt.report import comparison, plan, schedules
+    from partopt.report import plan, plans
 
     beside = ""
     if job.schedule == "auto":
-        beside = schedules.render([result.plan, *result.alternatives])
+        beside = plans.render_schedules([result.plan, *result.alternatives])
     elif result.alternatives:
-        beside = comparison.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
+        beside = plans.render_beside(result.plan, result.alternatives[:_BESIDE_SHOWN])
     page = plan.render(result.plan, ascii_only(), as_flags, result.by_size)
     say_page(f"{page}\n\n{beside}" if beside else page)
 
@@ -227,13 +231,13 @@ def _print_scaling(
 ) -> None:
     """The best plan on each of several numbers of devices."""
     import partopt
-    from partopt.report import scaling
+    from partopt.report.plans import render_scaling
 
     with progress.shown() as tell:
         found = partopt.scale(job, devices, weak, tell)
     if as_json:
         options.write_json(found)
     else:
-        say_page(scaling.render(found))
+        say_page(render_scaling(found))
     if output:
         tables.write(found, output, force)

@@ -116,6 +116,6 @@ def _print(document: TrialDocument, as_json: bool) -> None:
 
 def show_trial(document: TrialDocument) -> None:
     """Print schedules on equal stages, a timeline as wide as the terminal."""
-    from partopt.report import trial
+    from partopt.report import trials
 
-    say_page(trial.render(document, *timeline.page_style()))
+    say_page(trials.render(document, *timeline.page_style()))

@@ -134,13 +134,13 @@ def _show(kind: str, content: bytes, file: str, all_layers: bool) -> None:
     from partopt.documents.simulation import SimulationDocument
     from partopt.documents.topology import Topology
     from partopt.documents.trial import TrialDocument
-    from partopt.report import topology
+    from partopt.report.clusters import render_topology
     from partopt.report.pages import text_of
 
     if kind == "topology":
         loaded = Topology.parse(content, file)
         print_notes(loaded.notes())
-        say_page(topology.render(loaded))
+        say_page(render_topology(loaded))
     elif kind == "simulation":
         show_simulation(SimulationDocument.parse(content, file))
     elif kind == "trial":

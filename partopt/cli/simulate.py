@@ -32,7 +32,7 @@ _ASK_AGAIN_S = 0.2
 @click.option(
     "--window",
     metavar="FROM,TO",
-    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: as on the page).',
+    help='With -o of a figure: the time to draw, such as "0.2 s,0.4 s" (default: all).',
 )
 @options.explain_option
 @options.json_option
@@ -60,7 +60,7 @@ def command(
       partopt simulate plan.json -o begin.svg --window "0 s,50 ms"
     """
     import partopt
-    from partopt.report.basis import basis_text
+    from partopt.report.phrases import basis_text
 
     timeline.check_output(output, force, as_json)
     drawn = timeline.parse_window(output, window)

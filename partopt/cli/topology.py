@@ -38,19 +38,13 @@ def list_(as_json: bool) -> None:
       partopt topology list
     """
     from partopt import Topology
-    from partopt.report.table import table
-    from partopt.report.topology import summary
+    from partopt.report.clusters import render_topologies
 
     loaded = {name: Topology.load(name) for name in shipped.names("topologies")}
     if as_json:
         options.write_json(loaded)
         return
-    rows = [summary(name, topology) for name, topology in loaded.items()]
-    say(
-        table(
-            ["NAME", "DEVICES", "KIND", "MEMORY", "LEVELS, INNERMOST FIRST"], rows, left=(0, 2, 4)
-        )
-    )
+    say(render_topologies(loaded))
     say("next:    partopt topology show NAME", err=True)
 
 
@@ -70,7 +64,7 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
       partopt topology show v100-pcie --yaml > cluster.yaml
     """
     from partopt import Topology
-    from partopt.report.topology import render
+    from partopt.report.clusters import render_topology
 
     loaded = Topology.load(topology, servers)
     if as_yaml and as_json:
@@ -82,4 +76,4 @@ def show(topology: str, servers: int | None, as_yaml: bool, as_json: bool) -> No
         exact = loaded.dump() if servers or given == "-" else documents.read_bytes(given).decode()
         say_file(exact)
     else:
-        say(render(loaded))
+        say(render_topology(loaded))

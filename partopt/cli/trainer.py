@@ -49,16 +49,21 @@ def list_(as_json: bool) -> None:
       partopt trainer list
     """
     import partopt
-    from partopt.report.table import table
+    from partopt.report.text import Column, table_of
 
     if as_json:
         options.write_json({name: _document(each) for name, each in partopt.TRAINERS.items()})
         return
-    rows = [
-        (name, each.tried, *("yes" if way else "-" for way in (each.write, each.read)))
-        for name, each in partopt.TRAINERS.items()
-    ]
-    say(table(["NAME", "TRIED", "EXPORT", "IMPORT"], rows, left=(0, 1)))
+    table = table_of(
+        partopt.TRAINERS.items(),
+        [
+            Column("NAME", lambda own: own[0], "text"),
+            Column("TRIED", lambda own: own[1].tried, "text"),
+            Column("EXPORT", lambda own: "yes" if own[1].write else "-"),
+            Column("IMPORT", lambda own: "yes" if own[1].read else "-"),
+        ],
+    )
+    say(table)
     say("next:    partopt trainer show NAME", err=True)
 
 
@@ -73,7 +78,7 @@ def show(trainer: str, as_json: bool) -> None:
       partopt trainer show megatron
     """
     import partopt
-    from partopt.report.table import label_lines
+    from partopt.report.text import label_lines
 
     own = partopt.TRAINERS.lookup(trainer)
     if as_json:

@@ -22,7 +22,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     PartoptError where one fails, or without `profile` no shipped one is its own.
     """
     import partopt
-    from partopt.report.verification import render
+    from partopt.report.pages import render_verification
 
     loaded = find_shipped(plan) if profile is None else partopt.Profile.load(profile)
     if loaded is None:
@@ -36,7 +36,7 @@ def verify(plan: Plan, file: str, profile: str | None, as_json: bool) -> None:
     if as_json:
         options.write_json(found)
     else:
-        say(render(found, as_flags))
+        say(render_verification(found, as_flags))
     if not found.ok:
         hint = (
             "give the plan's own: --profile FILE"

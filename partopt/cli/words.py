@@ -20,6 +20,7 @@ _OWN_FLAGS = {
     "units": "--unit",
     "all_layers": "--all",
     "facts": "--with",
+    "for": "--for",
 }
 _FACTS = {"waits", "messages", "gradients", "allreduce", "bucket", "buffers", "optimizer_bytes"}
 _FACTS |= {"reserve"}

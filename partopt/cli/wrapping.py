@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from partopt.report.commands import command_lines
+from partopt.report.text import command_lines
 
 _LEAD = re.compile(r"(?:error|hint|warning|note|next): +")
 _COMMAND = re.compile(r"(?:^|(?<=: ))(?:partopt|torchrun) .*$")

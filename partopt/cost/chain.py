@@ -56,6 +56,8 @@ class Chain:
     sixteen_bit: bool = False
     # of each layer, the optimizer's step where every backward ends with one, shape (N,)
     stepping: NDArray[np.float64] | None = None
+    # of a chain whose layers are ranges of others: the chain of those, and its boundaries
+    finer: tuple[Chain, Sequence[int]] | None = None
 
     @cached_property
     def compute_prefix(self) -> NDArray[np.float64]:
@@ -121,6 +123,32 @@ class Chain:
         stash while another runs.
         """
         return self.transient_bytes.alone if split else self.transient_bytes
+
+    @cached_property
+    def layer_stash(self) -> RangeMax:
+        """The largest stash of one layer alone, of a range."""
+        if self.finer is not None:
+            chain, boundaries = self.finer
+            return chain.layer_stash.over(boundaries)
+        return RangeMax(self.stash_bytes.alone)
+
+    @cached_property
+    def _inputs_prefix(self) -> NDArray[np.float64]:
+        """Bytes that enter the layers before each cut, shape (N+1,)."""
+        if self.finer is not None:
+            chain, boundaries = self.finer
+            return chain._inputs_prefix[list(boundaries)]
+        return np.concatenate([[0.0], np.cumsum(self.a[:-1])])
+
+    def inner_inputs(self, i: int, j: int) -> float:
+        """Bytes of the inputs of layers (i, j): what blocks that are recomputed alone keep."""
+        return float(self._inputs_prefix[j] - self._inputs_prefix[i] - self.a[i])
+
+    @property
+    def inner_inputs_table(self) -> NDArray[np.float64]:
+        """`inner_inputs` of every i and j, shape (N+1, N+1); meaningless where j <= i."""
+        table: NDArray[np.float64] = self._inputs_prefix - (self._inputs_prefix + self.a)[:, None]
+        return table
 
     @cached_property
     def parting_prefix(self) -> NDArray[np.float64]:
@@ -195,6 +223,7 @@ def coarsen(chain: Chain, boundaries: Sequence[int]) -> Chain:
         parting=np.add.reduceat(chain.parting, starts),
         stepping=None if chain.stepping is None else np.add.reduceat(chain.stepping, starts),
         layer_bytes=chain.layer_bytes.over(boundaries),
+        finer=(chain, boundaries),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from partopt.cost.collectives import allreduce_over, exposed
 from partopt.cost.links import hold_s, port_rate
+from partopt.cost.memory import recomputes_apart
 from partopt.cost.sharding import early_bytes, exchange_by, exchange_topology
 from partopt.documents.plan import Estimate, Plan
 from partopt.documents.stage import Load, Stage
@@ -176,7 +177,7 @@ def _iteration_s(plan: Plan, largest: dict[str, Load]) -> float:
     assert M is not None
     whole = entry.shape == STRAIGHT and not entry.split
     backs = [
-        stage.backward_s if entry.recomputes else stage.compute_s - stage.forward_s
+        stage.backward_s if recomputes_apart(plan) else stage.compute_s - stage.forward_s
         for stage in stages
     ]
     heads = [0.0, *accumulate(stage.forward_s for stage in stages)]

@@ -17,6 +17,7 @@ from partopt.documents.engine import Engine
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Memory, Reserve, Shard, Stage
+from partopt.schedules import schedule
 from partopt.schedules.entry import Counts, Schedule
 
 # W   bytes of the stage's parameters that have a gradient
@@ -44,6 +45,7 @@ class Kept(NamedTuple):
     # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
     shard: int = 0
     posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
+    blocks: bool = False  # see `Engine.recomputes_blocks`
 
 
 def kept_of(
@@ -64,13 +66,18 @@ def kept_of(
         state = engine.optimizer_bytes
     gradient = 4 if engine.gradients == "float32" else each
     posted = microbatches or 0 if engine.buffers == "all" else 0
-    return Kept(gradient / each, state / each, SHARDED[shard], posted)
+    return Kept(gradient / each, state / each, SHARDED[shard], posted, engine.recomputes_blocks)
 
 
 def kept_by(plan: Plan) -> Kept:
     """What the trainer of a plan keeps."""
     sixteen_bit = plan.profile.dtype in SIXTEEN_BIT
     return kept_of(plan.optimizer, plan.engine, plan.shard, sixteen_bit, plan.microbatches)
+
+
+def recomputes_apart(plan: Plan) -> bool:
+    """Whether stages recompute while they wait for the gradient, not within the backward."""
+    return schedule(plan.schedule).recomputes and not plan.engine.recomputes_blocks
 
 
 def shares(kept: Kept, replicas: int) -> tuple[int, int, int]:
@@ -98,15 +105,17 @@ def with_counts(stage: Stage, counts: Counts, entry: Schedule, kept: Kept) -> St
     `kept` is what its trainer keeps. Frozen parameters have one version, no gradient and no state.
     There are as many buffers for what each cut brings: activations from the stage before, gradients
     from the stage after. A stage that recomputes keeps of a microbatch only its input, which is in
-    that buffer, and the stash of those whose backward has begun. These keep what the parts of their
-    backward have between them, too. One backward runs at a time. What it takes beside its stash
+    that buffer, and of blocks that recompute one by one theirs; beside these the stash of those
+    whose backward has begun, as long as it is there. These keep what the parts of their backward
+    have between them, too. One backward runs at a time. What it takes beside its stash
     comes to that: at its peak part of its stash may be gone.
     """
     _, held, begun = counts
     versions, trained = entry.versions_of(held), stage.trained_bytes
     parameters, gradients, state = shares(kept, stage.replicas)
     own = versions * trained + stage.frozen_bytes
-    activations = (begun if stage.recompute else held) * stage.stash_bytes
+    activations = held * stage.kept_bytes
+    activations += (begun if stage.recompute else held) * stage.working_bytes(entry.split)
     if entry.split:
         activations += begun * stage.split_stash_bytes
     buffers = posted_buffers(kept.posted, stage.replicas, held)
@@ -142,6 +151,9 @@ def memory_table(
     `begun` are the microbatches whose backward has begun.
     """
     trained, stash = chain.trained_bytes.table, chain.stash_bytes.table
+    blocks = recompute and kept.blocks
+    if blocks and not split:
+        stash = chain.layer_stash.table
     inputs, outputs = chain.a[:, None], chain.a[None, :]
     parameters, gradients, state = shares(kept, replicas)
     own = weight_versions * trained + chain.frozen_bytes.table
@@ -149,10 +161,11 @@ def memory_table(
         parameters_bytes(own, chain.layer_bytes.table, parameters),
         kept.gradients * trained / gradients,
         kept.state * trained / state,
-        (begun if recompute else in_flight) * stash
+        (in_flight * chain.inner_inputs_table if blocks else 0.0)
+        + (begun if recompute else in_flight) * stash
         + (begun * chain.split_stash_table if split else 0.0),
         posted_buffers(kept.posted, replicas, in_flight) * (inputs + outputs),
-        chain.transient(split).table,
+        chain.transient(split or blocks).table,
     ]
     needs = sum(np.rint(part) for part in parts)
     ordered = np.arange(chain.layers + 1)

@@ -165,7 +165,7 @@ def layout_of(plan: Plan, microbatches: int | None = None) -> Layout:
         ranks=[stage.ranks for stage in plan.stages],
         devices=plan.topology.devices,
         microbatches=passing,
-        recompute=[stage.recompute for stage in plan.stages],
+        recompute=[stage.recompute and not plan.engine.recomputes_blocks for stage in plan.stages],
         warmup=[stage.warmup for stage in plan.stages],
         tied=[stage.tied_exchange_s > 0 for stage in plan.stages],
     )
@@ -185,7 +185,8 @@ def _counts_by_order(order: Order, plan: Plan) -> list[Counts]:
     """
     stashes = np.array([max(1, each.stash_bytes) for each in plan.stages])
     again = np.array([each.recompute for each in plan.stages])
-    waiting = np.where(again, [max(1, each.input_bytes) for each in plan.stages], stashes)
+    inputs = [max(1, each.input_bytes + each.kept_bytes) for each in plan.stages]
+    waiting = np.where(again, inputs, stashes)
     working = np.where(again, stashes, 0)
     parting = np.array([each.split_stash_bytes for each in plan.stages])
     counts: dict[int, Counts] = {}
@@ -243,6 +244,7 @@ UNKNOWN = Predicted(
 def sum_layers(own: Assignment, problem: Problem) -> Stage:
     """The sums over the layers of a stage, which has no counts, no memory and no exchanges yet."""
     i, j, chain, recompute = own.start, own.stop, problem.chain, problem.recomputes(own)
+    blocks = recompute and problem.kept.blocks
     messages, back_messages = map(int, problem.messages_each_way[:, i]) if i else (1, 1)
     forward, trained = chain.forward_s(i, j), chain.trained_bytes(i, j)
     total, step_s = chain.trained_bytes(0, chain.layers), chain.steps_s(i, j)
@@ -274,7 +276,9 @@ def sum_layers(own: Assignment, problem: Problem) -> Stage:
         messages=messages,
         back_messages=back_messages,
         stash_bytes=round(chain.stash_bytes(i, j)),
-        transient_bytes=round(chain.transient(split=False)(i, j)),
+        kept_bytes=round(chain.inner_inputs(i, j)) if blocks else 0,
+        block_bytes=round(chain.layer_stash(i, j)) if blocks else 0,
+        transient_bytes=round(chain.transient(split=blocks)(i, j)),
         split_transient_bytes=round(chain.transient(split=True)(i, j)),
         split_stash_bytes=round(chain.split_stash(i, j)),
         layer_bytes=round(chain.layer_bytes(i, j)) if problem.kept.shard >= PARAMETERS else 0,
@@ -345,6 +349,7 @@ def plan_of(
         microbatches=problem.microbatches,
         noam=noam(len(devices), len(partition.stages[0].ranks)),
         optimizer=problem.optimizer,
+        trainer=problem.trainer,
         engine=problem.engine,
         shard=problem.shard,
         reserve=problem.reserve,

@@ -24,7 +24,7 @@ from partopt.cost.sharding import (
     steps_in_backwards,
 )
 from partopt.documents import Note
-from partopt.documents.engine import Engine
+from partopt.documents.engine import PARTOPT, Engine
 from partopt.documents.estimates import check_device
 from partopt.documents.plan import (
     Certificate,
@@ -64,7 +64,7 @@ class Problem:
 
     `stages` is how many stages were requested, `chunks` how many of them a schedule that
     interleaves puts on a device; `microbatches` is M of a synchronous schedule, `None` for an
-    asynchronous one; `engine` is what the trainer's does, `shard` what each replica of a stage
+    asynchronous one; `engine` is what that of `trainer` does, `shard` what each replica of a stage
     holds a share of; `memory_bytes` is the limit of one device beside `reserve`, `None` where there
     is none; `replication` says what replicas a planner may give, and
     `recompute_per_stage` that it may choose the stages that recompute, in place of `recompute`;
@@ -81,6 +81,7 @@ class Problem:
     schedule: str = "pipedream"
     microbatches: int | None = None
     optimizer: Optimizer = "adam"
+    trainer: str = PARTOPT
     engine: Engine = field(default_factory=Engine)
     shard: Shard = "none"
     reserve: Reserve = field(default_factory=Reserve)
@@ -300,6 +301,7 @@ def problem_from_plan(plan: Plan, profile: Profile) -> Problem:
         schedule=plan.schedule,
         microbatches=plan.microbatches,
         optimizer=plan.optimizer,
+        trainer=plan.trainer,
         engine=plan.engine,
         shard=plan.shard,
         reserve=plan.reserve,

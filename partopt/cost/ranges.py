@@ -51,6 +51,11 @@ class RangeSum:
         self._last = np.array([pair[1] for pair in pairs], dtype=np.int64)
         self._size = np.array([pair[2] for pair in pairs], dtype=np.float64)
 
+    @property
+    def alone(self) -> NDArray[np.float64]:
+        """The sum over each layer alone, shape (N,)."""
+        return np.diff(self._prefix)
+
     def __call__(self, i: int, j: int) -> float:
         """The sum over [i, j)."""
         inside = (self._first >= i) & (self._last < j)

@@ -41,8 +41,25 @@ class Engine(documents.Part, frozen=True, kw_only=True):
     optimizer_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
     reserve_bytes: Bytes | None = None
 
+    def find_differences(self, other: Engine, schedule: str) -> list[str]:
+        """The facts that plans under a schedule rest on, and that are others in another engine."""
+        names = ["messages", "gradients", "allreduce", "buffers", "optimizer_bytes"]
+        names += ["bucket_bytes"] if self.allreduce == other.allreduce == "overlap" else []
+        found = [name for name in names if getattr(self, name) != getattr(other, name)]
+        waits = (schedule in self.waits) != (schedule in other.waits)
+        return ["waits", *found] if waits else found
 
-# what `partopt run` executes, and what plans are for where no trainer is named
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether stages that recompute do so layer by layer, each of which keeps its input.
+
+        They do so within the backward under every schedule.
+        """
+        return "blocks" in self.recompute and "stage" not in self.recompute
+
+
+# what executes plans by `partopt run`: they are for it where no trainer is named
+PARTOPT = "partopt"
 OWN = Engine(waits=("1f1b",), recompute=("none", "stage"), shard=("none", "optimizer"))
 
 

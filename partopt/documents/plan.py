@@ -146,7 +146,7 @@ class RunnerUp(documents.Part, frozen=True, kw_only=True):
 class Plan(documents.Document, frozen=True, kw_only=True):
     """A plan, self-contained: it carries its topology whole and refers to its profile by digest.
 
-    `engine` is that of the trainer for which it was made, `shard` what each replica of a stage
+    It is for `trainer`; `engine` is what its engine does, `shard` what each replica of a stage
     holds a share of, `reserve` what the limit of memory is beside. `runners_up` are plans that were
     found beside it.
     """
@@ -159,6 +159,7 @@ class Plan(documents.Document, frozen=True, kw_only=True):
     microbatches: Count | None
     noam: Count
     optimizer: Optimizer
+    trainer: str
     engine: Engine
     shard: Shard
     reserve: Reserve

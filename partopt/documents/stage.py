@@ -54,9 +54,11 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     cuts before and after the stage, per microbatch; over the one before it go `back_bytes` of
     gradients, where these are fewer, in `back_messages`, and the input comes in `messages`.
     `stash_bytes` are what its backward needs kept, and `split_stash_bytes` what one in two parts
-    keeps between them beside that. While the backward runs it takes `transient_bytes` beside them,
-    or `split_transient_bytes` where it is in two parts and frees no stash as it goes. `layer_bytes`
-    are the parameters of its largest layer, where its replicas hold a share of the parameters each.
+    keeps between them beside that. Where layers recompute one by one, `kept_bytes` are their
+    inputs, and `block_bytes` what the backward of the largest needs. While the backward runs it
+    takes `transient_bytes` beside them, or `split_transient_bytes` where it is in two parts and
+    frees no stash as it goes. `layer_bytes` are the parameters of its largest layer, where its
+    replicas hold a share of the parameters each.
     """
 
     start: Index
@@ -83,6 +85,8 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     messages: Count = 1
     back_messages: Index = 1
     stash_bytes: Bytes
+    kept_bytes: Bytes = 0
+    block_bytes: Bytes = 0
     transient_bytes: Bytes = 0
     split_transient_bytes: Bytes = 0
     split_stash_bytes: Bytes = 0
@@ -107,6 +111,10 @@ class Stage(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     def gradient_bytes(self) -> int:
         """Bytes of gradients that go back over the cut before the stage, per microbatch."""
         return self.input_bytes if self.back_bytes is None else self.back_bytes
+
+    def working_bytes(self, split: bool) -> int:
+        """Bytes of the stash while the backward runs, `split` in two parts or whole."""
+        return self.stash_bytes if split or not self.block_bytes else self.block_bytes
 
     def transient(self, split: bool) -> int:
         """Bytes beside the stash while the backward runs, `split` in two parts or whole."""

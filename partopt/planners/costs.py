@@ -42,7 +42,7 @@ class StageCosts:
         self.problem, self.entry, self.M = problem, entry, problem.microbatches
         self.N, self.traffic = chain.layers, chain.traffic
         # a schedule that recomputes while it waits delays no gradient
-        delays = not entry.recomputes
+        delays = not entry.recomputes or problem.kept.blocks
         passing = chain.passing_prefix(entry.split, problem.all_recompute and delays)
         self.W = chain.trained_bytes.table
         self.f = _between(chain.forward_prefix)

@@ -21,12 +21,11 @@ from partopt.schedules.order import KINDS, A, B, F, I
 from partopt.simulator.timeline import Slots
 from partopt.units import format_seconds
 
-# A cell is one character. What it shows is its look: the kind of the action,
-# with ODD added in the rank's second chunk, fourth, ..
+# A cell is one character. What it shows is its look: the kind of the action, with ODD added in the
+# rank's second chunk, fourth, ..
 ODD = len(KINDS)
 IDLE = -1
 _LEAST = 8  # columns of a window, however narrow the page
-_CUT, _ASCII_CUT = "┊", ":"  # between two windows
 _PRESENT = 0.05  # share of a column below which something is not shown in it
 
 # of the 256 colours of terminals, those nearest to the figures'; the text on them is black
@@ -40,28 +39,17 @@ _BACKGROUNDS = {
     "U": (228, 228),
 }
 
-Seconds = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Looks = NDArray[np.int64]  # shape (columns,)
 
 
 class _View(NamedTuple):
-    """From `begin` on, `cell` seconds a column.
-
-    `names`: there is room to name actions one by one.
-    """
+    """From `begin` on, `cell` seconds a column; `names`: actions are wide enough to be named."""
 
     begin: float
     cell: float
     columns: int
     names: bool
-
-
-class _Line(NamedTuple):
-    name: str
-    looks: Looks
-    texts: list[str]  # of each column its character
-    pairs: bool  # two actions at once are in it
-    busy: float
 
 
 def render(
@@ -77,77 +65,44 @@ def render(
     windows = timeline.windows
     if not timeline.ranks or any(each.end_s <= each.begin_s for each in windows):
         return "nothing happens"
-    folds = _fold_alike(timeline.ranks)
-    rows = [read_row(ranks[0]) for ranks in folds]
-    label = max(4, *(len(_name_ranks(ranks)) for ranks in folds))
+    alike: dict[Hashable, list[RankTimeline]] = {}
+    for rank in timeline.ranks:
+        times = (rank.start_s, rank.end_s, rank.allreduce_start_s, rank.allreduce_end_s)
+        alike.setdefault((rank.actions, *map(tuple, times)), []).append(rank)
+    names = [_name_ranks(ranks) for ranks in alike.values()]
+    rows = [read_row(ranks[0]) for ranks in alike.values()]
+    label = max(4, *map(len, names))
     beside = label + (7 if len(windows) == 1 else 1 + len(windows))
     views = _views(windows, rows, max(_LEAST, (width - beside) // len(windows)))
-    lines = [
-        [_line(ranks, own, view, ascii_only, colour) for view in views]
-        for ranks, own in zip(folds, rows, strict=True)
-    ]
-    cut = _ASCII_CUT if ascii_only else _CUT
+    cut, idle = (":", ".") if ascii_only else ("┊", "·")
+    fill = " " if colour else "-" if ascii_only else "─"
+    lines, looks = [], set()
+    for name, ranks, own in zip(names, alike.values(), rows, strict=True):
+        parts = []
+        for view in views:
+            shares = _shares(own, ranks[0], view)
+            if view.names:
+                shown, texts = _name_actions(own, shares, view, idle, fill)
+            else:
+                shown, texts = _diffuse(shares, idle)
+            looks |= {*shown.tolist()}
+            parts.append(_paint(shown, texts, colour))
+        working = (shares.sum() - shares[A].sum()) / views[0].columns
+        busy = f" {working:>4.0%}" if len(views) == 1 else ""
+        lines.append(f"{name:>{label}}  {cut.join(parts)}{busy}")
     head = [f"{'RANK':>{label}}  {_axis(views[0], windows[0].end_s)} BUSY"]
     if len(windows) > 1:
-        names, times = [each.what for each in windows], [span_text(each) for each in windows]
+        titles = ("", [each.what for each in windows]), ("RANK", map(span_text, windows))
         head = [
             f"{name:>{label}}  {cut.join(_fit(text, views[0].columns) for text in texts)}".rstrip()
-            for name, texts in (("", names), ("RANK", times))
+            for name, texts in titles
         ]
-    flat = [part for line in lines for part in line]
-    return "\n".join(
-        [
-            *(click.style(line, bold=True) for line in head),
-            *(_painted_line(line, label, cut, colour) for line in lines),
-            *_legend(flat, views[0], ascii_only, colour, width),
-            *filter(None, [timeline.note]),
-        ]
-    )
-
-
-def _fit(text: str, columns: int) -> str:
-    return shorten(text, columns).ljust(columns)
-
-
-def _painted_line(parts: list[_Line], label: int, cut: str, colour: bool) -> str:
-    line = f"{parts[0].name:>{label}}  {cut.join(_paint_line(each, colour) for each in parts)}"
-    return line if len(parts) > 1 else f"{line} {parts[0].busy:>4.0%}"
-
-
-def _views(windows: Sequence[DrawnWindow], rows: list[Slots], columns: int) -> list[_View]:
-    """The views of the windows, in at most `columns` columns each and all at one scale.
-
-    The shortest kind of action takes whole columns where that costs little of the width, so that
-    equal actions look equal.
-    """
-    span = max(each.end_s - each.begin_s for each in windows)
-    short = min(span, *(_typical_s(own) for own in rows))
-    each = short * columns / span
-    whole, cell = int(each + 1e-9), span / columns
-    if whole >= 2 or (whole == 1 and each < 1.25):
-        cell = short / whole
-        columns = min(columns, int(np.ceil(span / cell - 1e-6)))
-    return [_View(window.begin_s, cell, columns, whole >= 1) for window in windows]
-
-
-def _typical_s(own: Slots) -> float:
-    """Seconds of a forward, or of a backward where that is shorter: medians, joined ones halved."""
-    seconds = (own.end - own.start) / np.where(own.pair > 0, 2, 1)
-    medians = [
-        float(np.median(seconds[own.kind == kind]))
-        for kind in (F, B, I)
-        if (own.kind == kind).any()
-    ]
-    return min((median for median in medians if median > 0), default=float("inf"))
-
-
-def _fold_alike(ranks: Sequence[RankTimeline]) -> list[list[RankTimeline]]:
-    """The ranks, those together that do the same at the same times."""
-    folds: dict[tuple[Hashable, ...], list[RankTimeline]] = {}
-    for rank in ranks:
-        times = (rank.start_s, rank.end_s, rank.allreduce_start_s, rank.allreduce_end_s)
-        folds.setdefault((rank.actions, *map(tuple, times)), []).append(rank)
-    return list(folds.values())
+    legend = _legend(looks, views[0], idle, colour)
+    if any(own.pair.any() for own in rows):
+        legend.append("two at once: side by side")
+    note = [timeline.note] if timeline.note else []
+    bold = [click.style(line, bold=True) for line in head]
+    return "\n".join([*bold, *lines, *_pack(legend, width), *note])
 
 
 def _name_ranks(ranks: Sequence[RankTimeline]) -> str:
@@ -158,51 +113,56 @@ def _name_ranks(ranks: Sequence[RankTimeline]) -> str:
     return f"{first}-{last} x{count}" if last - first == count - 1 else f"{first}.. x{count}"
 
 
-def _line(
-    ranks: list[RankTimeline], row: Slots, view: _View, ascii_only: bool, colour: bool
-) -> _Line:
-    own = _side_by_side(row)
-    rank = ranks[0]
-    starts, ends = np.array(rank.allreduce_start_s), np.array(rank.allreduce_end_s)
-    shares = _shares(own, starts, ends, view)
-    working = float(shares.sum() - shares[A].sum())
-    if view.names:
-        looks, texts = _name(own, shares, view, "-" if ascii_only else "─", colour)
-    else:
-        looks = _diffuse(shares)
-        texts = [_letter(look) for look in looks]
-    idle = "." if ascii_only else "·"
-    shown = [idle if look == IDLE else text for look, text in zip(looks, texts, strict=True)]
-    return _Line(_name_ranks(ranks), looks, shown, bool(own.pair.any()), working / view.columns)
+def _fit(text: str, columns: int) -> str:
+    return shorten(text, columns).ljust(columns)
 
 
-def _side_by_side(own: Slots) -> Slots:
-    """Two joined actions as halves of their time: the first, then the second."""
-    middle = (own.start + own.end) / 2
-    return own._replace(
-        start=np.where(own.pair == 2, middle, own.start),
-        end=np.where(own.pair == 1, middle, own.end),
-    )
+def _views(windows: Sequence[DrawnWindow], rows: list[Slots], columns: int) -> list[_View]:
+    """The views of the windows, in at most `columns` columns each and all at one scale.
+
+    The shortest kind of action takes whole columns where that costs little of the width, so that
+    equal actions look equal.
+    """
+    span = max(each.end_s - each.begin_s for each in windows)
+    short = span
+    for own in rows:  # a forward, or a backward where that is shorter; joined ones are halved
+        seconds = (own.end - own.start) / np.where(own.pair > 0, 2, 1)
+        medians = [np.median(seconds[own.kind == k]) for k in (F, B, I) if (own.kind == k).any()]
+        short = min([short, *(float(median) for median in medians if median > 0)])
+    each = short * columns / span
+    whole, cell = int(each + 1e-9), span / columns
+    if whole >= 2 or (whole == 1 and each < 1.25):
+        cell = short / whole
+        columns = min(columns, int(np.ceil(span / cell - 1e-6)))
+    return [_View(window.begin_s, cell, columns, whole >= 1) for window in windows]
 
 
-def _shares(own: Slots, starts: Seconds, ends: Seconds, view: _View) -> Seconds:
+def _shares(own: Slots, rank: RankTimeline, view: _View) -> Floats:
     """Share of each column that each look takes, shape (2 kinds, columns).
 
-    All-reduces take only what is idle otherwise.
+    Two joined actions are halves of their time; all-reduces take only what is idle otherwise.
     """
     edges = view.begin + view.cell * np.arange(view.columns + 1, dtype=np.float64)
-    looks = own.kind + ODD * (own.chunk % 2)
     shares = np.zeros((2 * len(KINDS), view.columns))
+    starts, ends = _side_by_side(own)
+    looks = own.kind + ODD * (own.chunk % 2)
     for look in np.unique(looks):
         chosen = looks == look
-        shares[look] = _cover(own.start[chosen], own.end[chosen], edges) / view.cell
+        shares[look] = _cover(starts[chosen], ends[chosen], edges) / view.cell
+    starts, ends = np.array(rank.allreduce_start_s), np.array(rank.allreduce_end_s)
     if len(starts):
         idle = np.maximum(0.0, 1 - shares.sum(axis=0))
         shares[A] += np.minimum(idle, _cover(starts, ends, edges) / view.cell)
     return shares
 
 
-def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
+def _side_by_side(own: Slots) -> tuple[Floats, Floats]:
+    """Starts and ends, those of two joined actions as halves of their time."""
+    middle = (own.start + own.end) / 2
+    return np.where(own.pair == 2, middle, own.start), np.where(own.pair == 1, middle, own.end)
+
+
+def _cover(starts: Floats, ends: Floats, edges: Floats) -> Floats:
     """Seconds between each two `edges` that the intervals cover, shape (edges - 1,).
 
     The intervals are in order and do not overlap.
@@ -213,7 +173,7 @@ def _cover(starts: Seconds, ends: Seconds, edges: Seconds) -> Seconds:
     return np.diff(np.interp(edges, times, sums))
 
 
-def _diffuse(shares: NDArray[np.float64]) -> Looks:
+def _diffuse(shares: Floats, idle: str) -> tuple[Looks, list[str]]:
     """A look for each column, in the long run in proportion to the shares.
 
     Of the looks in a column, it takes the one that is owed most; never one that is not there.
@@ -226,57 +186,43 @@ def _diffuse(shares: NDArray[np.float64]) -> Looks:
         owed = np.where(present, owed + share, 0.0)
         looks[column] = np.where(present, owed, -np.inf).argmax()
         owed[looks[column]] -= 1
-    return np.where(looks == len(shares), IDLE, looks)
+    looks = np.where(looks == len(shares), IDLE, looks)
+    return looks, [idle if look == IDLE else _letter(look) for look in looks.tolist()]
 
 
-def _name(
-    own: Slots, shares: NDArray[np.float64], view: _View, fill: str, colour: bool
+def _name_actions(
+    own: Slots, shares: Floats, view: _View, idle: str, fill: str
 ) -> tuple[Looks, list[str]]:
-    """Each action in the columns that it takes, with its letter and its microbatch."""
+    """Each action in the columns that it takes, with its letter and, if it has room, its number."""
     looks = np.where(shares[A] > 0.5, A, IDLE).astype(np.int64)
-    texts = [KINDS[A]] * view.columns
-    columns = (
-        np.rint((np.stack([own.start, own.end]) - view.begin) / view.cell)
-        .astype(np.int64)
-        .clip(0, view.columns)
-    )
-    for kind, microbatch, chunk, first, last in zip(
-        own.kind, own.microbatch, own.chunk, *columns, strict=True
-    ):
-        look = int(kind) + ODD * int(chunk % 2)
+    texts = [idle if look == IDLE else KINDS[A] for look in looks.tolist()]
+    edges = np.rint((np.stack(_side_by_side(own)) - view.begin) / view.cell).astype(np.int64)
+    columns = own.kind, own.microbatch, own.chunk, *edges.clip(0, view.columns)
+    for kind, microbatch, chunk, first, last in zip(*map(np.ndarray.tolist, columns), strict=True):
+        look, room = kind + ODD * (chunk % 2), last - first
         looks[first:last] = look
-        texts[first:last] = _label(
-            _letter(look),
-            "" if KINDS[kind] in "AU" else str(microbatch),
-            last - first,
-            " " if colour else fill,
-        )
+        letter = _letter(look)
+        text = letter if KINDS[kind] in "AU" else f"{letter}{microbatch}"
+        text = text if len(text) <= room else letter
+        texts[first:last] = text.ljust(room, fill)[:room]
     return looks, texts
 
 
-def _label(letter: str, number: str, room: int, fill: str) -> str:
-    """The letter and the number, or as much of them as there is room for."""
-    return (letter + number if len(letter + number) <= room else letter).ljust(room, fill)[:room]
-
-
 def _letter(look: int) -> str:
-    return "" if look == IDLE else KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
+    return KINDS[look % ODD].lower() if look >= ODD else KINDS[look]
 
 
-def _paint_line(line: _Line, colour: bool) -> str:
-    """The characters of a line, runs of one look on its colour."""
+def _paint(looks: Looks, texts: Sequence[str], colour: bool) -> str:
+    """The characters of a line, with `colour` runs of one look on theirs."""
     if not colour:
-        return "".join(line.texts)
-    ends = [0, *(np.flatnonzero(np.diff(line.looks)) + 1).tolist(), len(line.looks)]
+        return "".join(texts)
+    ends = [0, *(np.flatnonzero(np.diff(looks)) + 1).tolist(), len(looks)]
     return "".join(
-        _paint("".join(line.texts[a:b]), int(line.looks[a]), colour)
-        for a, b in itertools.pairwise(ends)
+        _coloured("".join(texts[a:b]), int(looks[a])) for a, b in itertools.pairwise(ends)
     )
 
 
-def _paint(text: str, look: int, colour: bool) -> str:
-    if not colour:
-        return text
+def _coloured(text: str, look: int) -> str:
     if look == IDLE:
         return click.style(text, dim=True)
     return click.style(text, fg=16, bg=_BACKGROUNDS[KINDS[look % ODD]][look // ODD])
@@ -293,32 +239,28 @@ def _axis(view: _View, end: float) -> str:
     return "".join(text)
 
 
-def _legend(
-    lines: list[_Line], view: _View, ascii_only: bool, colour: bool, width: int
-) -> list[str]:
+def _legend(looks: set[int], view: _View, idle: str, colour: bool) -> list[str]:
     """What the letters mean, of those that occur, and how long a character is."""
-    looks = {int(look) for line in lines for look in np.unique(line.looks)}
     kinds = sorted({look % ODD for look in looks if look != IDLE})
-    parts = [f"{_paint(KINDS[kind], kind, colour)} {WORDS[KINDS[kind]]}" for kind in kinds]
+    marks = [(KINDS[kind], kind, WORDS[KINDS[kind]]) for kind in kinds]
     if IDLE in looks:
-        parts.append(f"{_paint('.' if ascii_only else '·', IDLE, colour)} idle")
+        marks.append((idle, IDLE, "idle"))
+    parts = [f"{_coloured(mark, look) if colour else mark} {word}" for mark, look, word in marks]
     parts.append(f"a character is {format_seconds(view.cell)}")
     if not view.names:
         parts.append("letters in proportion to time")
     if any(look >= ODD for look in looks):
         parts.append("small letters: a rank's second chunk")
-    if any(line.pairs for line in lines):
-        parts.append("two at once: side by side")
-    return _flow_lines(parts, width)
+    return parts
 
 
-def _flow_lines(parts: list[str], width: int) -> list[str]:
+def _pack(parts: list[str], width: int) -> list[str]:
     """The parts, as many on a line as there is room for."""
-    flowed = [parts[0]]
+    lines = [parts[0]]
     for part in parts[1:]:
-        together = f"{flowed[-1]}  {part}"
+        together = f"{lines[-1]}  {part}"
         if len(click.unstyle(together)) <= width:
-            flowed[-1] = together
+            lines[-1] = together
         else:
-            flowed.append(part)
-    return flowed
+            lines.append(part)
+    return lines

@@ -6,7 +6,7 @@ import re
 
 import click
 
-from partopt.report.table import label_lines
+from partopt.report.text import label_lines
 
 TERMS = {
     "stage": "Consecutive layers that run together, on one rank or on several replicas.",

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from partopt.documents.comparison import Comparison
 from partopt.documents.device import DeviceFile
-from partopt.documents.flows import Flows
+from partopt.documents.flows import Flows, FlowTime
 from partopt.documents.group_comparison import GroupComparison
 from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling
 from partopt.documents.verification import Verification
-from partopt.report import (
-    comparison,
-    device,
-    flows,
-    groups,
-    plan,
-    profile,
-    run,
-    scaling,
-    verification,
-)
+from partopt.report import plan, plans, profile, run
+from partopt.report.clusters import render_device
+from partopt.report.phrases import basis_lines, ranks_text
+from partopt.report.text import Column, label_lines, paragraph, stretch, table_of
+from partopt.units import format_bytes, format_seconds
 
-_PAGES: dict[type, Callable[[Any], str]] = {
-    Comparison: comparison.render,
-    DeviceFile: device.render,
-    Flows: flows.render,
-    GroupComparison: groups.render,
-    Run: run.render,
-    Scaling: scaling.render,
-}
+_NOTED_S = 1e-3  # a check that takes longer is shown with its time
 
 
 def text_of(
@@ -51,5 +42,90 @@ def text_of(
     if isinstance(document, Plan):
         return plan.render(document, ascii_only, spell)
     if isinstance(document, Verification):
-        return verification.render(document, spell)
-    return _PAGES[type(document)](document)
+        return render_verification(document, spell)
+    pages: dict[type, Callable[[Any], str]] = {
+        Comparison: plans.render_comparison,
+        DeviceFile: render_device,
+        Flows: render_flows,
+        GroupComparison: plans.render_groups,
+        Run: run.render,
+        Scaling: plans.render_scaling,
+    }
+    return pages[type(document)](document)
+
+
+def render_verification(verification: Verification, spell: Callable[[str], str] = str) -> str:
+    """A line for each check of a plan with the fields that differ, and what is claimed if all hold.
+
+    A check that took a noticeable time is shown with it. Options that the texts name are
+    written as `spell` does.
+    """
+    lines = []
+    for row in verification.checks:
+        took = f" ({format_seconds(row.took_s)})" if row.took_s > _NOTED_S else ""
+        verdict = "ok" if row.passed else "FAILED"
+        lines.append((row.check, f"{verdict:8}{spell(row.text)}{took}"))
+        lines += [("", difference) for difference in row.differences]
+    text = label_lines([*lines, *basis_lines(verification.estimated)])
+    if not verification.verified:
+        return text
+    begin = "verified: "
+    return f"{text}\n{paragraph(spell(verification.claim), begin, ' ' * len(begin))}"
+
+
+def render_flows(flows: Flows) -> str:
+    """The plan, and its flows as a table, first those that cost most."""
+
+    def name(own: FlowTime) -> str:
+        kind = own.kind if own.stage is None else f"{own.kind} {own.stage}"
+        return kind if own.source is None else f"{kind} {own.source} to {own.destination}"
+
+    def costs(own: FlowTime) -> str:
+        known = own.critical and own.per_second is not None
+        return f"{own.per_second:.2f}" if known else "-"
+
+    time = f"{format_seconds(flows.period_s)} a microbatch"
+    if flows.iteration_s is not None:
+        time = f"{format_seconds(flows.iteration_s)} an iteration of {flows.microbatches}"
+    critical = sum(flow.critical is True for flow in flows.flows)
+    tried = f"{critical} are critical" if flows.tried else "which are critical was not tried"
+    head = [
+        ("model", f"{flows.model}, microbatch {flows.microbatch_size}, on {flows.cluster}"),
+        ("plan", f"{flows.planner}: {flows.shape}, schedule {flows.schedule}, {time}"),
+        ("flows", f"{len(flows.flows)}, of which {tried}" if flows.flows else "none"),
+        *basis_lines(flows.estimated),
+    ]
+    if not flows.flows:
+        return label_lines(head)
+    table = table_of(
+        sorted(flows.flows, key=lambda own: (-(own.saved or 0.0), -own.share)),
+        [
+            Column("FLOW", name, "whole"),
+            Column("RANKS", lambda own: ranks_text(own.ranks, stretch(12, least=12)), "whole"),
+            Column("BYTES", lambda own: format_bytes(own.bytes), spare=2),
+            Column("TIMES", lambda own: f"{own.times:.4g}", spare=1),
+            Column("LEVEL", lambda own: own.level, "text"),
+            Column("TAKES", lambda own: format_seconds(own.takes_s)),
+            Column("SHARE", lambda own: f"{own.share:.1%}", spare=3),
+            Column("COSTS", costs),
+            Column("SAVED", lambda own: "-" if own.saved is None else f"{own.saved:.1%}"),
+        ],
+        gap=1,
+    )
+    legend = (
+        "SHARE of the time that it is on its way. COSTS: seconds for each second that it "
+        "is slower; - not critical. SAVED: share of the time, if it had no bytes."
+    )
+    return "\n\n".join([label_lines(head), table, paragraph(legend)])
+
+
+def flows_csv(flows: Flows) -> str:
+    """A row a flow, under the names of its fields; lists are words."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(FlowTime.__struct_fields__)
+    for flow in flows.flows:
+        values = structs.astuple(flow)
+        lists = [" ".join(map(str, each)) if isinstance(each, list) else each for each in values]
+        rows.writerow([{True: "yes", False: "no"}[v] if isinstance(v, bool) else v for v in lists])
+    return file.getvalue()

@@ -5,29 +5,44 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from partopt.documents.plan import Plan, Predicted
+from partopt.documents.engine import PARTOPT
+from partopt.documents.plan import Plan
 from partopt.documents.proof import proof_of
 from partopt.documents.stage import Load, Stage, stages_text
 from partopt.printable import shorten
-from partopt.report.basis import basis_lines
-from partopt.report.figures import price_lines, speed_lines, speed_text
-from partopt.report.head import head_of_plan
-from partopt.report.memory import memory_lines
-from partopt.report.ranks import format_ranks, ranks_text
-from partopt.report.table import bar, label_lines, table
-from partopt.report.topology import speedup_text
-from partopt.report.width import stretch
+from partopt.report.phrases import (
+    Lines,
+    against_limit,
+    basis_lines,
+    format_ranks,
+    head,
+    price_lines,
+    ranks_text,
+    speed_lines,
+    speed_text,
+    speedup_text,
+)
+from partopt.report.text import Column, bar, label_lines, stretch, table_of, width
 from partopt.schedules.one_f_one_b import noam
 from partopt.simulator.advice import held_back
 from partopt.units import format_bytes, format_seconds
 
-_LAYERS_WIDTH = 20  # on a page of 80, as the next
-_RANKS_WIDTH = 14
-_BUSY_WIDTH = 4
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the formula
 _ALL = 0.995  # of the time: what is busy for so much of it is always busy
 _OTHERS = 3  # loads beside the one that binds
-_HEADINGS = ["#", "LAYERS", "RANKS", "COMPUTE", "SYNC", "FLIGHT", "MEMORY", "BUSY"]
+_CELLS, _LABEL = 60, 9  # columns of the bar of memory, and before every line
+# parts of a device's memory: what they are called, and their cells, the second in ASCII
+_PARTS = {
+    "parameters": ("parameters", "█P"),
+    "gradients": ("gradients", "▓G"),
+    "optimizer": ("optimizer", "▒O"),
+    "activations": ("activations", "░A"),
+    "buffers": ("buffers", "=="),
+    "transient": ("transient", "++"),
+    "free": ("free", "·."),
+    "reserve": ("reserved", "xx"),
+}
+_WHY = {"assumed": " (1 GB and 3 %)", "measured": " (the profiled peak beyond the formulas')"}
 
 
 def render(
@@ -40,80 +55,77 @@ def render(
 
     `by_size` are the best plans at the microbatch sizes that were tried.
     """
-    rows = [_row(s, stage, plan, ascii_only) for s, stage in enumerate(plan.stages)]
     outcome = [(label, spell(text)) for label, text in _outcome(plan, ascii_only)]
     if len(by_size) > 1:
-        outcome.append(("tried", "; ".join(map(_speed_of_size, by_size))))
-    return "\n\n".join([str(head_of_plan(plan)), _stages(rows), label_lines(outcome)])
+        tried = [
+            f"microbatch {own.microbatch_size}: {_speed(own)}{'' if own.fits else ', does not fit'}"
+            for own in by_size
+        ]
+        outcome.append(("tried", "; ".join(tried)))
+    return "\n\n".join([head(plan), _stages(plan, ascii_only), label_lines(outcome)])
 
 
-def _stages(rows: list[list[str]]) -> str:
-    return table(_HEADINGS, rows, left=(1, 2, 7), verdicts=(2,), spare=(7, 5))
+def _speed(plan: Plan) -> str:
+    return speed_text(plan.predicted.samples_per_s, plan.profile.tokens_per_sample)
 
 
-def _speed_of_size(plan: Plan) -> str:
-    speed = speed_text(plan.predicted.samples_per_s, plan.profile.tokens_per_sample)
-    fits = "" if plan.fits else ", does not fit"
-    return f"microbatch {plan.microbatch_size}: {speed}{fits}"
+def _stages(plan: Plan, ascii_only: bool) -> str:
+    """The table of the stages; BUSY is against the busiest or, of rounds, against the period."""
+
+    def sync(own: tuple[int, Stage]) -> str:
+        # one all-reduce an iteration, or one for every round of r microbatches
+        each = 1 if plan.microbatches else own[1].replicas
+        return format_seconds(own[1].gradients_s / each) if own[1].gradients_s else "-"
+
+    def busy_s(stage: Stage) -> float:
+        exchanged = 0.0 if plan.microbatches else stage.gradients_s
+        return max(stage.compute_s, exchanged) / stage.replicas
+
+    whole = max(map(busy_s, plan.stages)) if plan.microbatches else plan.predicted.period_s
+    return table_of(
+        enumerate(plan.stages),
+        [
+            Column("#", lambda own: str(own[0])),
+            Column("LAYERS", lambda own: _layers(own[1], stretch(20, 0.6)), "text"),
+            Column(
+                "RANKS", lambda own: ranks_text(own[1].ranks, stretch(14, 0.4, least=14)), "whole"
+            ),
+            Column("COMPUTE", lambda own: format_seconds(own[1].compute_s / own[1].replicas)),
+            Column("SYNC", sync),
+            Column("FLIGHT", lambda own: str(own[1].in_flight), spare=2),
+            Column("MEMORY", lambda own: format_bytes(own[1].memory.total_bytes)),
+            Column("BUSY", lambda own: bar(busy_s(own[1]) / whole, 4, ascii_only), "text", 1),
+        ],
+    )
 
 
-def _row(s: int, stage: Stage, plan: Plan, ascii_only: bool) -> list[str]:
-    # one all-reduce an iteration, or one for every round of r microbatches
-    exchanged_by = 1 if plan.microbatches else stage.replicas
-    busy = [_busy_s(each, plan) for each in plan.stages]
-    whole = max(busy) if plan.microbatches else plan.predicted.period_s
-    return [
-        str(s),
-        _layers(stage, stretch(_LAYERS_WIDTH, 0.6)),
-        ranks_text(stage.ranks, stretch(_RANKS_WIDTH, 0.4, least=_RANKS_WIDTH)),
-        format_seconds(stage.compute_s / stage.replicas),
-        format_seconds(stage.gradients_s / exchanged_by) if stage.gradients_s else "-",
-        str(stage.in_flight),
-        format_bytes(stage.memory.total_bytes),
-        bar(busy[s] / whole, _BUSY_WIDTH, ascii_only),
-    ]
-
-
-def _busy_s(stage: Stage, plan: Plan) -> float:
-    """Seconds per microbatch that pace a stage.
-
-    The longer of its compute and, where gradients are exchanged every round, their exchange.
-    """
-    return max(stage.compute_s, 0.0 if plan.microbatches else stage.gradients_s) / stage.replicas
-
-
-def _layers(stage: Stage, width: int) -> str:
-    """The layers of a stage, such as `3-8 h.1..6`.
+def _layers(stage: Stage, room: int) -> str:
+    """The layers of a stage, such as `3-8 h.1..6`, in the fullest form that has room.
 
     Numbers, the first name, and what differs in the last; where that is too wide, without the start
-    that the names share.
+    that the names share, then the first name alone.
     """
-    numbers = f"{stage.start} "
-    if len(stage.modules) > 1:
-        numbers = f"{stage.start}-{stage.stop - 1} "
-    forms = [numbers + name for name in _names(stage)]
-    return next((form for form in forms if len(form) <= width), shorten(forms[-1], width))
-
-
-def _names(stage: Stage) -> list[str]:
-    """The first and the last layer together, the fullest form first."""
     first, last = stage.modules[0].split("."), stage.modules[-1].split(".")
-    shorter = [".".join(first[skip:]) for skip in range(len(first))]
-    if len(stage.modules) == 1:
-        return shorter
-    pairs = zip(first[:-1], last[:-1], strict=False)
-    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-    names = [f"{'.'.join(first[skip:])}..{'.'.join(last[shared:])}" for skip in range(shared + 1)]
-    return names + [f"{name}.." for name in shorter]
+    names = [".".join(first[skip:]) for skip in range(len(first))]
+    numbers = f"{stage.start}"
+    if len(stage.modules) > 1:
+        numbers = f"{stage.start}-{stage.stop - 1}"
+        pairs = zip(first[:-1], last[:-1], strict=False)
+        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        end = ".".join(last[shared:])
+        names = [f"{name}..{end}" for name in names[: shared + 1]] + [f"{name}.." for name in names]
+    forms = [f"{numbers} {name}" for name in names]
+    return next((form for form in forms if len(form) <= room), shorten(forms[-1], room))
 
 
 def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
-    predicted = plan.predicted
-    speed = speed_text(predicted.samples_per_s, plan.profile.tokens_per_sample)
+    predicted, estimate_s = plan.predicted, plan.predicted.estimate.period_s
     speedup = speedup_text(predicted.speedup_over_one_device, plan.topology)
-    yield "speed", f"{speed}, {speedup}; devices idle {predicted.bubble:.1%}"
+    yield "speed", f"{_speed(plan)}, {speedup}; devices idle {predicted.bubble:.1%}"
     yield from speed_lines(predicted)
-    yield "period", f"{format_seconds(predicted.period_s)} a microbatch{_formula(predicted)}"
+    differs = abs(predicted.period_s - estimate_s) > _AGREES * estimate_s
+    formula = f" (formula {format_seconds(estimate_s)})" if differs else ""
+    yield "period", f"{format_seconds(predicted.period_s)} a microbatch{formula}"
     if predicted.iteration_s is not None:
         iteration = format_seconds(predicted.iteration_s)
         yield "", f"{iteration} an iteration of {plan.microbatches} microbatches"
@@ -121,20 +133,23 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield from price_lines(predicted.figures, plan.topology.cluster.devices)
     if plan.microbatches is None:
         yield "flight", _flight(plan)
-    whole, *parts = memory_lines(plan, ascii_only)
-    yield "memory", whole
-    for line in parts:
-        yield "", line
+    yield from _trainer(plan)
+    for place, line in enumerate(memory_lines(plan, ascii_only)):
+        yield "" if place else "memory", line
     if len(plan.stages) == 1 and plan.fits:
-        yield "pipeline", _no_pipeline(plan)
+        whole = f"each device holds the whole model, {format_bytes(plan.peak_memory_bytes)}"
+        less = "with less than that a device, this plan would not fit"
+        yield "pipeline", f"none is needed: {whole}; {less}"
     recomputed = [s for s, stage in enumerate(plan.stages) if stage.recompute]
     if 0 < len(recomputed) < len(plan.stages):
         yield "", f"activations recomputed in {shorten(stages_text(recomputed), 40)}"
     if plan.idle_ranks:
-        ranks = shorten(format_ranks(plan.idle_ranks), 40)
         each = plan.topology.group_ranks
         idle, devices = len(plan.idle_ranks) * each, plan.topology.devices * each
-        yield "idle", f"{idle} of {devices} devices: ranks {ranks}"
+        yield (
+            "idle",
+            f"{idle} of {devices} devices: ranks {shorten(format_ranks(plan.idle_ranks), 40)}",
+        )
     proof, certificate = proof_of(plan), plan.certificate
     if proof is not None and certificate is not None:
         if plan.planner != "optimal":
@@ -143,65 +158,52 @@ def _outcome(plan: Plan, ascii_only: bool) -> Iterator[tuple[str, str]]:
     yield from basis_lines(plan.profile.estimated)
 
 
-def _no_pipeline(plan: Plan) -> str:
-    """Why one stage is enough, and below which memory it would not be."""
-    peak = format_bytes(plan.peak_memory_bytes)
-    return (
-        f"none is needed: each device holds the whole model, {peak}; with less "
-        "than that a device, this plan would not fit"
-    )
+def _trainer(plan: Plan) -> Iterator[tuple[str, str]]:
+    """For which trainer the plan is; where none was named and it never flushes, what that means."""
+    if plan.trainer != PARTOPT:
+        yield "trainer", plan.trainer
+    elif plan.microbatches is None:
+        stale = ", with stale weights" if any(s.weight_versions > 1 for s in plan.stages) else ""
+        yield (
+            "trainer",
+            f"partopt; {plan.schedule} is asynchronous{stale}. For trainers that flush: "
+            "`for=megatron`, `for=torchtitan`, `for=deepspeed`",
+        )
 
 
-def _formula(predicted: Predicted) -> str:
-    """The formula's period, where it is another than the simulator's."""
-    estimate_s = predicted.estimate.period_s
-    if abs(predicted.period_s - estimate_s) <= _AGREES * estimate_s:
-        return ""
-    return f" (formula {format_seconds(estimate_s)})"
-
-
-def _loads(plan: Plan) -> list[tuple[str, str]]:
+def _loads(plan: Plan) -> Lines:
     """What binds the period, and how free everything else is.
 
     That is the share of the time for which a load is idle, and for memory the share that is unused;
     of the loads the tightest.
     """
+
+    def name(load: Load) -> str:
+        after = plan.stages[load.place].start - 1
+        return f"{load} (after layer {after})" if load.what == "cut" else str(load)
+
+    def percent(share: float) -> str:
+        return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+
     predicted, others = plan.predicted, []
-    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
     binds, held = predicted.bound_by, held_back(plan)
     for load in predicted.estimate.loads:
         share = load.seconds / predicted.period_s
         if str(load) == binds:
-            binds = _name(load, plan) + (
-                f", busy {_percent(share)} of the time" if share < _ALL else ""
-            )
+            binds = name(load) + (f", busy {percent(share)} of the time" if share < _ALL else "")
         elif load.what == "all-reduce" and plan.microbatches:  # nothing goes on beside it
-            binds += f"; {load} adds {_percent(share)}"
+            binds += f"; {load} adds {percent(share)}"
         else:
-            others.append((max(0.0, 1 - share), _name(load, plan)))
+            others.append((max(0.0, 1 - share), name(load)))
     others = sorted(others, key=lambda other: other[0])[:_OTHERS]
-    free = [f"{name} {_percent(share)}" for share, name in others]
+    free = [f"{name} {percent(share)}" for share, name in others]
+    limit, peak = plan.memory_limit_bytes, plan.peak_memory_bytes
     if limit is not None and peak <= limit:
-        free.append(
-            f"memory of {stages_text(plan.fullest_stages)} {_percent(1 - peak / limit)} "
-            f"({format_bytes(limit - peak)})"
-        )
+        left = f"{percent(1 - peak / limit)} ({format_bytes(limit - peak)})"
+        free.append(f"memory of {stages_text(plan.fullest_stages)} {left}")
     if held is not None:
         binds = f"memory: {held.text}"
     return [("binds", binds), *([("slack", ", ".join(free))] if free else [])]
-
-
-def _name(load: Load, plan: Plan) -> str:
-    """The load, a cut with the layer that it comes after."""
-    return (
-        f"{load} (after layer {plan.stages[load.place].start - 1})"
-        if load.what == "cut"
-        else str(load)
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def _flight(plan: Plan) -> str:
@@ -210,8 +212,48 @@ def _flight(plan: Plan) -> str:
     formula = noam(sum(stage.replicas for stage in plan.stages), plan.stages[0].replicas)
     if plan.noam == formula:
         return text
-    without = plan.predicted.formula_period_s
-    return (
-        f"{text}; the formula's {formula} "
-        f"{'deadlocks' if without is None else f'gives {format_seconds(without)} a microbatch'}"
-    )
+    period_s = plan.predicted.formula_period_s
+    gives = "deadlocks" if period_s is None else f"gives {format_seconds(period_s)} a microbatch"
+    return f"{text}; the formula's {formula} {gives}"
+
+
+def memory_lines(plan: Plan, ascii_only: bool = False) -> Iterator[str]:
+    """The fullest device against its limit: in all, as a bar, and part by part."""
+    peak, limit, reserve = plan.peak_memory_bytes, plan.memory_limit_bytes, plan.reserve
+    on = f"{format_bytes(peak)} on each device of {stages_text(plan.fullest_stages)}"
+    yield on + against_limit(peak, limit)
+    parts = device_parts([plan.stages[s] for s in plan.fullest_stages])
+    parts |= {
+        "free": 0 if limit is None else max(0, limit - peak),
+        "reserve": reserve.size_bytes,
+    }
+    parts = {name: size for name, size in parts.items() if size > 0}
+    # each part's cells end where it would, rounded
+    room, whole, done, cells = width() - _LABEL, sum(parts.values()), 0, ""
+    words: list[str] = []
+    for name, size in parts.items():
+        label, marks = _PARTS[name]
+        done += size
+        cells += marks[ascii_only] * (round(min(_CELLS, room) * done / whole) - len(cells))
+        why = _WHY.get(reserve.basis, "") if name == "reserve" else ""
+        word = f"{marks[ascii_only]} {label} {format_bytes(size)}{why}"
+        # in as few lines as hold them, none broken
+        if words and len(words[-1]) + len(word) + 3 <= room:
+            words[-1] += f", {word}"
+        else:
+            words[-1:] = [f"{words[-1]},", word] if words else [word]
+    yield cells
+    yield from words
+
+
+def device_parts(stages: Sequence[Stage]) -> dict[str, int]:
+    """Bytes of each part on a device that holds `stages`, of which one backward runs at a time."""
+    held = [stage.memory for stage in stages]
+    return {
+        "parameters": sum(own.parameters_bytes for own in held),
+        "gradients": sum(own.gradients_bytes for own in held),
+        "optimizer": sum(own.optimizer_bytes for own in held),
+        "activations": sum(own.activations_bytes for own in held),
+        "buffers": sum(own.buffers_bytes for own in held),
+        "transient": max(own.transient_bytes for own in held),
+    }

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
-from partopt.documents.profile import Layer, Measurement, Profile
+from partopt.documents.profile import Measurement, Profile
 from partopt.printable import shorten, without_numbers
-from partopt.report.basis import basis_lines
-from partopt.report.layer_rows import LayerRows, choose_rows, every_row, layer_table, legend
-from partopt.report.table import bar, label_lines, paragraph, table
-from partopt.report.width import stretch
-from partopt.units import format_bytes, format_seconds
+from partopt.report.folds import Fold, fold
+from partopt.report.phrases import basis_lines
+from partopt.report.text import Column, bar, label_lines, paragraph, stretch, table_of
+from partopt.units import format_bytes, format_number, format_seconds
 
 Number = TypeVar("Number", int, float)
+# a row of the table of layers: the layer and how often it repeats, None where rows are left out
+Row = tuple[int, int] | None
 
-_SIZE_HEADINGS = [
-    "MICROBATCH",
-    "STEP",
-    "LAYERS",
-    "COVERAGE",
-    "OVERHEAD",
-    "SAMPLES/S",
-    "OPTIMIZER",
-    "PEAK",
-]
-_LAYER_HEADINGS = ["#", "LAYER", "TYPE", "FORWARD", "BACKWARD", "OUTPUT", "WEIGHTS", "TIME"]
+_MOST_ROWS, _FIRST = 100, 75  # of layers, and how many of these are the first ones
+_LEAST_SAVED = 2  # rows, by a fold
 
 
 def render(
@@ -41,84 +34,81 @@ def render(
     a row with `all_layers`, an option that is written as `spell` does.
     """
     measurement = profile.measured()[-1]
-    rows = every_row(len(profile.layers))
+    rows: list[Row] = [(place, 1) for place in range(len(profile.layers))]
+    left_out = 0
     if not all_layers:
-        rows = choose_rows(_alike(profile, measurement))
-    notes = [f"microbatch {measurement.microbatch_size}:\n"]
-    notes[0] += _layer_table(profile, measurement, rows, ascii_only)
-    notes += map(paragraph, [*_not_run(profile), *legend(rows, spell)])
-    return "\n\n".join([render_sizes(profile), *notes])
+        rows, left_out = choose_rows(_alike(profile, measurement))
+    table = _layer_table(profile, measurement, rows, ascii_only)
+    parts = [render_sizes(profile), f"microbatch {measurement.microbatch_size}:\n{table}"]
+    ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
+    if ran:
+        which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
+        parts.append(paragraph(f"* did not run: has the measurements of {which}"))
+    every = spell("`all_layers=True` shows each layer")
+    if any(row and row[1] > 1 for row in rows):
+        parts.append(paragraph(f"xN: N times, rows with the same mark in turn; {every}"))
+    if left_out:
+        parts.append(paragraph(f"{left_out} rows are left out; {every}"))
+    return "\n\n".join(parts)
 
 
 def render_sizes(profile: Profile) -> str:
     """What was measured on what, and a row for each microbatch size."""
-    environment = ", ".join(f"{name} {version}" for name, version in _versions(profile))
+    known, tokens = profile.environment, profile.model.tokens_per_sample
+    versions = [("torch", known.torch), ("CUDA", known.cuda)]
+    environment = ", ".join(f"{name} {version}" for name, version in versions if version)
+    about = [
+        f"{len(profile.layers)} layers",
+        f"{format_bytes(profile.parameter_bytes())} of parameters",
+        profile.dtype,
+        profile.autocast and f"{profile.autocast} autocast",
+        profile.compiled and "compiled",
+        tokens and f"{tokens:,} tokens a sample",
+    ]
     head = [
-        (
-            "model",
-            (
-                f"{profile.model.name}: {len(profile.layers)} layers, "
-                f"{format_bytes(profile.parameter_bytes())} of parameters, {_format(profile)}"
-                f"{_tokens(profile)}"
-            ),
-        ),
+        ("model", f"{profile.model.name}: {', '.join(each for each in about if each)}"),
         ("device", profile.device.name + (f" ({environment})" if environment else "")),
         *([("group", f"{profile.group_ranks} ranks; numbers of one")] if profile.group else []),
         *basis_lines(profile.estimated_for),
     ]
-    sizes = table(
-        _SIZE_HEADINGS, map(_size_row, profile.measurements), left=(), gap=1, spare=(6, 4)
+
+    def layers_s(own: Measurement) -> float:
+        return sum(layer.forward_s + layer.backward_s for layer in own.layers)
+
+    def known_or_dash(
+        value: Callable[[Measurement], Number | None], form: Callable[[Number], str]
+    ) -> Callable[[Measurement], str]:
+        def cell(own: Measurement) -> str:
+            found = None if own.out_of_memory else value(own)
+            return "-" if found is None else form(found)
+
+        return cell
+
+    def step(own: Measurement) -> str:
+        if own.out_of_memory:
+            return "out of memory"
+        return "-" if own.step_s is None else format_seconds(own.step_s)
+
+    def rate(own: Measurement) -> float:
+        return own.microbatch_size / layers_s(own)
+
+    sizes = table_of(
+        profile.measurements,
+        [
+            Column("MICROBATCH", lambda own: str(own.microbatch_size)),
+            Column("STEP", step),
+            Column("LAYERS", known_or_dash(layers_s, format_seconds)),
+            Column("COVERAGE", known_or_dash(lambda own: own.coverage, "{:.1%}".format)),
+            Column("OVERHEAD", known_or_dash(lambda own: own.overhead, "{:.2f}".format), spare=2),
+            Column("SAMPLES/S", known_or_dash(rate, format_number)),
+            Column(
+                "OPTIMIZER", known_or_dash(lambda own: own.optimizer_s, format_seconds), spare=1
+            ),
+            Column("PEAK", known_or_dash(lambda own: own.peak_memory_bytes, format_bytes)),
+        ],
+        gap=1,
     )
     return f"{label_lines(head)}\n\n{sizes}"
-
-
-def _tokens(profile: Profile) -> str:
-    tokens = profile.model.tokens_per_sample
-    return "" if tokens is None else f", {tokens:,} tokens a sample"
-
-
-def _format(profile: Profile) -> str:
-    """The number format, and how the model was run."""
-    marks = [profile.dtype, profile.autocast and f"{profile.autocast} autocast"]
-    return ", ".join(filter(None, [*marks, "compiled" if profile.compiled else None]))
-
-
-def _versions(profile: Profile) -> list[tuple[str, str]]:
-    known = profile.environment
-    return [
-        (name, version)
-        for name, version in (("torch", known.torch), ("CUDA", known.cuda))
-        if version
-    ]
-
-
-def _size_row(measurement: Measurement) -> list[str]:
-    size = str(measurement.microbatch_size)
-    if measurement.out_of_memory:
-        return [size, "out of memory", *["-"] * 6]
-    layers_s = sum(layer.forward_s + layer.backward_s for layer in measurement.layers)
-    return [
-        size,
-        _or_dash(measurement.step_s, format_seconds),
-        format_seconds(layers_s),
-        _or_dash(measurement.coverage, lambda share: f"{share:.1%}"),
-        _or_dash(measurement.overhead, lambda ratio: f"{ratio:.2f}"),
-        f"{measurement.microbatch_size / layers_s:,.1f}",
-        _or_dash(measurement.optimizer_s, format_seconds),
-        _or_dash(measurement.peak_memory_bytes, format_bytes),
-    ]
-
-
-def _or_dash(value: Number | None, form: Callable[[Number], str]) -> str:
-    return "-" if value is None else form(value)
-
-
-def _not_run(profile: Profile) -> Iterator[str]:
-    """Which layers did not run themselves."""
-    ran = sorted({layer.measured_as for layer in profile.layers if layer.measured_as is not None})
-    if ran:
-        which = f"layer {ran[0]}" if len(ran) == 1 else "a layer like it"
-        yield f"* did not run: has the measurements of {which}"
 
 
 def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
@@ -137,31 +127,53 @@ def _alike(profile: Profile, measurement: Measurement) -> list[Hashable]:
     ]
 
 
+def choose_rows(keys: Sequence[Hashable]) -> tuple[list[Row], int]:
+    """Rows of layers that are alike where their `keys` are equal, and how many are left out."""
+
+    def written(folds: Sequence[Fold], step: int = 1) -> Iterator[Row]:
+        return ((place, own.times) for own in folds[::step] for place in own.block[::step])
+
+    folds = fold(keys, _LEAST_SAVED)
+    count = sum(each.length for each in folds)
+    if count <= _MOST_ROWS:
+        return list(written(folds)), 0
+    last = list(islice(written(folds, -1), _MOST_ROWS - _FIRST))[::-1]
+    return [*islice(written(folds), _FIRST), None, *last], count - _MOST_ROWS
+
+
 def _layer_table(
-    profile: Profile, measurement: Measurement, rows: LayerRows, ascii_only: bool
+    profile: Profile, measurement: Measurement, rows: list[Row], ascii_only: bool
 ) -> str:
     slowest = max(layer.forward_s + layer.backward_s for layer in measurement.layers)
 
-    def cells(place: int) -> list[str]:
-        layer, measured = profile.layers[place], measurement.layers[place]
-        seconds = measured.forward_s + measured.backward_s
-        return [
-            _layer_name(layer),
-            shorten(layer.type, stretch(12, 0.2)),
-            format_seconds(measured.forward_s),
-            format_seconds(measured.backward_s),
-            format_bytes(measured.output_bytes),
-            format_bytes(layer.parameter_bytes),
-            bar(seconds / slowest, 6, ascii_only),
-        ]
+    def of_layer(cell: Callable[[int], str]) -> Callable[[Row], str]:
+        return lambda row: "" if row is None else cell(row[0])
 
-    return layer_table(rows, _LAYER_HEADINGS, cells, left=(1, 2, 7), spare=(7, 2))
+    def name(place: int) -> str:
+        layer = profile.layers[place]
+        star = "" if layer.measured_as is None else "*"
+        call = f" #{layer.call}" if layer.call else ""
+        return shorten(f"{layer.name}{call}", stretch(18 - len(star))) + star
 
+    def share(place: int) -> float:
+        measured = measurement.layers[place]
+        return (measured.forward_s + measured.backward_s) / slowest
 
-def _layer_name(layer: Layer) -> str:
-    name = layer.name + (f" #{layer.call}" if layer.call else "")
-    return (
-        shorten(name, stretch(18))
-        if layer.measured_as is None
-        else f"{shorten(name, stretch(17))}*"
+    layers, measured = profile.layers, measurement.layers
+    times = Column("", lambda row: f"x{row[1]}" if row and row[1] > 1 else "", "whole")
+    return table_of(
+        rows,
+        [
+            Column("#", lambda row: ".." if row is None else str(row[0])),
+            Column("LAYER", of_layer(name), "text"),
+            *([times] if any(row and row[1] > 1 for row in rows) else []),
+            Column(
+                "TYPE", of_layer(lambda n: shorten(layers[n].type, stretch(12, 0.2))), "text", 2
+            ),
+            Column("FORWARD", of_layer(lambda n: format_seconds(measured[n].forward_s))),
+            Column("BACKWARD", of_layer(lambda n: format_seconds(measured[n].backward_s))),
+            Column("OUTPUT", of_layer(lambda n: format_bytes(measured[n].output_bytes))),
+            Column("WEIGHTS", of_layer(lambda n: format_bytes(layers[n].parameter_bytes))),
+            Column("TIME", of_layer(lambda n: bar(share(n), 6, ascii_only)), "text", 1),
+        ],
     )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from partopt.documents.run import RankSeconds, Run
-from partopt.report.basis import basis_lines
-from partopt.report.figures import speed_text
-from partopt.report.table import label_lines, table
+from partopt.documents.run import Run
+from partopt.report.phrases import Lines, basis_lines, speed_text
+from partopt.report.text import Column, label_lines, table_of
 from partopt.units import format_bytes, format_seconds
 
 _ENGINES = {"torch": "torch's runtime", "partopt": "own engine"}
-_KINDS = ("forward_s", "backward_s", "transfer_s", "allreduce_s", "idle_s")
+_KINDS = {
+    "FORWARD": "forward_s",
+    "BACKWARD": "backward_s",
+    "TRANSFER": "transfer_s",
+    "ALL-REDUCE": "allreduce_s",
+    "IDLE": "idle_s",
+}
 
 
 def render(run: Run) -> str:
@@ -21,55 +27,52 @@ def render(run: Run) -> str:
     a backward, and for the whole iteration or cycle the seconds of waiting, by what for. Above them
     is the memory of the rank that held the most.
     """
-    parts = [label_lines(_head(run)), _whole(run), _ranks(run), label_lines(_below(run))]
+    below = [("note", note) for note in run.remarks] + basis_lines(run.plan.estimated)
+    parts = [label_lines(_head(run)), _whole(run), _ranks(run), label_lines(below)]
     return "\n\n".join(filter(None, parts))
 
 
-def _head(run: Run) -> Iterator[tuple[str, str]]:
-    plan = run.plan
-    yield "model", f"{plan.model}, {plan.schedule}, {plan.shape} on {plan.topology}"
-    many = "a step" if run.steps == 1 else f"{run.steps} steps"
+def _head(run: Run) -> Lines:
+    plan, check = run.plan, run.check
+    steps = "a step" if run.steps == 1 else f"{run.steps} steps"
     engine = _ENGINES.get(run.engine, run.engine)
-    yield (
-        "run",
-        f"{many} of {plan.microbatches} microbatches of {plan.microbatch_size}, "
-        f"{len(run.ranks)} ranks, {engine}, {run.backend} on {run.device}",
-    )
+    batch = f"{plan.microbatches} microbatches of {plan.microbatch_size}"
+    ranks = f"{len(run.ranks)} ranks, {engine}, {run.backend} on {run.device}"
     first, last = run.losses[0], run.losses[-1]
-    yield "loss", f"{first:.6g}" if run.steps == 1 else f"{first:.6g}, at last {last:.6g}"
-    check = run.check
+    lines = [
+        ("model", f"{plan.model}, {plan.schedule}, {plan.shape} on {plan.topology}"),
+        ("run", f"{steps} of {batch}, {ranks}"),
+        ("loss", f"{first:.6g}" if run.steps == 1 else f"{first:.6g}, at last {last:.6g}"),
+    ]
     if check is not None:
         found = "equal to one process" if check.equal else "NOT equal to one process"
-        yield (
-            "check",
-            f"{found}: losses to {check.loss_error:.1g}, {check.compared} of {check.parameters} "
-            f"parameters to {check.largest_error:.1g}"
-            + ("" if check.equal else f" ({check.worst})"),
-        )
+        compared = f"{check.compared} of {check.parameters} parameters to {check.largest_error:.1g}"
+        worst = "" if check.equal else f" ({check.worst})"
+        lines.append(("check", f"{found}: losses to {check.loss_error:.1g}, {compared}{worst}"))
+    return lines
 
 
 def _whole(run: Run) -> str:
+    """The period and the peak of the rank that held the most, predicted and measured."""
     what = "microbatch" if run.plan.schedule.startswith("pipedream") else "iteration"
-    rows = [
-        [what, *_compared(run.predicted_s, run.measured_s)],
-        ["with the run's own times", *_compared(run.own_times_s, run.measured_s)],
-        *_peak(run),
+    rows: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
+        (what, format_seconds, run.predicted_s, run.measured_s),
+        ("with the run's own times", format_seconds, run.own_times_s, run.measured_s),
     ]
-    speed = speed_text(run.samples_per_s, run.plan.tokens_per_sample)
-    return table(["", "PREDICTED", "MEASURED", "ERROR"], rows) + f"\n{speed}"
-
-
-def _peak(run: Run) -> Iterator[list[str]]:
-    """The row of the rank that held the most."""
-    for rank in sorted(run.ranks, key=lambda rank: -(rank.measured.peak_memory_bytes or 0))[:1]:
-        predicted, measured = rank.predicted.peak_memory_bytes, rank.measured.peak_memory_bytes
-        if predicted is not None and measured is not None:
-            sizes = [format_bytes(predicted), format_bytes(measured)]
-            yield [f"peak memory, rank {rank.rank}", *sizes, error(predicted, measured)]
-
-
-def _compared(predicted: float, measured: float) -> list[str]:
-    return [format_seconds(predicted), format_seconds(measured), error(predicted, measured)]
+    fullest = max(run.ranks, key=lambda rank: rank.measured.peak_memory_bytes or 0)
+    peaks = fullest.predicted.peak_memory_bytes, fullest.measured.peak_memory_bytes
+    if None not in peaks:
+        rows.append((f"peak memory, rank {fullest.rank}", format_bytes, *peaks))
+    table = table_of(
+        rows,
+        [
+            Column("", lambda own: own[0], "text"),
+            Column("PREDICTED", lambda own: own[1](own[2])),
+            Column("MEASURED", lambda own: own[1](own[3])),
+            Column("ERROR", lambda own: error(own[2], own[3])),
+        ],
+    )
+    return f"{table}\n{speed_text(run.samples_per_s, run.plan.tokens_per_sample)}"
 
 
 def error(predicted: float, measured: float) -> str:
@@ -78,20 +81,22 @@ def error(predicted: float, measured: float) -> str:
 
 
 def _ranks(run: Run) -> str:
-    headings = ["RANK", "STAGES", "", "FORWARD", "BACKWARD", "TRANSFER", "ALL-REDUCE", "IDLE"]
-    rows = []
-    for rank in run.ranks:
-        name = [str(rank.rank), ",".join(map(str, rank.stages))]
-        rows.append([*name, "predicted", *_cells(rank.predicted)])
-        rows.append(["", "", "measured", *_cells(rank.measured)])
-    return table(headings, rows, left=(1, 2), gap=1, spare=(1,))
+    def halves() -> Iterator[tuple[str, str, str, Any]]:
+        for rank in run.ranks:
+            stages = ",".join(map(str, rank.stages))
+            yield str(rank.rank), stages, "predicted", rank.predicted
+            yield "", "", "measured", rank.measured
 
+    def seconds(kind: str) -> Callable[[Any], str]:
+        return lambda own: format_seconds(getattr(own[3], kind))
 
-def _cells(seconds: RankSeconds) -> list[str]:
-    return [format_seconds(getattr(seconds, kind)) for kind in _KINDS]
-
-
-def _below(run: Run) -> Iterator[tuple[str, str]]:
-    for note in run.remarks:
-        yield "note", note
-    yield from basis_lines(run.plan.estimated)
+    return table_of(
+        halves(),
+        [
+            Column("RANK", lambda own: own[0]),
+            Column("STAGES", lambda own: own[1], "text", spare=1),
+            Column("", lambda own: own[2], "text"),
+            *(Column(heading, seconds(kind)) for heading, kind in _KINDS.items()),
+        ],
+        gap=1,
+    )

@@ -1,23 +1,70 @@
-"""A simulation as people read it."""
+"""A simulation as people read it: the timeline, where the time goes, the outcome, the advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
-from partopt.documents.simulation import Finding, SimulationDocument
-from partopt.report import advice, gantt
-from partopt.report.basis import basis_lines
-from partopt.report.changes import compare
-from partopt.report.figures import price_lines, speed_lines, speed_text, tokens_per_sample
-from partopt.report.head import head_of_simulation
-from partopt.report.limit import against_limit
-from partopt.report.shares import level_table, share_table
-from partopt.report.table import label_lines, paragraph
-from partopt.report.variation import variation_lines
-from partopt.report.width import columns
+import click
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from partopt.documents.simulation import Finding, RankTime, SimulationDocument
+from partopt.report import gantt
+from partopt.report.phrases import (
+    Lines,
+    against_limit,
+    basis_lines,
+    devices_text,
+    head,
+    link_text,
+    price_lines,
+    ranks_text,
+    speed_lines,
+    speed_text,
+    tokens_per_sample,
+)
+from partopt.report.text import (
+    Column,
+    command_lines,
+    label_lines,
+    paragraph,
+    stretch,
+    table_of,
+    width,
+)
 from partopt.units import format_bytes, format_seconds
 
 _AGREES = 1e-3  # of the period: closer than that, the simulation confirms the plan
+_SOME = 1e-9  # of the time: less is rounding
+_MOST_ROWS = 16
+_SLOW = 4  # slow ranks that are named
+_BAR_WIDTH = 14
+_BLOCKS, _ASCII = "█░░▒▓ ", "#--=+ "  # of the bar, in the order of MEANING
+MEANING = [  # of the shares, those where all devices spend nothing left out
+    ("WORK", "computing"),
+    ("ACTS", "waiting for activations"),
+    ("GRAD", "waiting for gradients"),
+    ("SEND", "waiting for messages on their way"),
+    ("SYNC", "waiting for all-reduces"),
+    ("END", "nothing left to do"),
+]
+
+Floats = NDArray[np.float64]
+
+
+class DeviceGroup(NamedTuple):
+    """Devices that hold the same stages: the means of their `parts`, and the maxima of the rest."""
+
+    stages: tuple[int, ...]
+    ranks: list[int]
+    parts: Floats  # shape (6,), shares of the time, in the order of MEANING
+    work: float  # of the busiest
+    in_flight: int
+    memory_bytes: int
 
 
 def render(
@@ -34,13 +81,13 @@ def render(
     command that makes a change.
     """
     parts = [
-        str(head_of_simulation(document)),
+        head(document),
         _drawing(document, ascii_only, colour),
-        share_table(document, ascii_only),
-        level_table(document),
-        *compare(document),
+        _share_table(document, ascii_only),
+        _level_table(document),
+        *_changes(document),
         label_lines(_outcome(document)),
-        advice.render(document.advice, spell, command),
+        "\n".join(_advice(document.advice, spell, command)),
     ]
     return "\n\n".join(parts)
 
@@ -50,31 +97,181 @@ def _drawing(document: SimulationDocument, ascii_only: bool, colour: bool) -> st
     timeline = document.timeline
     if timeline is None:
         return "The timeline has too many actions to be drawn."
-    text = gantt.render(timeline, columns(), ascii_only, colour)
+    text = gantt.render(timeline, width(), ascii_only, colour)
     if len(timeline.windows) > 1 or timeline.windows[0].what == "all":
         return text
-    drawn_s = format_seconds(timeline.windows[0].end_s)
-    all_s = format_seconds(document.makespan_s)
+    drawn_s, all_s = format_seconds(timeline.windows[0].end_s), format_seconds(document.makespan_s)
     note = f"The first {drawn_s} of {all_s}, in which the pipeline fills. BUSY is of these."
     return f"{text}\n{paragraph(note)}"
 
 
-def _outcome(document: SimulationDocument) -> list[tuple[str, str]]:
+def group_devices(document: SimulationDocument) -> list[DeviceGroup]:
+    """The devices by the stages that they hold."""
+    groups: dict[tuple[int, ...], list[RankTime]] = {}
+    for rank in document.ranks:
+        groups.setdefault(tuple(rank.stages), []).append(rank)
+    found = []
+    for stages, own in sorted(groups.items()):
+        seconds = [
+            (
+                rank.compute_s,
+                rank.waiting_for_activations_s,
+                rank.waiting_for_gradients_s,
+                rank.transfer_s,
+                rank.allreduce_s,
+                rank.finished_s,
+            )
+            for rank in own
+        ]
+        parts = np.array(seconds) / document.window_s
+        found.append(
+            DeviceGroup(
+                stages=stages,
+                ranks=[rank.rank for rank in own],
+                parts=parts.mean(axis=0),
+                work=float(parts[:, 0].max()),
+                in_flight=max(rank.peak_in_flight for rank in own),
+                memory_bytes=max(rank.peak_memory_bytes for rank in own),
+            )
+        )
+    return found
+
+
+def _share_table(document: SimulationDocument, ascii_only: bool) -> str:
+    """A row for all the devices that hold the same stages.
+
+    It has the shares of their time, their microbatches in flight and their memory. Of too many rows
+    some at even distances are shown, and always the busiest and the fullest.
+    """
+
+    def share(place: int) -> Callable[[DeviceGroup], str]:
+        def cell(own: DeviceGroup) -> str:
+            part = float(own.parts[place])
+            return "-" if part < _SOME else "<1%" if part < 0.005 else f"{part:.0%}"
+
+        return cell
+
+    groups = shown = group_devices(document)
+    if len(groups) > _MOST_ROWS:
+        even = _MOST_ROWS - 2
+        places = {n * (len(groups) - 1) // (even - 1) for n in range(even)}
+        places.add(max(range(len(groups)), key=lambda n: groups[n].work))
+        places.add(max(range(len(groups)), key=lambda n: groups[n].memory_bytes))
+        shown = [groups[n] for n in sorted(places)]
+    spare = {"END": 2}
+    table = table_of(
+        shown,
+        [
+            Column("#", lambda own: ",".join(map(str, own.stages)), "text"),
+            Column("RANKS", lambda own: ranks_text(own.ranks, stretch(11, least=11)), "whole"),
+            Column("TIME", lambda own: _bar(own.parts, ascii_only), "text", spare=1),
+            *(
+                Column(name, share(n), spare=spare.get(name, 0))
+                for n, (name, _) in enumerate(MEANING)
+            ),
+            Column("FLIGHT", lambda own: str(own.in_flight)),
+            Column("MEMORY", lambda own: format_bytes(own.memory_bytes)),
+        ],
+        gap=1,
+    )
+    cycle = "the iteration"
+    if document.settled is not None:
+        cycle = "a cycle of the steady state" if document.settled else "the time"
+    most = np.max([own.parts for own in groups], axis=0)
+    used = [
+        f"{name} {what}" for (name, what), part in zip(MEANING, most, strict=True) if part >= _SOME
+    ]
+    lines = [
+        table,
+        paragraph(f"Shares of {cycle}, {format_seconds(document.window_s)}: {', '.join(used)}."),
+    ]
+    if len(shown) < len(groups):
+        rows = f"{len(shown)} of {len(groups)} rows are shown"
+        lines.append(paragraph(f"{rows}, the busiest and the fullest among them."))
+    return "\n".join(lines)
+
+
+def _bar(parts: Floats, ascii_only: bool) -> str:
+    """The parts side by side, in whole characters, the largest remainders rounded up."""
+    cells = parts / max(float(parts.sum()), 1e-300) * _BAR_WIDTH
+    whole = np.floor(cells + 1e-9).astype(np.int64)
+    for place in np.argsort(whole - cells, kind="stable")[: _BAR_WIDTH - int(whole.sum())]:
+        whole[place] += 1
+    letters = zip(_ASCII if ascii_only else _BLOCKS, whole.tolist(), strict=True)
+    return "".join(letter * count for letter, count in letters)
+
+
+def _level_table(document: SimulationDocument) -> str:
+    """A row for each level: its links, how busy its ports are, and all that was sent over it.
+
+    Of the ports of a level the busiest counts, in shares of the time.
+    """
+    table = table_of(
+        zip(document.topology.levels, document.levels, strict=True),
+        [
+            Column("LEVEL", lambda own: own[0].name, "text"),
+            Column("LINK", lambda own: link_text(own[0]), "text"),
+            Column("TRANSFERS", lambda own: f"{own[1].transfer_share:.1%}"),
+            Column("ALL-REDUCES", lambda own: f"{own[1].allreduce_share:.1%}"),
+            Column("SENT", lambda own: format_bytes(own[1].sent_bytes)),
+        ],
+    )
+    note = "How long the busiest port of a level is in use; SENT is all messages over it."
+    return f"{table}\n{paragraph(note)}"
+
+
+def _changes(document: SimulationDocument) -> list[str]:
+    """What was changed, and a table of the prediction before and after; empty without changes."""
+    if not document.changed:
+        return []
+
+    def row(what: str, form: Callable[[float], str], old: float, new: float) -> list[str]:
+        by = f"{new / old - 1:+.1%}" if 0 < new < 10 * old else f"x {new / old:.3g}" if old else "-"
+        return [what, form(old), form(new), "-" if by in ("+0.0%", "-0.0%") else by]
+
+    def speed(samples_per_s: float) -> str:
+        return speed_text(samples_per_s, tokens_per_sample(document))
+
+    before, bubble = document.planned, document.bubble
+    points = f"{100 * (bubble - before.bubble):+.1f} points"
+    rows = [
+        row("period", format_seconds, before.period_s, document.period_s),
+        row("speed", speed, before.samples_per_s, document.samples_per_s),
+        ["idle", f"{before.bubble:.1%}", f"{bubble:.1%}", points],
+        row("memory", format_bytes, before.peak_memory_bytes, document.peak_memory_bytes),
+    ]
+    if before.iteration_s is not None and document.iteration_s is not None:
+        rows.insert(1, row("iteration", format_seconds, before.iteration_s, document.iteration_s))
+    headings = ["", "PLANNED", "CHANGED", "BY"]
+    columns = [Column(name, itemgetter(n)) for n, name in enumerate(headings)]
+    columns[0] = columns[0]._replace(kind="text")
+    lines = [
+        ("changed" if place == 0 else "", change) for place, change in enumerate(document.changed)
+    ]
+    return [label_lines(lines), table_of(rows, columns)]
+
+
+def _outcome(document: SimulationDocument) -> Lines:
     ran = f"{document.microbatches} microbatches in {format_seconds(document.makespan_s)}"
     if document.iteration_s is not None:
         ran += f"; the longest span of a rank is {format_seconds(document.longest_span_s)}"
-    period = f"{format_seconds(document.period_s)} a microbatch{_pace(document)}"
-    count = len(document.ranks)
-    devices = "device" if count == 1 else f"{count} devices"
+    period, planned_s = format_seconds(document.period_s), document.planned.period_s
+    period = f"{period} a microbatch{_pace(document)}"
+    if not document.changed and abs(document.period_s - planned_s) > _AGREES * planned_s:
+        period += f"; the plan says {format_seconds(planned_s)}"
+    count, fullest = len(document.ranks), document.fullest
+    devices = "device" if count == 1 else devices_text(count)
     speed = speed_text(document.samples_per_s, tokens_per_sample(document))
+    peak = f"{format_bytes(fullest.peak_memory_bytes)} at most, on rank {fullest.rank}"
+    limit = against_limit(fullest.peak_memory_bytes, document.memory_limit_bytes)
     return [
         ("speed", f"{speed}; {devices} idle {document.bubble:.1%} of the time"),
         *speed_lines(document),
         ("ran", ran),
-        ("period", period + _prediction(document)),
+        ("period", period),
         *price_lines(document.figures, document.topology.cluster.devices),
-        ("memory", _memory(document)),
-        *variation_lines(document),
+        ("memory", peak + limit),
+        *_variation(document),
         *basis_lines(document.estimated),
     ]
 
@@ -89,16 +286,41 @@ def _pace(document: SimulationDocument) -> str:
     return f" in steady state, which repeats with every {every}"
 
 
-def _prediction(document: SimulationDocument) -> str:
-    """What the plan says, where nothing was changed and it says something else."""
-    planned_s = document.planned.period_s
-    if document.changed or abs(document.period_s - planned_s) <= _AGREES * planned_s:
-        return ""
-    return f"; the plan says {format_seconds(planned_s)}"
+def _variation(document: SimulationDocument) -> Lines:
+    """What varies, and the seconds without it and with it; none where nothing does."""
+    varied = document.variation
+    if isinstance(varied, msgspec.UnsetType):
+        return []
+    parts = [f"rank {each.rank} takes {each.factor:g} times as long" for each in varied.slow]
+    if len(parts) > _SLOW + 1:
+        parts[_SLOW:] = [f"{len(parts) - _SLOW} more ranks are slow"]
+    if varied.jitter:
+        draws = f"{varied.draws} draws of {varied.microbatches} microbatches, seed {varied.seed}"
+        percent = f"{100 * varied.jitter:.3g}%"
+        parts.insert(0, f"action times by {percent} of their mean, lognormal, {draws}")
+    what = "an iteration" if document.iteration_s is not None else "a microbatch"
+    p50 = f"{format_seconds(varied.p50_s)} ({varied.p50_loss:+.1%})"
+    p95 = f"{format_seconds(varied.p95_s)} ({varied.p95_loss:+.1%})"
+    found = p50 if varied.draws == 1 else f"p50 {p50}, p95 {p95}"
+    outcome = f"{what} {format_seconds(varied.plain_s)} -> {found}"
+    return [("varied", "; ".join(parts) or "by nothing"), ("", outcome)]
 
 
-def _memory(document: SimulationDocument) -> str:
-    fullest, limit = document.fullest, document.memory_limit_bytes
-    return f"{format_bytes(fullest.peak_memory_bytes)} at most, on rank {fullest.rank}" + (
-        against_limit(fullest.peak_memory_bytes, limit)
-    )
+def _advice(
+    findings: Sequence[Finding],
+    spell: Callable[[str], str],
+    command: Callable[[Finding], Sequence[str]] | None,
+) -> Iterator[str]:
+    """Each finding and, below it, what a change brings and the `command` that makes it."""
+    if not findings:
+        yield "advice   nothing to point at"
+        return
+    yield click.style("ADVICE", bold=True)
+    indent, below = " " * 9, " " * 12
+    for finding in findings:
+        yield paragraph(f"{spell(finding.text)}.", f"{finding.severity:9}", indent)
+        if finding.verb:
+            yield paragraph(f"{spell(finding.change)}:", f"{indent}-> ", below)
+            if command is not None:
+                words = map(shlex.quote, command(finding))
+                yield from command_lines(words, below, below, width())

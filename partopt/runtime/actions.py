@@ -106,7 +106,8 @@ class RankRecord:
     exchanged: Times = field(init=False)
 
     def __post_init__(self) -> None:
+        shape = self.steps, self.actions
         self.started_ns = np.zeros(self.steps, np.int64)
-        messages = "receive_posted", "received", "send_posted", "sent"
-        for name in ("begin", "end", "exchanged", *messages):
-            setattr(self, name, np.zeros((self.steps, self.actions), np.int64))
+        self.begin, self.end, self.exchanged = (np.zeros(shape, np.int64) for _ in range(3))
+        self.receive_posted, self.received = (np.zeros(shape, np.int64) for _ in range(2))
+        self.send_posted, self.sent = (np.zeros(shape, np.int64) for _ in range(2))

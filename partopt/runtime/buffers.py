@@ -6,21 +6,15 @@ Every stage has buffers of its own, such as running statistics.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from partopt.profiler.operations import Operation, Watch, storages_in
-from partopt.runtime.events import EVERYWHERE, storage_of
+from partopt.runtime.events import EVERYWHERE
 
 # A slot: the dictionary of a module that holds a buffer, the buffer's key there, its full name
 Slot = tuple[dict[str, Tensor | None], str, str]
-
-# running statistics that an operator with these flags changes, whatever its schema says
-_STATISTICS = {"running_mean", "running_var", "input_running_mean", "input_running_var"}
-_FLAGS = ("training", "use_input_stats")
 
 
 def buffer_slots(
@@ -72,8 +66,7 @@ class BufferState:
 class BufferUses:
     """The layers that read and write the buffers of a model that has so many layers."""
 
-    def __init__(self, buffers: Mapping[str, Tensor], layers: int) -> None:
-        self.names = {storage_of(each): name for name, each in buffers.items()}
+    def __init__(self, layers: int) -> None:
         self._last = layers - 1
         self._users: defaultdict[str, set[int]] = defaultdict(set)
         self._writers: defaultdict[str, set[int]] = defaultdict(set)
@@ -110,33 +103,3 @@ class BufferUses:
                     if user < entered:
                         text = f'{{0}} reads the buffer "{name}", which changes behind it'
                         yield (user, min(entered, self._last)), text
-
-
-class BufferWatch(Watch):
-    """While it is active, it collects the buffers that are `used`, and those `written` to."""
-
-    def __init__(self, uses: BufferUses) -> None:
-        super().__init__()
-        self._known = uses.names
-        self.used: set[str] = set()
-        self.written: set[str] = set()
-
-    def before(self, call: Operation) -> None:
-        """Note the buffers that the operation uses."""
-        self.used |= self._names([call.arguments, call.options])
-        self.written |= self._names(written_by(call.func._schema, call.arguments, call.options))
-
-    def _names(self, value: Any) -> set[str]:
-        places = map(storage_of, storages_in(value))
-        return {self._known[place] for place in places if place in self._known}
-
-
-def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments of an operator with this schema that it writes to, as that says or not."""
-    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
-    mutable = {
-        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
-    }
-    if any(given.get(flag) for flag in _FLAGS):
-        mutable |= _STATISTICS
-    return [each for name, each in given.items() if name in mutable and each is not None]

@@ -1,34 +1,50 @@
-"""The first step of a run against one process that has the whole model."""
+"""The first step of a run against one process that has the whole model.
+
+Of an asynchronous plan that process learns with weights as old as each stage has them. The model
+runs a microbatch after the other, from the empty pipeline of a step to the empty one. Before each,
+every stage gets the weights that its forward has by the plan's order. How old they are is counted
+here; of the versions that the engine keeps nothing is used.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from msgspec import structs
-from torch import Tensor
+from torch import Tensor, nn
 
+from partopt.cost.plan import layout_of
+from partopt.documents.plan import Plan
 from partopt.documents.run import Check
+from partopt.errors import PartoptError
+from partopt.profiler.step import run_loss
+from partopt.profiler.weightless import RandomNumbers
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import own_parameter_names
-from partopt.runtime.one_process import (
-    Reference,
-    WholeModel,
-    largest,
-    switch_off_dropout,
-    train_alone,
-)
-from partopt.runtime.stale_reference import train_stale
-from partopt.runtime.training import RankTraining, Training
-from partopt.runtime.visible_rates import visible_rates
+from partopt.runtime.training import Microbatches, RankTraining, Training
+from partopt.runtime.versions import batch_of_stage
+from partopt.schedules import order, schedule
+from partopt.schedules.order import A, B, F, Order
+
+# S   stages, M   microbatches of the step
+# G   of them that a stage learns from at once
 
 EQUAL = 1e-4  # relative error up to which numbers of 32 bits are equal to rounding
 EQUAL_16 = 5e-2  # and of 16 bits
 PART = 2**20  # numbers that are compared at once, so that no difference of a whole tensor is kept
+NOISE = 1e-2  # of the largest change in a stage: what changes by less may do so by rounding alone
+ULPS = 4  # by which a weight may be off
+SEEN = 0.1  # share by which the updates of all stages together change the gradients
+TRIAL = 1e-3  # of its weights by which a stage is changed to find out
+MOST = 0.1  # of its weights by which an update may change it
 
 Compared = Literal["gradients", "changes"]
+Made = TypeVar("Made")
+Tensors = dict[str, Tensor]
 
 
 class Found(NamedTuple):
@@ -42,62 +58,46 @@ def check_first(training: Training, context: Context) -> Check | None:
     """Run a first step, and compare; the outcome on rank 0, None on others.
 
     Of an iteration the gradients are compared, of the step of an asynchronous plan the weights that
-    it makes. Every rank calls it. Dropout is off meanwhile. Raises PartoptError where the model
-    draws random numbers all the same.
+    it makes. That learns by plain SGD, whatever the plan's optimizer is: Adam divides a gradient
+    that is nothing but rounding by its own size, so that two runs part. Every rank calls it.
+    Dropout is off meanwhile. Raises PartoptError where the model draws random numbers all the same.
     """
     context.say("check: a step of all ranks")
-    check = _check_changes if training.asynchronous else _check_gradients
-    return check(training, context)
+    plan, asynchronous, checked = training.plan, training.asynchronous, training
+    if asynchronous:
+        source = replace(training.source, optimizer=None)
+        checked = replace(training, plan=structs.replace(plan, optimizer="sgd"), source=source)
+    own = RankTraining(checked, context)
+    for stage in own.stages.values():
+        switch_off_dropout(stage.model)
+    # under autocast a weight that learns is rounded to 16 bits wherever it is used
+    rounded = asynchronous and plan.profile.autocast is not None
+    equal = EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
 
+    def alone(find: Callable[[WholeModel], Made]) -> Made | None:
+        """What one process finds, on rank 0."""
+        return context.on_rank_0(lambda go_on: find(WholeModel(training, context.device, go_on)))
 
-def _check_gradients(training: Training, context: Context) -> Check | None:
-    own = _without_dropout(RankTraining(training, context))
-    own.step(learn=False)
-    expected = context.on_rank_0(
-        lambda go_on: train_alone(
-            WholeModel(training, context.device, go_on), training.microbatches
-        )
-    )
-    found = Found(own.end_step(), own.gradients())
-    return compare(found, expected, context, "gradients", tolerance(training))
-
-
-def _check_changes(training: Training, context: Context) -> Check | None:
-    """Learn by plain SGD, whatever the plan's optimizer is.
-
-    Adam divides a gradient that is nothing but rounding by its own size, so that two runs part.
-    """
-    plan = structs.replace(training.plan, optimizer="sgd")
-    source = replace(training.source, optimizer=None)
-    own = _without_dropout(RankTraining(replace(training, plan=plan, source=source), context))
-    names, equal = _names(own), tolerance(training)
-    rates = context.gather(
-        context.on_rank_0(
-            lambda go_on: visible_rates(WholeModel(training, context.device, go_on), names)
-        )
-    )[0]
-    own.rates = rates
-    own.step()
-    expected = context.on_rank_0(
-        lambda go_on: train_stale(
-            training, WholeModel(training, context.device, go_on), names, rates, equal
-        )
-    )
-    weights = {
-        (s, name): each.detach()
+    parameters = {
+        (s, name): each
         for s, stage in own.stages.items()
         for name, each in stage.own_parameters.items()
         if each.requires_grad
     }
-    return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
-
-
-def _names(own: RankTraining) -> list[list[str]]:
-    """The parameters of each stage that train."""
-    return [
+    if not asynchronous:
+        own.step(learn=False)
+        expected = alone(lambda whole: train_alone(whole, training.microbatches))
+        gradients = {key: each.grad for key, each in parameters.items() if each.grad is not None}
+        return compare(Found(own.end_step(), gradients), expected, context, "gradients", equal)
+    names = [
         [n for n in own_parameter_names(own.record, each.start, each.stop) if n in own.trained]
-        for each in own.training.plan.stages
+        for each in plan.stages
     ]
+    own.rates = rates = context.gather(alone(lambda whole: visible_rates(whole, names)))[0]
+    own.step()
+    expected = alone(lambda whole: train_stale(training, whole, names, rates, equal))
+    weights = {key: each.detach() for key, each in parameters.items()}
+    return compare(Found(own.end_step(), weights), expected, context, "changes", equal)
 
 
 def compare(
@@ -150,18 +150,8 @@ def _errors(own: Found, expected: Reference | None, context: Context) -> dict[st
         context.broadcast(right)
         for (_, each), held in own.tensors.items():
             if each == name:
-                off = _error(held, right, scale)
-                errors[name] = max(off, errors.get(name, 0.0))
+                errors[name] = max(_error(held, right, scale), errors.get(name, 0.0))
     return errors
-
-
-def tolerance(training: Training) -> float:
-    """The relative error up to which numbers of a training are equal to rounding.
-
-    Under autocast a weight that learns is rounded to 16 bits wherever it is used.
-    """
-    rounded = training.asynchronous and training.plan.profile.autocast is not None
-    return EQUAL if training.dtype == torch.float32 and not rounded else EQUAL_16
 
 
 def _error(own: Tensor, expected: Tensor, scale: float) -> float:
@@ -173,7 +163,219 @@ def _error(own: Tensor, expected: Tensor, scale: float) -> float:
     return max(off, default=0.0) if all(map(math.isfinite, off)) else 1.0
 
 
-def _without_dropout(own: RankTraining) -> RankTraining:
-    for stage in own.stages.values():
-        switch_off_dropout(stage.model)
-    return own
+class Reference(NamedTuple):
+    """What one process finds: the loss of each microbatch, and a tensor for each parameter.
+
+    It is the parameter's gradient, or its values behind a step. `scales` are the sizes that errors
+    of these tensors are relative to.
+    """
+
+    losses: dict[int, float]
+    tensors: Tensors
+    scales: dict[str, float]
+
+
+class WholeModel:
+    """The model of a training with all its weights, without dropout, and its microbatches.
+
+    `parameters` are those that train, each by the first of its names. `go_on` is called with what
+    comes next, before each microbatch.
+    """
+
+    def __init__(
+        self, training: Training, device: torch.device, go_on: Callable[[str], None]
+    ) -> None:
+        torch.manual_seed(training.seed)
+        self.model = training.build().to(device)
+        self._loss_fn = training.cast(self.model, device)
+        switch_off_dropout(self.model)
+        self._inputs_of, self._go_on = Microbatches(training, device), go_on
+        every = self.model.named_parameters()
+        self.parameters = {name: each for name, each in every if each.requires_grad}
+
+    def backward(self, microbatch: int, scale: float = 1.0) -> float:
+        """Run a microbatch: its loss, whose gradients times `scale` add up in the parameters.
+
+        Raises PartoptError where the model draws random numbers.
+        """
+        self._go_on(f"check: microbatch {microbatch} in one process")
+        inputs, before = self._inputs_of(microbatch), RandomNumbers()
+        loss = run_loss(self.model, inputs, self._loss_fn)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        if before.advanced():
+            raise PartoptError(
+                "the model draws random numbers, which one process and several draw in other "
+                "orders",
+                "check it with dropout set to 0",
+                code="not-comparable",
+            )
+        return float(loss.detach())
+
+    def set(self, values: Mapping[str, Tensor]) -> None:
+        """Give parameters these values."""
+        with torch.no_grad():
+            for name, value in values.items():
+                self.parameters[name].copy_(value)
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Let the dropout layers of a model drop nothing."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest absolute entry of a tensor; 0 where it has none."""
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+
+
+def train_alone(whole: WholeModel, microbatches: int) -> Reference:
+    """The losses of an iteration's microbatches, and the gradients of their mean."""
+    losses = {n: whole.backward(n, 1.0 / microbatches) for n in range(microbatches)}
+    every = whole.parameters.items()
+    gradients = {name: each.grad for name, each in every if each.grad is not None}
+    return Reference(losses, gradients, {n: largest(each) for n, each in gradients.items()})
+
+
+def train_stale(
+    training: Training,
+    whole: WholeModel,
+    names: Sequence[Sequence[str]],
+    rates: Sequence[float],
+    equal: float,
+) -> Reference:
+    """The losses of a step's microbatches, and the parameters that plain SGD makes.
+
+    Each stage has the parameters `names`, and a learning rate. Errors are relative to what changed:
+    the largest change of the parameter, but no less than the share `NOISE` of the largest in its
+    stage, and no less than that of which `ULPS` of the weight are the share `equal`.
+    """
+    plan, M, losses = training.plan, training.microbatches, {}
+    orders = order(plan.schedule, layout_of(plan, M))
+    stages = [
+        _StageWeights(
+            {name: whole.parameters[name] for name in names[s]},
+            used_versions(plan, orders, s, M),
+            batch_of_stage(plan, orders, s),
+            rates[s],
+        )
+        for s in range(len(plan.stages))
+    ]
+    for number in range(M):
+        for stage in stages:
+            whole.set(stage.versions[stage.used[number]])
+        losses[number] = whole.backward(number)
+        for stage in stages:
+            stage.learn(number)
+    found = Reference(losses, {}, {})
+    for stage in stages:
+        newest = stage.versions[stage.updates]
+        changed = {name: largest(each - stage.start[name]) for name, each in newest.items()}
+        most = max(changed.values(), default=0.0)
+        for name, weight in newest.items():
+            rounding = ULPS * torch.finfo(weight.dtype).eps * largest(stage.start[name])
+            found.tensors[name] = weight
+            found.scales[name] = max(changed[name], NOISE * most, rounding / equal)
+    return found
+
+
+class _StageWeights:
+    """The `versions` of one stage's weights, by the updates that made them.
+
+    Microbatch m has version `used[m]`; G of them make the next.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], used: list[int], G: int, rate: float
+    ) -> None:
+        self.parameters, self.used, self.G, self.rate = parameters, used, G, rate
+        self.start: Tensors = {name: each.detach().clone() for name, each in parameters.items()}
+        self.updates, self.versions = 0, {0: self.start}
+        self.total: Tensors = {name: torch.zeros_like(each) for name, each in self.start.items()}
+
+    def learn(self, microbatch: int) -> None:
+        """Take the gradients of a microbatch, and step by the mean of a batch where it ends one."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                self.total[name] += parameter.grad
+            parameter.grad = None
+        if (microbatch + 1) % self.G == 0:
+            newest = self.versions[self.updates]
+            self.updates += 1
+            self.versions[self.updates] = {
+                name: weight.sub(self.total[name] / self.G, alpha=self.rate)
+                for name, weight in newest.items()
+            }
+            for each in self.total.values():
+                each.zero_()
+        needed = {self.updates, *self.used[microbatch + 1 :]}
+        self.versions = {n: each for n, each in self.versions.items() if n in needed}
+
+
+def used_versions(plan: Plan, orders: Order, s: int, M: int) -> list[int]:
+    """The updates of stage s that the forward of each of M microbatches knows of.
+
+    PipeDream's knows of all that precede it in its rank's row; an exchange that blocks nothing
+    ends when the next one begins. 2BW's, of batch t, knows of all batches but the last: t - 1
+    (Narayanan et al., ICML 2021, section 3.1).
+    """
+    if not schedule(plan.schedule).steps_in_backwards:
+        G = batch_of_stage(plan, orders, s)
+        return [max(0, m // G - 1) for m in range(M)]
+    own = orders.stage == s
+    exchanges = plan.stages[s].replicas > 1
+    late = exchanges and plan.engine.allreduce != "blocking"
+    used = [0] * M
+    for rank in plan.stages[s].ranks:
+        updates = 0
+        for place in range(orders.rows[rank], orders.rows[rank + 1]):
+            if own[place] and orders.kind[place] == F:
+                used[orders.microbatch[place]] = max(0, updates - late)
+            updates += own[place] and orders.kind[place] == (A if exchanges else B)
+    return used
+
+
+def visible_rates(whole: WholeModel, names: Sequence[Sequence[str]]) -> list[float]:
+    """The rate of each stage, which has the parameters `names`, for plain SGD.
+
+    Under a rate that is good for training, weights one update older give nearly the same gradients:
+    what used the wrong ones would pass for rounding. Here an update of a stage alone, by the
+    gradient of a microbatch, changes the gradient of some stage by the share `SEEN` over the number
+    of stages. The rate is 0 where a stage has no gradient.
+    """
+    before, rates = _gradients(whole), []
+    for own in names:
+        start = {name: whole.parameters[name].detach().clone() for name in own}
+        gradient = _norm([before[name] for name in own])
+        if gradient == 0.0:
+            rates.append(0.0)
+            continue
+        # what begins at zero, as a head may, is compared with all weights
+        weights = _norm(list(start.values())) or _norm(list(whole.parameters.values()))
+        rate = TRIAL * weights / gradient
+        whole.set({name: weight - rate * before[name] for name, weight in start.items()})
+        after = _gradients(whole)
+        whole.set(start)
+        changed = max(
+            _norm([after[name] - before[name] for name in each])
+            / max(_norm([before[name] for name in each]), 1e-30)
+            for each in names
+        )
+        rates.append(rate * min(SEEN / len(names) / max(changed, 1e-30), MOST / TRIAL))
+    return rates
+
+
+def _gradients(whole: WholeModel) -> Tensors:
+    """The gradients of the first microbatch."""
+    whole.model.zero_grad()
+    whole.backward(0)
+    every = whole.parameters.items()
+    found = {n: torch.zeros_like(each) if each.grad is None else each.grad for n, each in every}
+    whole.model.zero_grad()
+    return found
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    parts = [each.detach().double().norm() for each in tensors]
+    return float(torch.stack(parts).norm()) if parts else 0.0

@@ -65,9 +65,6 @@ def _put_in_place(partial: Path, target: Path) -> None:
 @contextlib.contextmanager
 def removing_partial(folder: Path | None) -> Iterator[None]:
     """Around a run that saves into `folder`: tidy up what it, or one before, left half-written."""
-    if folder is None:
-        yield
-        return
     _remove_partial(folder)
     try:
         yield
@@ -75,7 +72,9 @@ def removing_partial(folder: Path | None) -> Iterator[None]:
         _remove_partial(folder)
 
 
-def _remove_partial(folder: Path) -> None:
+def _remove_partial(folder: Path | None) -> None:
+    if folder is None:
+        return
     for older in folder.glob(".step-*.older"):
         target = folder / older.stem.removeprefix(".")
         if not target.exists():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from partopt.runtime.events import (
     Likeness,
     Same,
     Tree,
+    storage_of,
 )
 
 # results that say nothing of a tensor's values
@@ -76,8 +77,17 @@ class Call:
         ]
 
 
-class UnitReads(Watch):
-    """Knows which layer made which storage, and sees what is read while a unit runs.
+@dataclass
+class Touched:
+    """What operations used: parameters and buffers by their names, and the buffers written to."""
+
+    parameters: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+
+
+class UnitWatch(Watch):
+    """Sees what operations read and write, and knows which layer made which storage.
 
     A stage follows tensors by the arguments of calls. What a unit reads beside them, because an
     earlier one left it in an object, no other stage could be sent: `hidden` are pairs of the layer
@@ -87,57 +97,81 @@ class UnitReads(Watch):
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.hidden: dict[tuple[int, int], str] = {}
+        self._buffers = {storage_of(each): name for name, each in model.named_buffers()}
         self._makers = StorageMap()
         self._constants = StorageMap()  # names of parameters in a storage; "" of others
-        self._layer = 0
+        self._layer: int | None = None
         self._given: set[int] = set()
-        self._touched: set[str] = set()
-        for part in (p for each in [*model.buffers(), *local_tensors(inputs)] for p in parts(each)):
+        self._touched = Touched()
+        for part in storages_in([*model.buffers(), *local_tensors(inputs)]):
             self._constants.set(part, ("",))
         for name, parameter in model.named_parameters():
-            for part in parts(parameter):
+            for part in storages_in(parameter):
                 known = self._constants.get(part) or ()
                 self._constants.set(part, (*known, name))
 
     def maker(self, tensor: Tensor) -> int | None:
         """The layer that made the storage of `tensor`; None where none did."""
-        found = [self._makers.get(part) for part in parts(tensor)]
+        found = [self._makers.get(part) for part in storages_in(tensor)]
         return next((layer for layer in found if layer is not None), None)
 
-    def note_made(self, tensors: Sequence[Tensor], layer: int) -> None:
-        """Note that `layer` made these, unless their storages are known."""
-        for tensor in parts(tensors):
+    def note_made(self, value: Any, layer: int) -> None:
+        """Note that `layer` made the tensors in a value, unless their storages are known."""
+        for tensor in storages_in(value):
             if self._constants.get(tensor) is None and self._makers.get(tensor) is None:
                 self._makers.set(tensor, layer)
 
     @contextlib.contextmanager
-    def of(self, layer: int, given: Sequence[Tensor]) -> Iterator[set[str]]:
-        """Watch a unit; it gives the names of the parameters that the unit turns out to read."""
-        self._layer, self._touched = layer, set()
-        self._given = {part.untyped_storage()._cdata for part in parts(given)}
-        with self:
-            yield self._touched
+    def of(self, layer: int | None, given: Sequence[Tensor] = ()) -> Iterator[Touched]:
+        """Watch the unit that is `layer`, or what comes between units, of which buffers alone."""
+        outer = self._layer, self._touched, self._given
+        own = {storage_of(part) for part in storages_in(list(given))}
+        self._layer, self._touched, self._given = layer, Touched(), own
+        try:
+            with self:
+                yield self._touched
+        finally:
+            self._layer, self._touched, self._given = outer
 
     def before(self, call: Operation) -> None:
-        """Note what the operation reads."""
+        """Note what the operation reads and writes."""
+        touched, layer = self._touched, self._layer
+        written = written_by(call.func._schema, call.arguments, call.options)
+        touched.buffers |= self._names(call.read)
+        touched.written |= self._names(storages_in(written))
+        if layer is None:
+            return
         for tensor in call.read:
-            names = self._constants.get(tensor)
+            names, maker = self._constants.get(tensor), self._makers.get(tensor)
             if names is not None:
-                self._touched.update(name for name in names if name)
-                continue
-            maker = self._makers.get(tensor)
-            given = tensor.untyped_storage()._cdata in self._given
-            if maker is not None and maker != self._layer and not given:
-                self.hidden[maker, self._layer] = IN_AN_OBJECT
+                touched.parameters.update(name for name in names if name)
+            elif maker not in (None, layer) and storage_of(tensor) not in self._given:
+                self.hidden[maker, layer] = IN_AN_OBJECT
 
     def after(self, call: Operation) -> None:
         """Note what it made."""
-        self.note_made(parts(call.result), self._layer)
+        if self._layer is not None:
+            self.note_made(call.result, self._layer)
+
+    def _names(self, tensors: Iterable[Tensor]) -> set[str]:
+        places = map(storage_of, tensors)
+        return {self._buffers[place] for place in places if place in self._buffers}
 
 
-def parts(value: Any) -> list[Tensor]:
-    """The tensors in a value that have memory."""
-    return list(storages_in(value))
+# running statistics that an operator with these flags changes, whatever its schema says
+_STATISTICS = {"running_mean", "running_var", "input_running_mean", "input_running_var"}
+_FLAGS = ("training", "use_input_stats")
+
+
+def written_by(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of an operator with this schema that it writes to, as that says or not."""
+    given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | dict(kwargs)
+    mutable = {
+        each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write
+    }
+    if any(given.get(flag) for flag in _FLAGS):
+        mutable |= _STATISTICS
+    return [each for name, each in given.items() if name in mutable and each is not None]
 
 
 class NewTree(BaseException):
@@ -150,13 +184,13 @@ class NewTree(BaseException):
 class EventBuilder:
     """The events so far, and which result each tensor is.
 
-    What calls read beside their arguments, `reads` sees.
+    What calls read beside their arguments, `watch` sees.
     """
 
-    def __init__(self, model: nn.Module, reads: UnitReads) -> None:
+    def __init__(self, model: nn.Module, watch: UnitWatch) -> None:
         self.events: list[Event] = []
         self.likeness: dict[Key, Likeness] = {}
-        self._reads = reads
+        self._watch = watch
         self._parameters = {id(each): name for name, each in model.named_parameters()}
         self._keys: dict[int, Key] = {}
         self._kept: list[Any] = []  # so that ids are not used again
@@ -173,7 +207,7 @@ class EventBuilder:
         for tensor in call.tensors:
             maker = self.maker(tensor)
             if id(tensor) not in self._keys and maker != EVERYWHERE:
-                self._reads.hidden[maker, last] = READ_BETWEEN
+                self._watch.hidden[maker, last] = READ_BETWEEN
 
     def entered_before(self, tensor: Tensor) -> int:
         """How many layers had been entered when every stage made `tensor`."""
@@ -186,7 +220,7 @@ class EventBuilder:
         key = self._keys.get(id(tensor))
         if key is not None:
             return self.events[key.event].layer
-        maker = self._reads.maker(tensor)
+        maker = self._watch.maker(tensor)
         return EVERYWHERE if maker is None else maker
 
     def add(
@@ -234,7 +268,7 @@ class EventBuilder:
                 self._keys[id(value)], self.likeness[key] = key, Likeness.of(value)
         self._kept.extend(first.values())
         if layer != EVERYWHERE:
-            self._reads.note_made(list(first.values()), layer)
+            self._watch.note_made(list(first.values()), layer)
 
 
 class _Leaves:

@@ -214,7 +214,7 @@ class StageForward(TorchFunctionMode):
             assert stub is not None
             stub.make(key.leaf, fetch)
 
-    def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _unit(self, name: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a unit where it is the stage's."""
         if self._inside:
             return forward(*args, **kwargs)

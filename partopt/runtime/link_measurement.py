@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partopt.errors import PartoptError
 from partopt.links import (
     AllReduceSample,
     FittedLinks,
@@ -27,10 +26,10 @@ from partopt.links import (
     MessageSample,
     levels_of,
 )
+from partopt.options import invalid
 from partopt.profiler.device import describe_device
-from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context, lost_connections
-from partopt.runtime.processes import is_under_torchrun, run_ranks
+from partopt.runtime.processes import choose_backend, is_under_torchrun, run_ranks
 
 # before a small message: one behind the other takes a third of what one takes that comes out of a
 # pause, as those of a training do, when the other end sleeps and caches hold other things
@@ -83,7 +82,7 @@ def prepare_links(
     """
     if is_under_torchrun():
         if ranks is not None:
-            raise _invalid("ranks", ranks, "torchrun says how many ranks there are", "leave it out")
+            raise invalid("ranks", ranks, "torchrun says how many ranks there are", "leave it out")
         ranks = int(os.environ["WORLD_SIZE"])
         here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     else:
@@ -96,17 +95,11 @@ def prepare_links(
     for size in different:
         if not _SMALLEST <= size <= _LARGEST:
             what = f"a message has {_SMALLEST} bytes to {_LARGEST // 2**30} GiB"
-            raise _invalid("sizes", size, what, "choose sizes in between")
+            raise invalid("sizes", size, what, "choose sizes in between")
     if len(different) < 2:
         what = "latency and bandwidth need two sizes"
-        raise _invalid("sizes", ", ".join(map(str, different)), what, "give two or more")
+        raise invalid("sizes", ", ".join(map(str, different)), what, "give two or more")
     return LinkRun(ranks, per_server, different, choose_backend(backend, here), repetitions)
-
-
-def _invalid(option: str, value: object, what: str, hint: str) -> PartoptError:
-    return PartoptError(
-        f"`{option}={value}`: {what}", hint, code="invalid-option", option=option, value=value
-    )
 
 
 def _measure(run: LinkRun, tell: Callable[[str], None], context: Context) -> LinkMeasurement:

@@ -1,32 +1,200 @@
-"""What the ranks of a run recorded, put together as an execution like a simulated one.
+"""What the ranks of a run recorded, put together: an execution like a simulated one, a document.
 
-Reports and traces that open a simulation open this.
+Reports and traces that open a simulation open the execution.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
+from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of
 from partopt.documents.plan import Plan
-from partopt.documents.topology import Topology
+from partopt.documents.run import (
+    Check,
+    MachineLoad,
+    RankSeconds,
+    RanPlan,
+    Run,
+    RunRank,
+    StageSeconds,
+)
 from partopt.runtime.actions import RankRecord, actions_of
+from partopt.runtime.training import Training
 from partopt.schedules import order, schedule
-from partopt.schedules.order import KINDS, A, Order
+from partopt.schedules.order import KINDS, A, B, F, I, Order, R, U, W
 from partopt.simulator.engine import simulate
-from partopt.simulator.execution import Execution
+from partopt.simulator.execution import Execution, execute
 from partopt.simulator.steady import steady_state
 from partopt.simulator.timeline import Collectives, Timeline, Transfers
 from partopt.simulator.work import work_of
 
-Floats = NDArray[np.float64]
-
+BUSY = 1.5  # processes that want to run, over cores, above which a machine is busy
 _NS = 1e-9
+
+
+@dataclass
+class RankResult:
+    """What a rank found: its records of the steps, their mean losses, its peak memory.
+
+    On a CPU that was counted in `counted_step`, which took longer by that.
+    """
+
+    records: list[RankRecord]
+    losses: list[float]
+    peak_bytes: int | None
+    counted_step: int | None
+    device: str
+    check: Check | None
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run, and its median step as an execution like a simulated one."""
+
+    document: Run
+    measured: Execution
+
+
+def put_together(
+    training: Training, results: Sequence[RankResult], load: MachineLoad, backend: str
+) -> TrainingRun:
+    """The document of a run, and its median step as an execution."""
+    plan, first = training.plan, results[0]
+    passing = training.microbatches if training.asynchronous else None
+    steps = [list(records) for records in zip(*(r.records for r in results), strict=True)]
+    every = [measured_execution(plan, records, microbatches=passing) for records in steps]
+    seconds = [_seconds(one) for one in every]
+    # the first one warms up
+    later = [step for step in range(1, len(steps)) if step != first.counted_step] or [0]
+    middle = sorted(later, key=lambda step: seconds[step])[(len(later) - 1) // 2]
+    measured, predicted = every[middle], execute(plan)
+    document = Run(
+        plan=RanPlan(
+            model=plan.profile.name,
+            parameter_bytes=plan.profile.parameter_bytes,
+            dtype=plan.profile.dtype,
+            autocast=plan.profile.autocast,
+            sha256=hashlib.sha256(msgspec.json.encode(plan)).hexdigest(),
+            schedule=plan.schedule,
+            shape=plan.shape,
+            microbatch_size=plan.microbatch_size,
+            microbatches=training.microbatches,
+            topology=plan.topology.name,
+            shard=plan.shard,
+            tokens_per_sample=plan.profile.tokens_per_sample,
+            estimated=plan.profile.estimated,
+        ),
+        engine=training.engine,
+        backend=backend,
+        device=first.device,
+        ranks_per_core=len(results) / load.cores,
+        steps=len(steps),
+        steps_s=seconds,
+        counted_step=first.counted_step,
+        losses=first.losses,
+        predicted_s=_seconds(predicted),
+        measured_s=seconds[middle],
+        own_times_s=_seconds(with_measured_times(measured)),
+        samples_per_s=plan.microbatch_size
+        * (1 if training.asynchronous else training.microbatches)
+        / seconds[middle],
+        check=first.check,
+        machine=load,
+        stages=stage_seconds(plan, [steps[step] for step in later], passing),
+        ranks=[
+            RunRank(
+                rank=rank,
+                stages=held,
+                predicted=_rank_seconds(predicted, rank, int(predicted.peak_memory_bytes[rank])),
+                measured=_rank_seconds(measured, rank, results[rank].peak_bytes),
+            )
+            for rank, held in sorted(plan.stages_by_rank().items())
+        ],
+        remarks=list(_remarks(load, backend, len(results))),
+    )
+    return TrainingRun(document, measured)
+
+
+def _seconds(execution: Execution) -> float:
+    """Of an iteration, or asynchronous of a microbatch in steady state."""
+    return execution.makespan_s if execution.steady is None else execution.period_s
+
+
+def _rank_seconds(execution: Execution, rank: int, peak_bytes: int | None) -> RankSeconds:
+    timeline, order, shares = execution.timeline, execution.order, execution.shares
+    own = slice(order.rows[rank], order.rows[rank + 1])
+    taken, kind = (timeline.end - timeline.start)[own], order.kind[own]
+    forwards = max(1, int((kind == F).sum()))
+    return RankSeconds(
+        forward_s=float(taken[kind == F].sum()) / forwards,
+        backward_s=float(taken[np.isin(kind, (B, I, W))].sum()) / forwards,
+        transfer_s=float(shares.transfer_s[rank]),
+        allreduce_s=float(shares.allreduce_s[rank]),
+        idle_s=float(shares.idle_s[rank]),
+        peak_memory_bytes=peak_bytes,
+    )
+
+
+def _remarks(load: MachineLoad, backend: str, ranks: int) -> Iterator[str]:
+    if load.before > BUSY * load.cores:
+        yield (
+            f"the machine was busy: {load.before:.1f} processes wanted to run on {load.cores} "
+            "cores before the run; what was measured is not what a quiet machine takes"
+        )
+    if backend == "gloo" and ranks > load.cores:
+        yield (
+            f"{ranks} ranks shared {load.cores} cores: they computed in turns, and what was "
+            "predicted for a device each cannot be judged by it"
+        )
+
+
+def stage_seconds(
+    plan: Plan, steps: Sequence[Sequence[RankRecord]], microbatches: int | None
+) -> list[StageSeconds]:
+    """What the actions of each stage took: medians over microbatches, replicas and `steps`.
+
+    `steps` are the records of all ranks in each, `microbatches` those that passed through an
+    asynchronous plan.
+    """
+    orders = order(plan.schedule, layout_of(plan, microbatches))
+    taken: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in range(orders.ranks):
+        took_ns = [
+            (record.end - record.begin).sum(axis=0)
+            for records in steps
+            for record in records
+            if record.rank == rank
+        ]
+        for action in actions_of(orders, rank):
+            taken[action.stage, action.kind] += [int(each[action.place]) for each in took_ns]
+    found = []
+    for s, stage in enumerate(plan.stages):
+        own = {kind: statistics.median(ns) * _NS for (at, kind), ns in taken.items() if at == s}
+        split = I in own
+        found.append(
+            StageSeconds(
+                start=stage.start,
+                modules=stage.modules,
+                recompute=stage.recompute,
+                forward_s=own[F],
+                backward_s=own[I] + own[W] if split else own[B],
+                backward_weight_s=own[W] if split else None,
+                recompute_s=own.get(R),
+                optimizer_s=own.get(U),
+            )
+        )
+    return found
 
 
 def measured_execution(
@@ -40,20 +208,73 @@ def measured_execution(
     laid one over the other where the barrier before the step ended.
     """
     orders = order(plan.schedule, layout_of(plan, microbatches))
-    ranks = sorted(records, key=lambda record: record.rank)  # the others have no actions
-    origin_ns = _origins(ranks, step)
+    times = _Times(records, step)
     timeline = Timeline(
         orders,
-        _of_all("begin", ranks, step, origin_ns),
-        _of_all("end", ranks, step, origin_ns),
-        _transfers(orders, ranks, step, origin_ns),
-        _collectives(orders, ranks, step, origin_ns),
+        times.of("begin"),
+        times.of("end"),
+        _transfers(orders, times),
+        _collectives(orders, times),
     )
-    work = work_of(plan, schedule(plan.schedule).recomputes)
+    work = work_of(plan, recomputes_apart(plan))
     if not schedule(plan.schedule).asynchronous:
         return Execution(plan, orders, work, timeline, None, 0.0, float(timeline.makespan))
     steady = steady_state(timeline, [stage.replicas for stage in plan.stages])
     return Execution(plan, orders, work, timeline, steady, steady.start_s, steady.end_s)
+
+
+class _Times:
+    """The times of all ranks in one step, in seconds from its begin."""
+
+    def __init__(self, records: Sequence[RankRecord], step: int) -> None:
+        self.records = sorted(records, key=lambda record: record.rank)
+        self.step = step
+        self.begin_ns: dict[str, int] = {}  # of each host's clock
+        for record in records:
+            started = int(record.started_ns[step])
+            self.begin_ns[record.host] = min(self.begin_ns.get(record.host, started), started)
+
+    def of(self, name: str) -> NDArray[np.float64]:
+        """A kind of times of all actions, in the order of ranks."""
+        every = [
+            getattr(record, name)[self.step] - self.begin_ns[record.host] for record in self.records
+        ]
+        return np.concatenate(every) * _NS
+
+
+def _transfers(orders: Order, times: _Times) -> Transfers:
+    sends, receives = {}, {}
+    for rank in range(orders.ranks):
+        for action in actions_of(orders, rank):
+            place = int(orders.rows[rank]) + action.place
+            if action.message_out:
+                sends[action.message_out] = place
+            if action.message_in:
+                receives[action.message_in] = place
+    routes = sorted(sends, key=lambda route: (route.kind, route.stage, route.microbatch))
+    made = np.array([sends[route] for route in routes], dtype=np.int64)
+    taken = np.array([receives[route] for route in routes], dtype=np.int64)
+    received = times.of("received")[taken]
+    both = np.maximum(times.of("send_posted")[made], times.of("receive_posted")[taken])
+    start = np.minimum(both, received)
+    end = np.maximum(start, np.minimum(times.of("sent")[made], received))
+    columns = np.ascontiguousarray(np.array(routes, dtype=np.int32).reshape(-1, 5).T)
+    kind, stage, microbatch, source, destination = columns
+    return Transfers(kind.astype(np.int8), stage, microbatch, source, destination, start, end)
+
+
+def _collectives(orders: Order, times: _Times) -> Collectives:
+    """From when the last replica came to when the last one had the sums."""
+    exchanges = np.flatnonzero(orders.kind == A)
+    came = times.of("end")
+    done = np.maximum(came, times.of("exchanged"))
+    keys = np.stack([orders.stage[exchanges], orders.microbatch[exchanges]], 1).astype(np.int32)
+    pairs, which = np.unique(keys, axis=0, return_inverse=True)
+    start, end = np.full(len(pairs), -np.inf), np.full(len(pairs), -np.inf)
+    np.maximum.at(start, which.reshape(-1), came[exchanges])
+    np.maximum.at(end, which.reshape(-1), done[exchanges])
+    stage, microbatch = np.ascontiguousarray(pairs.reshape(-1, 2).T)
+    return Collectives(stage, microbatch, start, end)
 
 
 def with_measured_times(measured: Execution) -> Execution:
@@ -63,89 +284,15 @@ def with_measured_times(measured: Execution) -> Execution:
     messages take of their devices is in these times already.
     """
     timeline, work = measured.timeline, measured.work
-    alone = np.ones((len(KINDS), len(work.ranks)))
+    levels = [
+        structs.replace(level, overhead_s=UNSET, copy_bytes_per_s=UNSET)
+        for level in work.topology.levels
+    ]
     again = dataclasses.replace(
         work,
-        seconds=alone,
+        seconds=np.ones((len(KINDS), len(work.ranks))),
         scale=timeline.end - timeline.start,
-        topology=_without_handling(work.topology),
+        topology=structs.replace(work.topology, levels=levels),
     )
     found = simulate(measured.order, again)
     return dataclasses.replace(measured, work=again, timeline=found, end_s=float(found.makespan))
-
-
-def _without_handling(topology: Topology) -> Topology:
-    """The topology without the time that messages take of their devices."""
-    levels = [
-        structs.replace(level, overhead_s=UNSET, copy_bytes_per_s=UNSET)
-        for level in topology.levels
-    ]
-    return structs.replace(topology, levels=levels)
-
-
-def _origins(records: Sequence[RankRecord], step: int) -> list[int]:
-    """The time of each rank's clock at which the step begins."""
-    first: dict[str, int] = {}
-    for record in records:
-        started = int(record.started_ns[step])
-        first[record.host] = min(first.get(record.host, started), started)
-    return [first[record.host] for record in records]
-
-
-def _of_all(
-    name: str, records: Sequence[RankRecord], step: int, origin_ns: Sequence[int]
-) -> Floats:
-    """A kind of times of all actions in the order, in seconds from the begin of the step."""
-    times = [
-        (getattr(record, name)[step] - origin) * _NS
-        for record, origin in zip(records, origin_ns, strict=True)
-    ]
-    return np.concatenate(times).astype(np.float64)
-
-
-def _transfers(
-    orders: Order, records: Sequence[RankRecord], step: int, origin_ns: Sequence[int]
-) -> Transfers:
-    sends, receives = {}, {}
-    for rank in range(orders.ranks):
-        for action in actions_of(orders, rank):
-            if action.message_out:
-                sends[action.message_out] = int(orders.rows[rank]) + action.place
-            if action.message_in:
-                receives[action.message_in] = int(orders.rows[rank]) + action.place
-    routes = sorted(sends, key=lambda route: (route.kind, route.stage, route.microbatch))
-    made = np.array([sends[route] for route in routes], dtype=np.int64)
-    taken = np.array([receives[route] for route in routes], dtype=np.int64)
-    names = "send_posted", "sent", "receive_posted", "received"
-    posted, sent, waiting, received = (
-        _of_all(name, records, step, origin_ns)[places]
-        for name, places in zip(names, (made, made, taken, taken), strict=True)
-    )
-    start = np.minimum(np.maximum(posted, waiting), received)
-    columns = np.array(routes, dtype=np.int64).reshape(-1, 5).T
-    kind, stage, microbatch, source, destination = columns
-    return Transfers(
-        kind.astype(np.int8),
-        stage.astype(np.int32),
-        microbatch.astype(np.int32),
-        source.astype(np.int32),
-        destination.astype(np.int32),
-        start,
-        np.maximum(start, np.minimum(sent, received)),
-    )
-
-
-def _collectives(
-    orders: Order, records: Sequence[RankRecord], step: int, origin_ns: Sequence[int]
-) -> Collectives:
-    """From when the last replica came to when the last one had the sums."""
-    exchanges = np.flatnonzero(orders.kind == A)
-    came = _of_all("end", records, step, origin_ns)
-    done = np.maximum(came, _of_all("exchanged", records, step, origin_ns))
-    keys = orders.stage[exchanges].astype(np.int64), orders.microbatch[exchanges].astype(np.int64)
-    pairs, which = np.unique(np.stack(keys, 1), axis=0, return_inverse=True)
-    start, end = np.full(len(pairs), -np.inf), np.full(len(pairs), -np.inf)
-    np.maximum.at(start, which.reshape(-1), came[exchanges])
-    np.maximum.at(end, which.reshape(-1), done[exchanges])
-    columns = pairs.reshape(-1, 2).T.astype(np.int32)
-    return Collectives(columns[0], columns[1], start, end)

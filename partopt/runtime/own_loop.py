@@ -18,43 +18,30 @@ from partopt.documents.plan import Plan
 from partopt.documents.stage import stages_text
 from partopt.errors import PartoptError
 from partopt.profiler.source import ModelSource, find_model
-from partopt.runtime.backends import choose_backend
 from partopt.runtime.context import Context
-from partopt.runtime.module import StageModule
-from partopt.runtime.processes import is_under_torchrun, run_ranks
-from partopt.runtime.run_checks import (
-    check_data,
-    check_model,
-    check_ranks,
-    check_run,
-    choose_engine,
-)
-from partopt.runtime.training import (
-    RankTraining,
-    Training,
-    build_whole,
-    losses_of,
-    record_training,
-    stage_of_training,
-)
+from partopt.runtime.processes import choose_backend, run_ranks
+from partopt.runtime.replay import StageModule
+from partopt.runtime.run import RunOptions, prepare, ranks_here
+from partopt.runtime.training import RankTraining, Training, losses_of
 from partopt.schedules import schedule
 
 
 class Pipeline:
-    """The part of one rank in the pipeline of a plan with a synchronous schedule."""
+    """The part of one rank in the pipeline of a plan with a synchronous schedule.
+
+    `parameters` are those of this rank's stages by their names in the model; one that several of
+    them hold is there once.
+    """
 
     def __init__(self, training: Training, context: Context) -> None:
         self._own = RankTraining(training, context)
         self.rank, self.ranks, self.device = context.rank, context.ranks, context.device
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of this rank's stages by their names in the model; a tied one once."""
-        found: dict[int, tuple[str, nn.Parameter]] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._copies: list[tuple[nn.Parameter, nn.Parameter]] = []  # of it, in the other stages
         for stage in self._own.stages.values():
             for name, each in stage.own_parameters.items():
-                found.setdefault(id(each), (name, each))
-        return dict(found.values())
+                if self.parameters.setdefault(name, each) is not each:
+                    self._copies.append((each, self.parameters[name]))
 
     def step(self) -> float:
         """Run an iteration: the mean loss of its microbatches, on every rank.
@@ -62,8 +49,8 @@ class Pipeline:
         The gradients of that mean are then in the parameters, summed over replicas and over the
         stages that hold a tied one. They are in place of what was there before.
         """
-        for each in self.parameters.values():
-            each.grad = None
+        for copy, whole in self._copies:
+            copy.data.copy_(whole.data)
         self._own.step(learn=False)
         return losses_of(self._own.context.gather(self._own.end_step()))
 
@@ -94,7 +81,7 @@ def train_with(
     `model` is `FILE.py[:ATTR]` or `dotted.module[:ATTR]`, built with these `arguments`. Under
     `torchrun` this process is one of the ranks, and gets its own result; else they are started
     here, and results and the loop have to be picklable. `backend` and `engine` are those of
-    `partopt.runtime.running.run_plan`.
+    `partopt.runtime.run.RunOptions`.
 
     Raises PartoptError for a plan that cannot run here or is asynchronous, a model that is not the
     plan's, and where a rank fails.
@@ -114,12 +101,8 @@ def train_with(
         )
     found = find_model(model, arguments)
     try:
-        passing = check_run(plan, 1, None)
-        training = Training(plan, found, passing, seed, engine=choose_engine(engine, plan))
-        check_data(training)
-        if not is_under_torchrun():
-            check_model(training)
-        name = choose_backend(backend, check_ranks(plan.world_size))
+        name = choose_backend(backend, ranks_here(plan.world_size))
+        training = prepare(plan, found, RunOptions(engine=engine, seed=seed))
         return run_ranks(_Loop(training, loop), plan.world_size, name)
     except PartoptError as error:
         raise found.locate(error) from error.__cause__
@@ -147,24 +130,10 @@ def stage_module(
     Raises PartoptError for a rank that holds no such stage, a model that is not the plan's, and one
     that cannot be cut so.
     """
-    s = _held_stage(plan, rank, stage)
-    found = model if isinstance(model, ModelSource) else find_model(model, arguments)
-    place = torch.device(device)
-    try:
-        training = Training(plan, found, plan.microbatches or 1, seed)
-        record, _ = record_training(training, place)
-        whole = build_whole(training)
-        return stage_of_training(training, record, s, whole, place)
-    except PartoptError as error:
-        raise found.locate(error) from error.__cause__
-
-
-def _held_stage(plan: Plan, rank: int, stage: int | None) -> int:
     plan.stage_of(rank)  # refuses a rank that is not there, or idle
     held = [s for s, each in enumerate(plan.stages) if rank in each.ranks]
-    if stage is None and len(held) == 1:
-        return held[0]
-    if stage not in held:
+    s = held[0] if stage is None and len(held) == 1 else stage
+    if s is None or s not in held:
         asked = "which is meant?" if stage is None else f"not stage {stage}"
         raise PartoptError(
             f"rank {rank} holds {stages_text(held)}: {asked}",
@@ -173,4 +142,10 @@ def _held_stage(plan: Plan, rank: int, stage: int | None) -> int:
             rank=rank,
             stage=stage,
         )
-    return stage
+    found = model if isinstance(model, ModelSource) else find_model(model, arguments)
+    try:
+        training = Training(plan, found, plan.microbatches or 1, seed)
+        record, _ = training.record(torch.device(device))
+        return training.stage(s, record, training.build_seeded(), torch.device(device))
+    except PartoptError as error:
+        raise found.locate(error) from error.__cause__

@@ -6,6 +6,7 @@ A rank that raises or dies ends the run at once. One that lives may be slow: oth
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -27,7 +28,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from partopt.errors import ANSWER_IS_NO, PartoptError
+from partopt.errors import ANSWER_IS_NO, PartoptError, did_you_mean
+from partopt.options import invalid
 from partopt.profiler.device import keep_freed_memory
 from partopt.runtime.context import (
     FIELDS,
@@ -37,15 +39,35 @@ from partopt.runtime.context import (
     Progress,
     lost_connections,
 )
-from partopt.runtime.signals import ending_at_once, held_back, leave_to_parent
 
 Result = TypeVar("Result")
 
+BACKENDS = ("auto", "gloo", "nccl")
+ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # signals that end a run
 GRACE_S = 5.0  # for ranks to say why they fail behind the first, and to end
 JOIN_S = 120.0  # until all processes have joined
 _HOST = "127.0.0.1"
 _TAKES_SOCKETS = torch.__version__ >= "2.7"  # the store's faster server; that of 2.6 opens its own
 _PR_SET_PDEATHSIG = 1
+
+
+def choose_backend(name: str, ranks_here: int) -> str:
+    """`gloo` or `nccl`; `auto` is NCCL where each of the ranks of this host has a GPU.
+
+    Raises PartoptError for one that is unknown, or cannot be taken here.
+    """
+    built = dist.is_available() and dist.is_nccl_available()
+    devices = torch.cuda.device_count() if built and name != "gloo" else 0
+    if name in ("auto", "nccl") and devices >= ranks_here:
+        return "nccl"
+    if name in ("auto", "gloo"):
+        return "gloo"
+    what, hint = "this torch was built without NCCL", "`backend=gloo` is for processors"
+    if name not in BACKENDS:
+        what, hint = "unknown backend", did_you_mean(name, BACKENDS)
+    elif built:
+        what = f"{ranks_here} ranks need a GPU each, torch sees {devices}"
+    raise invalid("backend", name, what, hint)
 
 
 def is_under_torchrun() -> bool:
@@ -65,20 +87,40 @@ def run_ranks(main: Callable[[Context], Result], ranks: int, backend: str) -> Re
     return run_local(ranks, main, backend=backend, threads=threads, wait_s=WAIT_S)[0]
 
 
-@ending_at_once()
 def run_here(main: Callable[[Context], Result], backend: str = "gloo") -> Result:
     """Run `main` in this process, which `torchrun` started, as one rank; its result.
 
     `torchrun` ends the run when a process ends, and this process ends with torchrun. SIGINT,
-    SIGTERM and SIGHUP end it, too.
+    SIGTERM and SIGHUP end it, too, even while it waits for a message.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_parent(os.getppid())
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = _take_device(backend, int(os.environ.get("LOCAL_RANK", "0")))
-    with lost_connections():
-        dist.init_process_group(backend, timeout=timedelta(seconds=WAIT_S))
-    return _run_in_group(main, Context(rank, ranks, device, Progress()))
+    with _ending_at_once():
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _die_with_parent(os.getppid())
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        device = _take_device(backend, int(os.environ.get("LOCAL_RANK", "0")))
+        with lost_connections():
+            dist.init_process_group(backend, timeout=timedelta(seconds=WAIT_S))
+        return _run_in_group(main, Context(rank, ranks, device, Progress()))
+
+
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Within the context signals end this process; a handler of Python's would wait for messages.
+
+    What is ignored stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+    heeded = [number for number in ENDING if before[number] is not signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
 def run_local(
@@ -98,7 +140,11 @@ def run_local(
     for it for `wait_s`: it names the rank that failed first and the last action of all. However
     this ends, no process and no port is left.
     """
-    starting: Any = multiprocessing.get_context(start or _safe_start(backend))
+    # forking takes milliseconds, but is safe only there
+    cuda = backend == "nccl" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    forks = "fork" in multiprocessing.get_all_start_methods()
+    safe = "fork" if forks and threading.active_count() == 1 and not cuda else "spawn"
+    starting: Any = multiprocessing.get_context(start or safe)
     memory = starting.RawArray("q", ranks * FIELDS)
     run = _LocalRun(np.frombuffer(memory, dtype=np.int64).reshape(ranks, FIELDS))
     store = None
@@ -115,13 +161,6 @@ def run_local(
         run.end()
         # not left to the traceback of an error: a process forked later must not inherit its thread
         del store
-
-
-def _safe_start(backend: str) -> str:
-    """How to start processes: forking takes milliseconds, but only where it cannot go wrong."""
-    cuda = backend == "nccl" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    forks = "fork" in multiprocessing.get_all_start_methods()
-    return "fork" if forks and threading.active_count() == 1 and not cuda else "spawn"
 
 
 def _open_store(ranks: int) -> Any:
@@ -214,7 +253,11 @@ class _Child:
     def run(self, parent: int, pipe: Connection, memory: Any) -> None:
         """Run the rank; its result or its `Failure`, pickled, goes into `pipe`."""
         _die_with_parent(parent)
-        leave_to_parent()
+        # the parent gets them too, and then ends all: Ctrl-C, a hang-up
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         torch.set_num_threads(self.threads)
         try:
             result = self._run_main(pipe.recv(), memory)
@@ -242,6 +285,16 @@ class _Child:
         return _run_in_group(self.main, context)
 
 
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Within the context, signals wait: nothing is left half-started or half-ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _LocalRun:
     """The processes of a local run in the order of their ranks, and what they have reported."""
 
@@ -258,7 +311,7 @@ class _LocalRun:
         process = starting.Process(
             target=child.run, args=(os.getpid(), theirs, memory), name=f"rank-{child.rank}"
         )
-        with held_back():  # the child heeds no signal before it knows which
+        with _held_back():  # the child heeds no signal before it knows which
             process.start()
             self.processes.append(process)
             self.pipes.append(ours)
@@ -266,46 +319,48 @@ class _LocalRun:
 
     def results(self) -> list[Any]:
         """Wait for all results. Raises PartoptError that names the first failure."""
-        while self._open() and not self._failures():
+        while self._open and not self._failures:
             self._take_reports()
         until_s = time.monotonic() + GRACE_S
         # who lost another is no reason to end before that one has said why
-        while all(each.lost for each in self._failures()) and self._open():
+        while all(each.lost for each in self._failures) and self._open:
             if (left_s := until_s - time.monotonic()) <= 0:
                 break
             self._take_reports(left_s)
-        if self._failures():
+        if self._failures:
             raise self._error()
         return [self.reports[rank] for rank in range(len(self.processes))]
 
+    @property
     def _open(self) -> list[int]:
         """The ranks that have reported nothing."""
         return [rank for rank in range(len(self.processes)) if rank not in self.reports]
 
+    @property
     def _failures(self) -> list[Failure]:
         return [each for each in self.reports.values() if isinstance(each, Failure)]
 
     def _take_reports(self, limit_s: float | None = None) -> None:
         """Wait until ranks report or end, or for so long, and take down what they report."""
-        ends = {rank: self.processes[rank].sentinel for rank in self._open()}
+        ends = {rank: self.processes[rank].sentinel for rank in self._open}
         ready = wait([*ends.values(), *(self.pipes[rank] for rank in ends)], limit_s)
         for rank, end in ends.items():
-            if end in ready or self.pipes[rank] in ready:
-                self.reports[rank] = self._report(rank)
-
-    def _report(self, rank: int) -> Any:
-        try:
-            if self.pipes[rank].poll():
-                return pickle.loads(self.pipes[rank].recv_bytes())
-        except (EOFError, OSError):
-            pass
-        self.processes[rank].join()
-        return Failure.of_end(rank, self.processes[rank].exitcode)
+            process, pipe = self.processes[rank], self.pipes[rank]
+            if end not in ready and pipe not in ready:
+                continue
+            try:
+                if pipe.poll():
+                    self.reports[rank] = pickle.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                pass
+            if rank not in self.reports:
+                process.join()
+                self.reports[rank] = Failure.of_end(rank, process.exitcode)
 
     def _error(self) -> PartoptError:
         """What is said of the first rank that failed by itself, or that others waited for."""
-        first = min(self._failures(), key=lambda failure: (failure.lost, failure.time_s))
-        if first.lost and (silent := self._open()):
+        first = min(self._failures, key=lambda failure: (failure.lost, failure.time_s))
+        if first.lost and (silent := self._open):
             rank = min(silent, key=lambda rank: not self.progress[rank].works)
             first = Failure(rank, "it is alive, but others waited for it in vain")
         action = self.progress[first.rank].action
@@ -327,7 +382,7 @@ class _LocalRun:
         until_s = time.monotonic() + grace_s
         for process in self.processes:
             process.join(max(0.0, until_s - time.monotonic()))
-        with held_back():
+        with _held_back():
             for process in self.processes:
                 process.kill()
             for process, pipe in zip(self.processes, self.pipes, strict=True):

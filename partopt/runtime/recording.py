@@ -19,8 +19,8 @@ from partopt.profiler.source import explain
 from partopt.profiler.step import loss_of_output, run_forward
 from partopt.profiler.tensors import Inputs, Loss, tensors_in
 from partopt.profiler.weightless import RandomNumbers, replace_attribute
-from partopt.runtime.buffers import BufferState, BufferUses, BufferWatch, buffer_slots
-from partopt.runtime.event_builder import Call, EventBuilder, NewTree, UnitReads
+from partopt.runtime.buffers import BufferState, BufferUses, buffer_slots
+from partopt.runtime.event_builder import Call, EventBuilder, NewTree, UnitWatch
 from partopt.runtime.events import EVERYWHERE, IN_A_CHECKPOINT, Event, Record, is_question, name_of
 from partopt.runtime.units import LayerOrder, TakenUnits, observe_hooked
 from partopt.runtime.weightless import StandIns, stand_ins
@@ -90,9 +90,9 @@ class _Recorder(TorchFunctionMode):
         self._modules = {module: name for name, module in model.named_modules()}
         self._units = TakenUnits(model, [key.name for key in layers], self._unit)
         self._model = model
-        self._reads = UnitReads(model, inputs)
-        self._builder = EventBuilder(model, self._reads)
-        self._buffers = BufferUses(dict(model.named_buffers()), len(layers))
+        self._watch = UnitWatch(model, inputs)
+        self._builder = EventBuilder(model, self._watch)
+        self._buffers = BufferUses(len(layers))
         self._inside = False
         self._functions: dict[int, str] = {}  # around layers, by the first one
         self._checkpoints: dict[Any, int] = {}  # the layers in which they begin
@@ -126,13 +126,13 @@ class _Recorder(TorchFunctionMode):
             self._layers,
             tuple(builder.events),
             builder.likeness,
-            dict(self._buffers.hidden()) | self._reads.hidden,
+            dict(self._buffers.hidden()) | self._watch.hidden,
             _holders(self._model, self._layers, builder.events),
             None if self._weightless else frozenset(buffers.changed()),
             _hooked(self._modules, self._layers) | self._functions,
         )
 
-    def _unit(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _unit(self, name: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return forward(*args, **kwargs)
         with _pop_mode_temporarily():
@@ -168,16 +168,15 @@ class _Recorder(TorchFunctionMode):
         try:
             with (
                 observe_hooked(self._modules) as seen,
-                self._reads.of(layer, call.tensors) as touched,
-                BufferWatch(self._buffers) as buffers,
+                self._watch.of(layer, call.tensors) as touched,
             ):
                 output = forward(*run[0], **run[1])
         finally:
             self._inside = False
-        self._buffers.note(buffers.used, buffers.written, layer)
+        self._buffers.note(touched.buffers, touched.written, layer)
         if self._weightless:
             output = self._weightless.leave(output, real or {})
-        self._builder.add(call, name, layer, output, seen, touched)
+        self._builder.add(call, name, layer, output, seen, touched.parameters)
         return output
 
     def _note_checkpoint(self, layer: int) -> None:
@@ -186,7 +185,7 @@ class _Recorder(TorchFunctionMode):
         if hooks and hooks[0].__module__ == torch.utils.checkpoint.__name__:
             first = self._checkpoints.setdefault(hooks[0], layer)
             if first != layer:
-                self._reads.hidden[first, layer] = IN_A_CHECKPOINT
+                self._watch.hidden[first, layer] = IN_A_CHECKPOINT
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -197,7 +196,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **options)
         call = Call.of((args, options), (args, options))
         numbers = RandomNumbers()
-        with BufferWatch(self._buffers) as buffers:
+        with self._watch.of(None) as touched:
             output = func(*args, **options)
         if self._weightless:
             output = self._weightless.leave(output, {})
@@ -205,9 +204,9 @@ class _Recorder(TorchFunctionMode):
         tied = self._builder.is_tied(call) or numbers.advanced()
         self._builder.note_hidden(call, len(self._layers) - 1)
         layer = self._order.current if tied else EVERYWHERE
-        self._buffers.note(buffers.used, buffers.written, layer)
+        self._buffers.note(touched.buffers, touched.written, layer)
         if layer == EVERYWHERE:
-            self._buffers.note_late(buffers.written, self._order.entered)
+            self._buffers.note_late(touched.written, self._order.entered)
         else:
             self._note_checkpoint(layer)
         self._builder.add(call, name_of(func), layer, output)

@@ -1,19 +1,218 @@
-"""A stage of any nn.Module as an engine runs it, microbatch by microbatch."""
+"""A stage of any model by replay: as an nn.Module, and as an engine runs it.
+
+What crosses the cuts of the stage goes into the module and comes out of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from partopt.profiler.tensors import Inputs
+from partopt.errors import PartoptError
+from partopt.profiler.tensors import Inputs, Loss
 from partopt.profiler.weightless import RandomNumbers
-from partopt.runtime.buffers import BufferState
-from partopt.runtime.module import StageModule
+from partopt.runtime.buffers import BufferState, buffer_slots
+from partopt.runtime.cuts import check_cuts, cut_before, own_parameter_names, with_stride
+from partopt.runtime.events import Key, Record
+from partopt.runtime.forward import StageForward, absent
 from partopt.runtime.split_backward import WeightPart, backward_of_inputs
 from partopt.runtime.stage import Crossing, Stage
+from partopt.runtime.weightless import has_no_values
+
+
+def materialise(
+    model: nn.Module,
+    names: Collection[str],
+    whole: nn.Module,
+    device: torch.device | None = None,
+) -> None:
+    """Give the parameters `names` of `model`, and all its other tensors, the values of `whole`.
+
+    They are copies. The other parameters of `model` are on the meta device afterwards, frozen. Tied
+    parameters stay tied, and number formats as they were.
+    """
+    values = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    modules = dict(whole.named_modules())
+    own_names = set(names)
+    keep = {id(each) for name, each in model.named_parameters() if name in own_names}
+    made: dict[int, nn.Parameter] = {}
+
+    def copy(value: Tensor, dtype: torch.dtype) -> Tensor:
+        return value.detach().to(device or value.device, dtype, copy=True)
+
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        for name, own in list(module._parameters.items()):
+            if own is None:
+                continue
+            if id(own) in keep and id(own) not in made:
+                value = copy(values[dot + name], own.dtype)
+                made[id(own)] = nn.Parameter(value, requires_grad=own.requires_grad)
+            elif id(own) not in made:
+                empty = torch.empty(own.shape, dtype=own.dtype, device="meta")
+                made[id(own)] = nn.Parameter(empty, requires_grad=False)
+            setattr(module, name, made[id(own)])  # an RNN keeps a list of its own, too
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = copy(buffers[dot + name], buffer.dtype)
+        for name, value in vars(modules[prefix]).items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                vars(module)[name] = copy(value, value.dtype)
+
+
+class StageModule(nn.Module):
+    """Layers [start, stop) of a recorded model, run by the model's own forward.
+
+    They are the stage `stage` of `stages`. `receives` and `sends` are what crosses the cuts before
+    and behind them. Parameters, buffers and `state_dict` are those of these layers, by their names
+    in the model, of whose modules this one is made; a parameter that other stages need, too, is
+    there as well. `changing` are the slots of the buffers that a forward may change.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Record,
+        start: int,
+        stop: int,
+        loss_fn: Loss | None,
+        place: tuple[int, int] = (0, 1),
+        example: Inputs = None,
+    ) -> None:
+        """The parameters of other layers may lack values; `example` are inputs of the model.
+
+        `place` is the stage's number, and how many there are.
+
+        Raises PartoptError where the model cannot be cut there, or has no weights there.
+        """
+        super().__init__()
+        check_cuts(record, (start, stop))
+        own = own_parameter_names(record, start, stop)
+        for name in own:
+            if has_no_values(model.get_parameter(name)):
+                raise PartoptError(
+                    f'the parameter "{name}" of layers {start} to {stop - 1} has no values',
+                    "call `materialise` with the names of the stage's parameters",
+                    code="no-weights",
+                    parameter=name,
+                )
+        self.stage, self.stages = place
+        self._before, self._behind = cut_before(record, start), cut_before(record, stop)
+        self.receives, self.sends = self._before.crossings, self._behind.crossings
+        self._named = f"the stage of layers {start} to {stop - 1}"
+        self._written = {
+            storage
+            for event in record.events
+            if start <= event.layer < stop
+            for storage in event.storages_written
+        }
+        span = range(start, stop)
+        self._forward = StageForward(model, record, span, self._behind.keys, loss_fn)
+        self._absent = absent(example, self._named)
+        self._models = (model,)  # not a child: its children are
+        self._modules, self._parameters = model._modules, model._parameters
+        self._buffers = model._buffers
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        kept = {id(model.get_parameter(name)) for name in own}
+        parameters = model.named_parameters(remove_duplicate=False)
+        self._foreign = {name for name, each in parameters if id(each) not in kept}
+        units = {key.name: False for key in record.layers}  # whether each is of this stage
+        units |= {key.name: True for key in record.layers[start:stop]}
+        for name, _ in model.named_buffers(remove_duplicate=False):
+            owners = [o for unit, o in units.items() if not unit or name.startswith(f"{unit}.")]
+            if owners and not any(owners):  # of a unit of another stage, not of none
+                self._foreign.add(name)
+        changed = record.changed_buffers
+        self.changing = buffer_slots(
+            model,
+            lambda name: name not in self._foreign and (changed is None or name in changed),
+        )
+        self.register_load_state_dict_post_hook(_forgive_foreign)  # type: ignore[no-untyped-call]
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model of which this is a stage."""
+        return self._models[0]
+
+    def forward(self, *received: Tensor, inputs: Inputs = None) -> tuple[Tensor, ...] | Tensor:
+        """The tensors of `sends` from those of `receives`; of the last stage the loss.
+
+        `inputs` are the model's, of the same microbatch; a stage that looks at no more of them than
+        shapes goes without. Raises PartoptError where it needs them, where it is given other
+        tensors, or where the forward takes another way than the recorded one.
+        """
+        found = [(list(each.shape), each.dtype) for each in received]
+        expected = [(list(each.shape), each.dtype) for each in self.receives]
+        if found != expected:
+            raise PartoptError(
+                f"{self._named} receives {expected}, it was given {found}",
+                "give it what the stage before returns, of as many samples as the plan's",
+                code="cut-mismatch",
+            )
+        given: dict[Key, Tensor] = {}
+        own: dict[Key, Tensor] = {}
+        before = zip(self._before.keys, self._before.likeness, received, strict=True)
+        for key, like, tensor in before:
+            own[key] = with_stride(tensor, like)
+            given[key] = own[key].clone() if like.storage in self._written else own[key]
+        made, loss = self._forward.run(self._absent if inputs is None else inputs, given)
+        if loss is not None:
+            return loss
+        results = [made[key] if key in made else own[key] for key in self._behind.keys]
+        return tuple(each.contiguous() for each in results)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The stage's parameters, frozen ones too, by the first of their names."""
+        return self._own(prefix, super().named_parameters("", recurse, remove_duplicate))
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of the stage's layers, and those of no layer."""
+        return self._own(prefix, super().named_buffers("", recurse, remove_duplicate))
+
+    def state_dict(
+        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
+        """The stage's part of the model's."""
+        state = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name in self._foreign:
+            state.pop(prefix + name, None)
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the stage's part, of what may be the whole model's."""
+        own = {name: each for name, each in state_dict.items() if name not in self._foreign}
+        return super().load_state_dict(own, strict, assign)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the stage and of all layers."""
+        self.whole.training = mode
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert what has values (`Module.to`, `half`, `cuda`)."""
+        super()._apply(lambda each: each if each.is_meta else fn(each), recurse)  # type: ignore
+        return self
+
+    def _own(self, prefix: str, found: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        for name, each in found:
+            if name not in self._foreign:
+                yield f"{prefix}.{name}" if prefix else name, each
+
+
+def _forgive_foreign(stage: StageModule, incompatible: Any) -> None:
+    """A state that lacks what is of other stages lacks nothing."""
+    missing = incompatible.missing_keys
+    missing[:] = [name for name in missing if name not in stage._foreign]
 
 
 class _Graph(NamedTuple):

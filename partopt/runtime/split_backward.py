@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,7 +53,11 @@ class WeightPart:
             return
         # from one branch the gradient flows into the next, too, where all of it has arrived
         whole = self._whole & self._arrived.keys()
-        handles = [_fix(node, self._arrived[node]) for node in nodes if node in whole]
+        handles = [
+            node.register_prehook(lambda _, arrived=self._arrived[node]: arrived)
+            for node in nodes
+            if node in whole
+        ]
         try:
             torch.autograd.backward(edges, gradients, retain_graph=True, inputs=list(weights))
         finally:
@@ -75,7 +79,11 @@ def backward_of_inputs(
     apart = set(roots) - trunk  # of outputs that depend on no input
     branches = _branches(weights, above, trunk, apart)
     arrived: Arrived = {}
-    handles = [_note(node, arrived) for node in branches if node in trunk]
+    handles = [
+        node.register_prehook(partial(arrived.__setitem__, node))
+        for node in branches
+        if node in trunk
+    ]
     try:
         found = _gradients(outputs, gradients, inputs)
     finally:
@@ -159,20 +167,6 @@ def _groups(branches: dict[Node, set[int]]) -> list[tuple[list[Node], list[int]]
         nodes = [each for group in joined for each in group[0]]
         groups.append(([*nodes, node], weights.union(*(group[1] for group in joined))))
     return [(nodes, sorted(weights)) for nodes, weights in groups]
-
-
-def _note(node: Node, arrived: Arrived) -> Any:
-    def note(gradients: tuple[Tensor | None, ...]) -> None:
-        arrived[node] = gradients
-
-    return node.register_prehook(note)
-
-
-def _fix(node: Node, gradients: tuple[Tensor | None, ...]) -> Any:
-    def fix(_gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        return gradients
-
-    return node.register_prehook(fix)
 
 
 def _arriving_at(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from partopt.cost.plan import layout_of
@@ -17,23 +18,23 @@ from partopt.profiler.as_trained import cast
 from partopt.profiler.device import choose_dtype
 from partopt.profiler.source import ModelSource
 from partopt.profiler.step import loss_of_output
-from partopt.profiler.tensors import Inputs, Loss
+from partopt.profiler.tensors import Inputs, Loss, place
 from partopt.profiler.weightless import RandomNumbers, build_without_weights, fake_mode
 from partopt.runtime.actions import RankRecord
 from partopt.runtime.context import Context
 from partopt.runtime.cuts import check_cuts, own_parameter_names, shared_parameters
 from partopt.runtime.engine import execute
 from partopt.runtime.events import Record
-from partopt.runtime.inputs import SPREAD, Microbatches
-from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.optimizers import SharedOptimizer, optimizer_of, step_by_mean
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage
+from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from partopt.runtime.torch_engine import execute_on_torch
 from partopt.runtime.units import number_calls
-from partopt.runtime.updates import Stepping, Tied
+from partopt.runtime.updates import Stepper, Tied
 from partopt.runtime.versions import batch_of_stage
 from partopt.schedules import order
+
+SPREAD = 1_000_003  # a prime: neighbouring seeds and microbatches draw different numbers
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,6 @@ class Training:
         return choose_dtype(self.plan.profile.dtype)
 
     @property
-    def starts(self) -> list[int]:
-        """The first layer of each stage."""
-        return [stage.start for stage in self.plan.stages]
-
-    @property
     def asynchronous(self) -> bool:
         """Whether there are no iterations."""
         return self.plan.microbatches is None
@@ -72,6 +68,24 @@ class Training:
         model = copy.deepcopy(found) if isinstance(found, nn.Module) else self.source.build()
         return model.to(self.dtype).train()
 
+    def build_seeded(self) -> nn.Module:
+        """The whole model with the weights of the seed; random numbers go on as they were."""
+        numbers = RandomNumbers()
+        torch.manual_seed(self.seed)
+        whole = self.build()
+        numbers.restore()
+        return whole
+
+    def build_weightless(self, device: torch.device) -> tuple[nn.Module, Loss]:
+        """The model and its loss; without weights, or with them where its build needs values."""
+        try:
+            with build_without_weights(fake_mode()):
+                model = self.build()
+        except Exception:
+            torch.manual_seed(self.seed)
+            model = self.build().to(device)
+        return model, self.cast(model, device)
+
     def cast(self, model: nn.Module, device: torch.device) -> Loss:
         """Have the model run under the plan's autocast, if any; its loss function, likewise."""
         loss_fn = self.source.loss_fn or loss_of_output
@@ -81,73 +95,169 @@ class Training:
         model.forward = cast(model.forward, device, dtype)
         return cast(loss_fn, device, dtype)
 
+    def draw_inputs(self, number: int, device: torch.device) -> Inputs:
+        """Example inputs, drawn with a seed of microbatch `number`: every rank draws the same."""
+        before = RandomNumbers()
+        RandomNumbers.seed(self.seed * SPREAD + number)
+        try:
+            inputs = self.source.example_inputs(self.plan.microbatch_size)
+            return place(inputs, device, self.dtype)
+        finally:
+            before.restore()
 
-@dataclass
+    def record(self, device: torch.device) -> tuple[Record, set[str]]:
+        """What a forward of the model does, as the plan cuts it, and which parameters train.
+
+        Raises PartoptError where the plan is one for another model, or the model cannot be cut so.
+        """
+        model, loss_fn = self.build_weightless(device)
+        layers = number_calls([name for stage in self.plan.stages for name in stage.modules])
+        record = record_model(model, self.draw_inputs(0, device), loss_fn, layers)
+        check_cuts(record, [stage.start for stage in self.plan.stages])
+        known = dict(model.named_parameters())
+        for s, stage in enumerate(self.plan.stages):
+            names = own_parameter_names(record, stage.start, stage.stop)
+            own = sum(known[name].numel() * known[name].element_size() for name in names)
+            if own != stage.parameter_bytes:
+                raise PartoptError(
+                    f"stage {s} has {own} bytes of parameters in this model, "
+                    f"{stage.parameter_bytes} in the plan",
+                    "give the arguments of the model that was profiled, or plan for this one",
+                    code="other-model",
+                    stage=s,
+                )
+        return record, {name for name, each in known.items() if each.requires_grad}
+
+    def stage(self, s: int, record: Record, whole: nn.Module, device: torch.device) -> StageModule:
+        """Stage s of the model, whose `record` is given, with copies of the `whole` one's weights.
+
+        They are those of its own layers alone.
+        """
+        stage = self.plan.stages[s]
+        model, loss_fn = self.build_weightless(device)
+        names = own_parameter_names(record, stage.start, stage.stop)
+        materialise(model, names, whole, device)
+        place, example = (s, len(self.plan.stages)), self.draw_inputs(0, device)
+        return StageModule(model, record, stage.start, stage.stop, loss_fn, place, example)
+
+
+class Microbatches:
+    """The inputs of the microbatches of one replica of a stage, by their numbers over all steps.
+
+    A model file's `data(rank, replicas)` gives those of a replica in their order. Without it the
+    example inputs are drawn. They are kept for as many `uses`, or for good.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        device: torch.device,
+        replica: tuple[int, int] = (0, 1),
+        uses: float = math.inf,
+    ) -> None:
+        self.training, self.device, self.uses = training, device, uses
+        self.rank, self.replicas = replica
+        self.data: Iterator[Inputs] | None = None
+        if training.source.data is not None:
+            self.data = iter(training.source.replica_data(self.rank, self.replicas))
+        self.taken = 0
+        self.made: dict[int, tuple[Inputs, float]] = {}  # with the uses that are left
+
+    def __call__(self, number: int) -> Inputs:
+        """The inputs of microbatch `number`, which is this replica's."""
+        inputs, left = self.made.pop(number, (None, 0.0))
+        if left == 0:
+            left = self.uses
+            if self.data is None:
+                inputs = self.training.draw_inputs(number, self.device)
+            else:
+                inputs = place(self._next(number), self.device, self.training.dtype)
+        if left > 1:
+            self.made[number] = inputs, left - 1
+        return inputs
+
+    def skip(self, microbatches: int) -> None:
+        """Pass over what earlier runs have trained on: so many microbatches of all replicas."""
+        if self.data is not None:
+            for number in range(self.rank, microbatches, self.replicas):
+                self._next(number)
+
+    def _next(self, number: int) -> Inputs:
+        assert self.data is not None
+        where = f"{self.training.source.place}: data({self.rank}, {self.replicas})"
+        try:
+            for inputs in self.data:
+                self.taken += 1
+                if self.taken * self.replicas > number:
+                    return inputs
+        except Exception as error:
+            raise PartoptError(
+                f"{where} failed at microbatch {number}: {type(error).__name__}: {error}",
+                "it yields the inputs of one microbatch after the other",
+                code="model-code-failed",
+            ) from error
+        raise PartoptError(
+            f"{where} ended after {self.taken} microbatches, before number {number}",
+            "run fewer steps, or let it begin again",
+            code="too-little-data",
+        )
+
+
 class RankTraining:
-    """The stages of one rank, as they train step after step."""
+    """The stages of one rank, as they train step after step.
 
-    training: Training
-    context: Context
-    stages: dict[int, ReplayStage] = field(init=False)
-    record: Record = field(init=False)
-    steps: int = 0
+    `optimizers` are of the parameters that this rank steps itself, by stage, once they are made;
+    `rates` are their learning rates.
+    """
 
-    def __post_init__(self) -> None:
-        plan, rank = self.training.plan, self.context.rank
-        self.held = [s for s, stage in enumerate(plan.stages) if rank in stage.ranks]
-        self.inputs = {s: self._microbatches(s) for s in self.held}
-        # of the parameters that this rank steps itself, and what steps all of a stage's
+    def __init__(self, training: Training, context: Context) -> None:
+        plan, rank = training.plan, context.rank
+        self.training, self.context = training, context
+        self.steps = self.first = 0  # steps so far, number of the step's first microbatch
         self.optimizers: dict[int, Optimizer] = {}
-        self._stepping: dict[int, Stepping] = {}
-        self.rates = [self.training.rate] * len(plan.stages)
-        self.first = 0  # number of the step's first microbatch
-        self.record, self.trained = record_training(self.training, self.context.device)
-        self.stages = self.context.in_turns(whole_bytes(self.training), self._stages)
-        self.tied = self._tied()
+        self._steppers: dict[int, Stepper] = {}  # what steps all parameters of a stage
+        self.rates = [training.rate] * len(plan.stages)
+        self.inputs: dict[int, Microbatches] = {}
+        for s, stage in enumerate(plan.stages):
+            if rank in stage.ranks:
+                replica = list(stage.ranks).index(rank), stage.replicas
+                uses = 2 if stage.recompute else 1  # a recomputation reads them again
+                self.inputs[s] = Microbatches(training, context.device, replica, uses)
+        self.record, self.trained = training.record(context.device)
+        # as they are built, in float32
+        whole_bytes = sum(stage.parameter_bytes for stage in plan.stages)
+        whole_bytes = whole_bytes * 4 // training.dtype.itemsize
+        self.stages = context.in_turns(whole_bytes, self._make_stages)
+        # the same on every rank
+        holding = shared_parameters(self.record, [stage.start for stage in plan.stages])
+        self.tied = [
+            Tied(
+                name,
+                sorted({each for s in users for each in plan.stages[s].ranks}),
+                [self.stages[s].own_parameters[name] for s in users if s in self.stages],
+            )
+            for name, users in holding.items()
+            if name in self.trained
+        ]
         # every rank makes all groups, in one order; sums of gradients and weights have one each
         shared = plan.shard == "optimizer"
         self._sharing = {
-            s: self.context.group(stage.ranks, "weights")
+            s: context.group(stage.ranks, "weights")
             for s, stage in enumerate(plan.stages)
             if shared and stage.replicas > 1
         }
 
-    @property
-    def _drawn(self) -> tuple[int, int, torch.device, torch.dtype]:
-        training = self.training
-        size = training.plan.microbatch_size
-        return size, training.seed, self.context.device, training.dtype
+    def _make_stages(self) -> dict[int, ReplayStage]:
+        training, device = self.training, self.context.device
+        whole = training.build_seeded() if self.inputs else nn.Module()
+        scale = 1.0 if training.asynchronous else 1.0 / training.microbatches
 
-    def _microbatches(self, s: int) -> Microbatches:
-        stage = self.training.plan.stages[s]
-        replica = list(stage.ranks).index(self.context.rank), stage.replicas
-        uses = 2 if stage.recompute else 1  # a recomputation reads them again
-        return Microbatches(self.training.source, replica, *self._drawn, uses)
+        def stage(s: int, inputs: Microbatches) -> ReplayStage:
+            module = training.stage(s, self.record, whole, device)
+            recompute = training.plan.stages[s].recompute
+            return ReplayStage(module, lambda n: inputs(self.first + n), scale, recompute)
 
-    def _stages(self) -> dict[int, ReplayStage]:
-        if not self.held:
-            return {}
-        whole = build_whole(self.training)
-        return {s: self._stage(s, whole) for s in self.held}
-
-    def _stage(self, s: int, whole: nn.Module) -> ReplayStage:
-        training, inputs = self.training, self.inputs[s]
-        return ReplayStage(
-            stage_of_training(training, self.record, s, whole, self.context.device),
-            lambda number: inputs(self.first + number),
-            1.0 if training.asynchronous else 1.0 / training.microbatches,
-            training.plan.stages[s].recompute,
-        )
-
-    def _tied(self) -> list[Tied]:
-        """The parameters that several stages hold, the same on every rank."""
-        plan, found = self.training.plan, []
-        for name, holding in shared_parameters(self.record, self.training.starts).items():
-            ranks = sorted({rank for s in holding for rank in plan.stages[s].ranks})
-            own = [self.stages[s].own_parameters[name] for s in holding if s in self.stages]
-            if name in self.trained:
-                found.append(Tied(name, ranks, own))
-        return found
+        return {s: stage(s, inputs) for s, inputs in self.inputs.items()}
 
     def step(self, learn: bool = True) -> RankRecord:
         """One iteration, or the microbatches of an asynchronous plan; the record of this rank.
@@ -156,16 +266,15 @@ class RankTraining:
         """
         training = self.training
         # of dropout: the same, whether the steps before ran here or in another run
-        RandomNumbers.seed(
-            training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
-        )
+        seed = training.seed * SPREAD + self.steps * self.context.ranks + self.context.rank
+        RandomNumbers.seed(seed)
         run = execute_on_torch if training.engine == "torch" else execute
         return run(
             training.plan,
             self.stages.__getitem__,
             context=self.context,
             microbatches=training.microbatches if training.asynchronous else None,
-            optimizer_of=self._stepping_of if learn else None,
+            optimizer_of=self._stepper_of if learn else None,
             tied=self.tied,
         )
 
@@ -179,15 +288,6 @@ class RankTraining:
         self.steps += 1
         return losses
 
-    def gradients(self) -> dict[tuple[int, str], Tensor]:
-        """The gradients that this rank has, by stage and parameter."""
-        return {
-            (s, name): each.grad
-            for s, stage in self.stages.items()
-            for name, each in stage.own_parameters.items()
-            if each.grad is not None
-        }
-
     def begin_at(self, steps: int) -> None:
         """Go on behind so many steps of an earlier run, whose data is passed over."""
         self.steps, self.first = steps, steps * self.training.microbatches
@@ -198,9 +298,9 @@ class RankTraining:
         """Make what steps the stages, which the first step would else do."""
         for s, stage in self.stages.items():
             if stage.parameters:
-                self._stepping_of(s, stage.parameters)
+                self._stepper_of(s, stage.parameters)
 
-    def _stepping_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepping:
+    def _stepper_of(self, s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
         """What steps stage s, the same in every step: its optimizer, or that of all replicas."""
 
         def make(own: Sequence[nn.Parameter]) -> Optimizer:
@@ -212,91 +312,12 @@ class RankTraining:
             self.optimizers[s] = made
             return made
 
-        if s not in self._stepping:
+        if s not in self._steppers:
             group = self._sharing.get(s)
-            self._stepping[s] = (
+            self._steppers[s] = (
                 make(parameters) if group is None else SharedOptimizer(parameters, make, group)
             )
-        return self._stepping[s]
-
-
-def build_whole(training: Training) -> nn.Module:
-    """The whole model with the weights of the seed; random numbers go on as they were."""
-    numbers = RandomNumbers()
-    torch.manual_seed(training.seed)
-    whole = training.build()
-    numbers.restore()
-    return whole
-
-
-def without_weights(training: Training, device: torch.device) -> tuple[nn.Module, Loss]:
-    """The model and its loss; without weights, or with them where its build needs their values."""
-    try:
-        with build_without_weights(fake_mode()):
-            model = training.build()
-    except Exception:
-        torch.manual_seed(training.seed)
-        model = training.build().to(device)
-    return model, training.cast(model, device)
-
-
-def whole_bytes(training: Training) -> int:
-    """Bytes of the model's parameters as they are built, in float32."""
-    stages = training.plan.stages
-    return sum(stage.parameter_bytes for stage in stages) * 4 // training.dtype.itemsize
-
-
-def stage_of_training(
-    training: Training, record: Record, s: int, whole: nn.Module, device: torch.device
-) -> StageModule:
-    """Stage s of the model, whose `record` is given, with the weights of its own layers alone.
-
-    They are copies of those of the `whole` model.
-    """
-    stage = training.plan.stages[s]
-    model, loss_fn = without_weights(training, device)
-    names = own_parameter_names(record, stage.start, stage.stop)
-    materialise(model, names, whole, device)
-    place = s, len(training.plan.stages)
-    example = examples_of(training, device)(0)
-    return StageModule(model, record, stage.start, stage.stop, loss_fn, place, example)
-
-
-def examples_of(training: Training, device: torch.device) -> Callable[[int], Inputs]:
-    """Example inputs of each microbatch."""
-    size = training.plan.microbatch_size
-    source, seed, dtype = training.source, training.seed, training.dtype
-    return Microbatches(source, (0, 1), size, seed, device, dtype).drawn
-
-
-def record_training(training: Training, device: torch.device) -> tuple[Record, set[str]]:
-    """What a forward of the model does, as the plan cuts it, and which parameters train.
-
-    Raises PartoptError where the plan is one for another model, or the model cannot be cut so.
-    """
-    plan = training.plan
-    model, loss_fn = without_weights(training, device)
-    layers = number_calls([name for stage in plan.stages for name in stage.modules])
-    record = record_model(model, examples_of(training, device)(0), loss_fn, layers)
-    check_cuts(record, training.starts)
-    check_parameters(plan, record, model)
-    return record, {name for name, each in model.named_parameters() if each.requires_grad}
-
-
-def check_parameters(plan: Plan, record: Record, model: nn.Module) -> None:
-    """Refuse a model whose stages have other parameters than the plan says."""
-    known = dict(model.named_parameters())
-    for s, stage in enumerate(plan.stages):
-        names = own_parameter_names(record, stage.start, stage.stop)
-        own = sum(known[name].numel() * known[name].element_size() for name in names)
-        if own != stage.parameter_bytes:
-            raise PartoptError(
-                f"stage {s} has {own} bytes of parameters in this model, "
-                f"{stage.parameter_bytes} in the plan",
-                "give the arguments of the model that was profiled, or plan for this one",
-                code="other-model",
-                stage=s,
-            )
+        return self._steppers[s]
 
 
 def losses_of(parts: Sequence[Mapping[int, float]]) -> float:

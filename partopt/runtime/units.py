@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,6 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from partopt.errors import PartoptError, did_you_mean
 from partopt.profiler.layers import LayerKey
-
-UnitCall = Callable[[str, Callable[..., Any], Any, Any], Any]
 
 
 def number_calls(modules: Sequence[str]) -> list[LayerKey]:
@@ -67,14 +66,14 @@ def _calls_differ(name: str, message: str) -> PartoptError:
 
 
 class TakenUnits:
-    """The context in which calls of units go to `called(name, forward, args, kwargs)`."""
+    """The context in which calls of units go to `called(name, forward, *args, **kwargs)`."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str], called: UnitCall) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str], called: Callable[..., Any]) -> None:
         self._taken: list[tuple[dict[str, Any], Any]] = []  # attributes, the forward in its place
         self._own: list[Any] = []  # forwards that were attributes, not the class's
         for name in dict.fromkeys(names):
             module = _find(model, name)
-            self._taken.append((module.__dict__, _taking(called, name, module.forward)))
+            self._taken.append((module.__dict__, partial(called, name, module.forward)))
             self._own.append(module.__dict__.get("forward"))
 
     def __enter__(self) -> None:
@@ -87,13 +86,6 @@ class TakenUnits:
                 attributes.pop("forward", None)
             else:
                 attributes["forward"] = own
-
-
-def _taking(called: UnitCall, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-    def taken(*args: Any, **kwargs: Any) -> Any:
-        return called(name, forward, args, kwargs)
-
-    return taken
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:

@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from partopt.documents.plan import Plan
-from partopt.runtime.gradients import gradient_of
 from partopt.schedules import schedule
 from partopt.schedules.order import Order, in_flight
 
@@ -25,6 +25,13 @@ from partopt.schedules.order import Order, in_flight
 
 Weights = list[Tensor]
 Step = Callable[[], Any]  # of an optimizer
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, zeros where no backward has reached it."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 class Versions:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from partopt.cost.estimate import idle_share
 from partopt.cost.figures import figures_of
+from partopt.cost.memory import recomputes_apart
 from partopt.cost.plan import layout_of, under, with_counts_of, with_steps_of
 from partopt.documents.plan import Plan
 from partopt.documents.simulation import LevelTime
@@ -108,7 +109,7 @@ def execute(plan: Plan, microbatches: int | None = None) -> Execution:
     to settle. Raises PartoptError where the schedule deadlocks or cannot run the plan.
     """
     entry, stages = schedule(plan.schedule), plan.stages
-    work = work_of(plan, entry.recomputes)
+    work = work_of(plan, recomputes_apart(plan))
     if not entry.asynchronous:
         actions = order(plan.schedule, layout_of(plan))
         timeline = simulate(actions, work)

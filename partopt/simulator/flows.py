@@ -11,11 +11,11 @@ import dataclasses
 import numpy as np
 
 from partopt.cost.collectives import allreduce_s, tied_s
+from partopt.cost.memory import recomputes_apart
 from partopt.cost.sharding import exchange_by, half_s
 from partopt.documents.flows import Flows, FlowTime
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Flow
-from partopt.schedules import schedule
 from partopt.simulator.engine import simulate
 from partopt.simulator.execution import Execution
 from partopt.simulator.steady import steady_state
@@ -156,7 +156,7 @@ def _with_gathers(flow: Flow, execution: Execution, share: float) -> Work:
     """The costs with parameters gathered, or gradients scattered, faster or slower."""
     plan, s = execution.plan, _stages(flow)[0]
     factors = {"gather" if flow.kind == "allgather" else "scatter": 1 + share}
-    apart = schedule(plan.schedule).recomputes
+    apart = recomputes_apart(plan)
     seconds = execution.work.seconds.copy()
     seconds[:, s] = action_seconds(
         plan.stages[s], plan.topology, exchange_by(plan), apart, **factors

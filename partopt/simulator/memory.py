@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.documents.plan import Plan
+from partopt.schedules import schedule
 from partopt.schedules.order import KINDS, B, F, I, Order, R, W
 from partopt.simulator.timeline import Timeline
 
@@ -57,9 +58,9 @@ def peak_memory_bytes(order: Order, plan: Plan) -> Integers:
 
     A stage keeps its stash from the start of a forward to the end of the backward or, where that is
     split, of W, and from I to W what lies between these. A stage that recomputes keeps its input
-    alone, in the buffer that it came in, and the stash from the start of R, or of the backward
-    where the schedule has no R. The order suffices without times: a rank runs one action after the
-    other, and two joined ones both take before either gives back.
+    alone, in the buffer that it came in, or the inputs of its blocks; and the stash from the start
+    of R, or of the backward where the schedule has no R. The order suffices without times: a rank
+    runs one action after the other, and two joined ones both take before either gives back.
     """
     during, after = _levels(order, slice(0, len(order.kind)), _stashing(order, plan))
     busy = np.flatnonzero(np.diff(order.rows))
@@ -100,12 +101,15 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     """Bytes; every backward gives back all that its microbatch has taken."""
     taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
     recomputed = set(order.stage[order.kind == R].tolist())
+    split = schedule(plan.schedule).split
     for s, stage in enumerate(plan.stages):
+        stash = stage.working_bytes(split)
+        taken[F, s] = stage.kept_bytes
         if stage.recompute:
-            taken[[R] if s in recomputed else [B, I], s] = stage.stash_bytes
+            taken[[R] if s in recomputed else [B, I], s] = stash
         else:
-            taken[F, s] = stage.stash_bytes
-        given[[B, W], s] = stage.stash_bytes
+            taken[F, s] = stash
+        given[[B, W], s] = stash + stage.kept_bytes
         taken[I, s] += stage.split_stash_bytes
         given[W, s] += stage.split_stash_bytes
     return _Steps(taken, given)

@@ -97,12 +97,18 @@ def parts_of(layers: Sequence[str], trainer: Trainer, rules: Sequence[str]) -> l
 
 def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     """Where the trainer does not do quite what the plan counts."""
+    told = trainer.schedules is not None and plan.trainer != trainer.name
+    facts = plan.engine.find_differences(trainer.engine, plan.schedule) if told else []
+    if facts:
+        yield (
+            f"the plan counts what the engine of {plan.trainer} does, which differs in "
+            f"{', '.join(facts)}: `partopt plan --for {trainer.name}`"
+        )
     if plan.topology.group_ranks > 1:
         ranks = plan.topology.group_ranks
         yield f"each device is a group of {ranks} ranks, taken to be tensor parallel"
-    whole = "stage" in trainer.engine.recompute
-    if not whole and any(stage.recompute for stage in plan.stages):
-        yield (
-            "blocks are recomputed one by one, and their inputs kept; the plan counts a whole "
-            "stage that keeps its own"
-        )
+    again = any(stage.recompute for stage in plan.stages)
+    if again and plan.engine.recomputes_blocks != trainer.engine.recomputes_blocks:
+        ways = ("a whole stage", "blocks one by one")
+        counted, run = (ways[own.engine.recomputes_blocks] for own in (plan, trainer))
+        yield f"{run} recompute, and keep their inputs; the plan counts {counted}"

@@ -68,7 +68,8 @@ class TrainerLayout:
         entry = schedule(name)
         v = self._stages_a_device(entry, chunks)
         d = self._pipelines(self.stages // v, topology.in_groups(self.group_ranks).devices)
-        found: dict[str, Any] = {"schedule": name, "replicas": [d] * self.stages}
+        found: dict[str, Any] = {"trainer": self.trainer.name, "engine": self.trainer.engine}
+        found |= {"schedule": name, "replicas": [d] * self.stages}
         found["cuts"] = list(self.cuts) or None
         if entry.shape == LOOPED:
             found["chunks"] = v

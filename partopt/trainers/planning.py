@@ -38,7 +38,7 @@ from partopt.search.sizes import order_of
 from partopt.search.solve import Result, solve
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS
-from partopt.trainers.parts import Part, find_parts
+from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
@@ -55,10 +55,20 @@ def solve_for(
     Raises PartoptError where the job asks for what the trainer cannot do, and with the reasons
     where no plan that it can say was found.
     """
-    trainer = TRAINERS.lookup(to)
+    trainer, job = TRAINERS.lookup(to), job_for(job, to)
     names = [layer.name for layer in job.profile.layers]
     parts = [] if trainer.says.cuts == ANYWHERE else find_parts(names, rules)
     return solve_within(job, trainer, parts, progress)
+
+
+def job_for(job: Job, to: str) -> Job:
+    """The job for the trainer `to`: with its engine, of which the job's facts replace some.
+
+    Raises PartoptError where the job asks for what the trainer cannot do.
+    """
+    trainer = TRAINERS.lookup(to)
+    _check_asked(job, trainer)
+    return job.with_(trainer=to, engine=trainer.engine)
 
 
 def schedule_for(
@@ -108,6 +118,7 @@ def solve_within(
             return plan
         return _with_bound_of(plan, moved, problem)
 
+    _check_model(job, trainer, parts)
     results, refusals = [], []
     waiting = deque(restrictions(job, trainer, parts))
     while waiting:
@@ -174,9 +185,8 @@ def _longer(job: Job, trainer: Trainer, changes: dict[str, Any]) -> Iterator[dic
 def restrictions(job: Job, trainer: Trainer, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
     """The options that keep the job within what the trainer can say.
 
-    Several where planners are to choose what the trainer has for all stages alike.
-
-    Raises PartoptError where the job asks for anything else.
+    Several where planners are to choose what the trainer has for all stages alike. Raises
+    PartoptError where the job asks for what the trainer cannot do.
     """
     _check_asked(job, trainer)
     if job.planner_name == MANUAL:
@@ -222,6 +232,39 @@ def _check_asked(job: Job, trainer: Trainer) -> None:
                 code="target-cannot-say",
                 option=option,
             )
+
+
+def _check_model(job: Job, trainer: Trainer, parts: Sequence[Part]) -> None:
+    """Refuse a model of which the trainer can say no plan, however it is cut.
+
+    It may lack a part, or have no cut between layers that share parameters, where these have to
+    stay together.
+    """
+    layers, kinds = job.profile.layers, {part.kind for part in parts}
+    for kind in (EMBEDDING, HEAD):
+        if parts and kind not in kinds:
+            raise PartoptError(
+                f"the model has no {kind}, and {trainer.name} asks for one",
+                f"say which layers it is: `map=NAME={kind}`",
+                ANSWER_IS_NO,
+                code="target-cannot-say",
+                target=trainer.name,
+            )
+    users: dict[str, list[int]] = {}
+    for i, layer in enumerate(layers):
+        for parameter in layer.shared_parameters:
+            users.setdefault(parameter.name, []).append(i)
+    inside = {i for own in users.values() for i in range(own[0] + 1, own[-1] + 1)}
+    if not trainer.says.ties and len(layers) - len(inside) < trainer.says.least_stages:
+        name, own = max(users.items(), key=lambda item: item[1][-1] - item[1][0])
+        raise PartoptError(
+            f"{trainer.name} has what layers share in one stage: {layers[own[0]].name} and "
+            f"{layers[own[-1]].name} share {name}, which leaves no pipeline",
+            "profile the model without tied parameters, or choose another trainer",
+            ANSWER_IS_NO,
+            code="target-cannot-say",
+            target=trainer.name,
+        )
 
 
 def _places(job: Job, trainer: Trainer, parts: Sequence[Part]) -> list[str]:

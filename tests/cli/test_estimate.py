@@ -144,7 +144,6 @@ RESULTS = [
     "plan PROFILE --topology CLUSTER --planner straight --scaling 2,4",
     "simulate PLAN",
     "simulate PLAN --latency all=1ms",
-    "show PROFILE COPY",
     "show --verify PLAN --profile PROFILE",
 ]
 
@@ -203,9 +202,6 @@ def test_of_several_profiles_those_that_were_estimated_are_named(
     assert "".join(f"rests on {estimated_file}: {BASIS}".split()) in (
         "".join(partopt(*words).out.split())
     )
-    sides = partopt("show", measured, estimated_file, "--json").document
-    assert [sides[which]["estimated"] for which in ("first", "second")] == [None, "H100-80GB"]
-    assert f"rests on second: {BASIS}" in partopt("show", measured, estimated_file).out
 
 
 def test_a_trace_and_a_figure_say_what_they_rest_on(
@@ -297,7 +293,6 @@ def test_what_follows_an_estimate_is_a_cluster_of_its_device(
     following = f"next:    partopt plan {output} --topology {cluster}\n"
     assert done.err.endswith(following)
     assert partopt("show", output).err.endswith(following)
-    assert partopt("show", output, output).err.endswith(following)
 
 
 def test_a_device_is_shown_with_its_sources(partopt: Any) -> None:

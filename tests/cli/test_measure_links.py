@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from partopt.documents.topology import Topology
-from partopt.runtime import backends, link_measurement
+from partopt.runtime import link_measurement, processes
 from partopt.runtime.link_measurement import LinkRun
 from tests.links.synthetic import level_samples, measurement, server
 
@@ -117,8 +117,8 @@ def test_bad_options_before_any_process_starts(partopt, no_processes, tmp_path, 
     ],
 )
 def test_nccl_that_is_not_there(partopt, no_processes, monkeypatch, tmp_path, built, error):
-    monkeypatch.setattr(backends.dist, "is_nccl_available", lambda: built)
-    monkeypatch.setattr(backends.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(processes.dist, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(processes.torch.cuda, "device_count", lambda: 1)
     outcome = partopt(
         "topology", "measure", "--ranks", 2, "--backend", "nccl", "-o", tmp_path / "c.yaml"
     )

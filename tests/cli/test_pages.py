@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from click import unstyle
 from msgspec.structs import replace
-from partopt.links.fitted import FittedLinks
-from partopt.links.layout import levels_of
 
 import partopt as po
 from partopt.documents.kinds import DOCUMENTS
 from partopt.documents.profile import Group
 from partopt.documents.run import Check, Run
+from partopt.links import FittedLinks, levels_of
 from partopt.printable import shorten
-from partopt.report import links, profile
-from partopt.report.width import page_width
+from partopt.report import profile
+from partopt.report.clusters import render_links
+from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
 from tests.cli.test_columns import LONG, NAMELESS, widest
 from tests.helpers import chain_profile, measurement, profile_of
-from tests.links.synthetic import SWITCHED, level_samples
+from tests.links.synthetic import level_samples
 from tests.links.synthetic import measurement as measured_links
 from tests.report.pictures import cases
 from tests.trainers.models import transformer
@@ -152,11 +152,11 @@ def test_every_page_is_as_wide_as_it_is_told(partopt, monkeypatch, commands, wid
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pages_of_measurements_are_as_wide_as_they_are_told(width):
-    levels = [level_samples(level, SWITCHED) for level in levels_of(16, 4)[:1]]
+    levels = [level_samples(level) for level in levels_of(16, 4)[:1]]
     samples = measured_links(*levels, hosts=(LONG[0],) * 4)
     with page_width(width):
         fitted = FittedLinks.of(samples, NAMELESS.name, 4)
-        for page in (profile.render_sizes(HEAVY), links.render(fitted)):
+        for page in (profile.render_sizes(HEAVY), render_links(fitted)):
             assert len(widest(unstyle(page))) <= width, widest(unstyle(page))
 
 

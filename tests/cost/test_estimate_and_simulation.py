@@ -43,12 +43,16 @@ def problems(draw: st.DrawFn, names: list[str], devices: int = 8) -> Problem:
     recompute = draw(st.sampled_from(["never", "always", "auto"]))
     M = None if asynchronous else draw(st.integers(1, 12))
     step, sixteen_bit = draw(st.sampled_from([0.0, 3.0])), draw(st.booleans())
+    facts = {
+        "messages": draw(st.sampled_from(["packed", "split"])),
+        "bucket_bytes": draw(st.sampled_from([1, 7, 10**9])),
+    }
     return problem(
         replace(model, optimizer_s=step, sixteen_bit=sixteen_bit),
         draw(clusters(devices=devices)),
         schedule=name,
         microbatches=M,
-        **draw(trained(M)),
+        **draw(trained(M, **facts)),
         memory_bytes=draw(st.sampled_from([None, 100, 300])),
         recompute=recompute == "always",
         recompute_per_stage=recompute == "auto",

@@ -13,11 +13,9 @@ from partopt.documents.profile import Device, Estimated, Group, Profile
 from partopt.documents.topology import Topology
 from partopt.errors import PartoptError
 from partopt.job import Job
-from partopt.report.comparison import render as render_comparison
-from partopt.report.figures import speeds
-from partopt.report.groups import render as render_groups
+from partopt.report.phrases import speeds
 from partopt.report.plan import render as render_plan
-from partopt.report.scaling import render as render_scaling
+from partopt.report.plans import render_comparison, render_groups, render_scaling
 from partopt.search.groups import compare_groups
 from partopt.search.solve import solve
 from partopt.search.tables import comparison_of, scaling_of

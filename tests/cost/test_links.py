@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from partopt.cost.recurrence import cut_s, stage_s
 
 from partopt.cost.collectives import allreduce_s, members_crossed, tied_s
 from partopt.cost.links import hold_s, port_rate, transfer_s
 from partopt.documents.topology import Device, Level, Topology
+from partopt.planners.pipedream import cut_s, stage_s
 from tests.examples import examples
 
 

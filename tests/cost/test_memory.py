@@ -100,6 +100,15 @@ def test_recomputation_keeps_the_inputs_in_their_buffers_and_the_stash_of_what_h
     assert (memory.activations_bytes, memory.buffers_bytes) == (begun * 34, 3 * 10)
 
 
+@pytest.mark.parametrize("begun", [1, 2])
+@pytest.mark.parametrize(("schedule", "stash"), [("1f1b", 34), ("zb-h1", 7 + 30 + 4)])
+def test_blocks_that_recompute_keep_their_inputs_and_the_stash_of_one(begun, schedule, stash):
+    """Layers 0 to 2 alone keep 7, 30 and 34; in two parts of a backward all of it stays."""
+    how = {"recompute": True, "engine": Engine(recompute=("none", "blocks"))}
+    memory = memory_of(CHAIN, 0, 3, 3, begun, schedule=schedule, **how)
+    assert memory.activations_bytes == 3 * (10 + 20) + begun * stash
+
+
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
 def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
     alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))

@@ -16,7 +16,7 @@ from partopt.links import (
     levels_of,
     notes_of,
 )
-from partopt.report.links import render
+from partopt.report.clusters import render_links as render
 from tests.links.synthetic import (
     BANDWIDTH,
     COPY,

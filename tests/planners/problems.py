@@ -105,15 +105,15 @@ def with_messages(draw: st.DrawFn, model: Chain) -> Chain:
 
 
 @st.composite
-def trained(draw: st.DrawFn, microbatches: int | None) -> dict[str, Any]:
-    """An engine and shares: ways to count, some of which depend on the replicas of a stage."""
+def trained(draw: st.DrawFn, microbatches: int | None, **facts: Any) -> dict[str, Any]:
+    """An engine with these `facts`, and shares: some depend on the replicas of a stage."""
     engine = Engine(
         waits=tuple(SCHEDULES) if draw(st.booleans()) else (),
-        messages=draw(st.sampled_from(["packed", "split"])),
         gradients=draw(st.sampled_from(["parameters", "float32"])),
         allreduce=draw(st.sampled_from(["overlap", "blocking"])),
-        bucket_bytes=draw(st.sampled_from([1, 7, 10**9])),
         buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
+        recompute=("none", draw(st.sampled_from(["stage", "blocks"]))),
+        **facts,
     )
     return {"engine": engine, "shard": draw(st.sampled_from(list(SHARDED)))}
 

@@ -4,7 +4,8 @@ import pytest
 from partopt import planners
 from partopt.cost.problem import problem_of
 from partopt.documents.comparison import Comparison
-from partopt.report.comparison import _variance, render, render_beside
+from partopt.report.plans import _variance, render_beside
+from partopt.report.plans import render_comparison as render
 from partopt.search.tables import comparison_of
 from tests.helpers import measurement, profile_of
 from tests.planners.problems import topology

@@ -9,9 +9,8 @@ from partopt.cost.estimate import stage_variance
 from partopt.cost.problem import certify, problem_of
 from partopt.documents.plan import Plan
 from partopt.documents.stage import Load, Reserve
-from partopt.report.memory import memory_lines
-from partopt.report.plan import _layers, render
-from partopt.report.ranks import format_ranks
+from partopt.report.phrases import format_ranks
+from partopt.report.plan import _layers, memory_lines, render
 from partopt.simulator import simulate_plan
 from partopt.units import format_bytes
 from tests.helpers import measurement, profile_of, with_memory_of
@@ -52,6 +51,8 @@ def test_a_plan_is_read_at_a_glance():
         "slack    cut before stage 1 (after layer 1) 100%, ports of stage 0 100%,",
         "         all-reduce of stage 0 100%, memory of stage 0 56% (112 kB)",
         "flight   NOAM 2: microbatches in flight for each replica of the first stage",
+        "trainer  partopt; pipedream is asynchronous, with stale weights. For trainers",
+        "         that flush: `for=megatron`, `for=torchtitan`, `for=deepspeed`",
         "memory   88 kB on each device of stage 0, 44% of 200 kB",
         "         █████▓▓▒▒▒▒▒░░░░░░░░░░====··································",
         "         █ parameters 16 kB, ▓ gradients 8 kB, ▒ optimizer 16 kB,",

@@ -6,7 +6,7 @@ from click import unstyle
 from msgspec import structs
 
 from partopt.documents.scaling import Scaling, ScalingRow
-from partopt.report.scaling import render
+from partopt.report.plans import render_scaling as render
 from partopt.search.tables import scaling_of
 from tests.simulator.plans import limited, plan_of
 

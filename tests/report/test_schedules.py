@@ -4,13 +4,13 @@ import pytest
 from click import unstyle
 from msgspec import structs
 
-from partopt.report import schedules
+from partopt.report.plans import render_schedules
 from partopt.schedules import SCHEDULES
 from tests.simulator.plans import chunked, limited, plan_of
 
 
 def lines(plans):
-    return unstyle(schedules.render(plans)).splitlines()
+    return unstyle(render_schedules(plans)).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from partopt import documents
 from partopt.cost.plan import under
 from partopt.documents.simulation import SimulationDocument
 from partopt.report.simulation import render
-from partopt.report.width import page_width
+from partopt.report.text import page_width
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import CHUNKS, LOOPED, ranks_of
 from partopt.simulator import execute

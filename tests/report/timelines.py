@@ -76,6 +76,7 @@ def plan_of(
         microbatches=microbatches,
         noam=len(ranks),
         optimizer="adam",
+        trainer="partopt",
         engine=Engine(waits=(schedule,) if serial else (), allreduce=allreduce, bucket_bytes=2**40),
         shard="none",
         reserve=Reserve(),

@@ -25,10 +25,10 @@ from partopt.profiler.source import find_model
 from partopt.runtime import training
 from partopt.runtime.check import check_first
 from partopt.runtime.context import Context
-from partopt.runtime.gradients import Sum
 from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
 from partopt.runtime.training import Training
+from partopt.runtime.updates import Sum
 from partopt.runtime.versions import DoubleBuffered, Versions
 from tests.helpers import flat
 

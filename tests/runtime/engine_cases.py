@@ -24,7 +24,7 @@ from partopt.runtime.context import Context
 from partopt.runtime.engine import execute
 from partopt.runtime.optimizers import SharedOptimizer
 from partopt.runtime.processes import run_local
-from partopt.runtime.updates import Stepping, Tied
+from partopt.runtime.updates import Stepper, Tied
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT
 from tests.runtime.plans import all_plans, looped, straight
@@ -151,7 +151,7 @@ def run_case(case: Case, context: Context, engine: Callable[..., RankRecord] = e
         if case.plan.shard == "optimizer" and stage.replicas > 1
     }
 
-    def noted(s: int, parameters: Sequence[nn.Parameter]) -> Stepping:
+    def noted(s: int, parameters: Sequence[nn.Parameter]) -> Stepper:
         def make(own: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
             optimizers[s] = optimizer_of(s, own)
             return optimizers[s]

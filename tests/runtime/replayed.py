@@ -16,9 +16,8 @@ from partopt.profiler.layers import LayerKey
 from partopt.profiler.step import run_loss
 from partopt.runtime.cuts import own_parameter_names
 from partopt.runtime.events import Record
-from partopt.runtime.module import StageModule, materialise
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage
+from partopt.runtime.replay import ReplayStage, StageModule, materialise
 from tests.profiler.helpers import structure
 
 MICROBATCHES = 2

@@ -15,12 +15,18 @@ from partopt.documents.plan import Plan
 from partopt.documents.run import Check
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
-from partopt.runtime.check import EQUAL, Found, compare
+from partopt.runtime.check import (
+    EQUAL,
+    SEEN,
+    Found,
+    Reference,
+    WholeModel,
+    compare,
+    used_versions,
+    visible_rates,
+)
 from partopt.runtime.context import Context, Progress
-from partopt.runtime.one_process import Reference, WholeModel
-from partopt.runtime.stale_reference import used_versions
 from partopt.runtime.training import Training
-from partopt.runtime.visible_rates import SEEN, visible_rates
 from partopt.schedules import order
 from tests.helpers import flat
 from tests.runtime.check_cases import CASES, MODEL, RIGHT, WRONG

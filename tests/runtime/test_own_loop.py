@@ -16,8 +16,8 @@ from partopt import Job, Plan, solve
 from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
-from partopt.runtime.inputs import Microbatches
 from partopt.runtime.own_loop import train_with
+from partopt.runtime.training import Microbatches, Training
 from partopt.trainers import export_plan
 from tests.helpers import ROOT, flat
 from tests.runtime.test_run import MODEL
@@ -40,12 +40,12 @@ def made(tmp_path_factory):
     return make
 
 
-def losses_of_one_process(model: str) -> list[float]:
+def losses_of_one_process(plan: Plan, model: str) -> list[float]:
     """Of AdamW over the whole model, whose gradients are those of the mean of 4 microbatches."""
     source = find_model(model, None)
     torch.manual_seed(0)
     whole = source.build().train()
-    inputs = Microbatches(source, (0, 1), 2, 0, torch.device("cpu"), torch.float32)
+    inputs = Microbatches(Training(plan, source, 4), torch.device("cpu"))
     optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):
@@ -82,7 +82,7 @@ def test_the_exported_program_trains_as_one_process_does(made, tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", ran.stdout)]
-    assert losses == pytest.approx(losses_of_one_process(model), rel=1e-5)
+    assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
     alone = subprocess.run(
         [sys.executable, str(program)],
         capture_output=True,
@@ -107,9 +107,18 @@ def adam(pipeline):
 def test_a_loop_over_unequal_replicas(made):
     plan, model = made(3, cuts=[2], replicas=[2, 1])
     losses, names = train_with(adam, plan, model)
-    assert losses == pytest.approx(losses_of_one_process(model), rel=1e-5)
+    assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
     assert len(names) == 7
     assert {name.split(".")[0] for name in names} == {"embed", "body"}
+
+
+def test_a_loop_over_a_vee_whose_first_rank_holds_a_parameter_twice(made):
+    _, model = made(2, cuts=[2])
+    profile = measure_source(model, microbatch_sizes=[2], steps=1, granularity="leaf")
+    plan = solve(Job(profile, flat(2), schedule="zbv", microbatches=4, cuts=[2, 4, 6])).plan
+    losses, names = train_with(adam, plan, model)
+    assert losses == pytest.approx(losses_of_one_process(plan, model), rel=1e-5)
+    assert "embed.weight" in names
 
 
 def test_an_asynchronous_plan_has_no_loop(made):

@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from partopt.profiler.step import run_loss
 from partopt.profiler.weightless import build_without_weights, fake_mode
 from partopt.runtime.cuts import cut_before, own_parameter_names, shared_parameters
-from partopt.runtime.module import materialise
 from partopt.runtime.recording import record_model
-from partopt.runtime.replay import ReplayStage
+from partopt.runtime.replay import ReplayStage, materialise
 from partopt.runtime.units import number_calls
 from tests.profiler import zoo_language as language
 from tests.profiler import zoo_odd as odd

@@ -18,7 +18,7 @@ from partopt.errors import PartoptError
 from partopt.profiler import measure_source
 from partopt.profiler.source import find_model
 from partopt.report.run import render
-from partopt.runtime.running import check_run, run_plan
+from partopt.runtime.run import RunOptions, check_plan, run_plan
 from tests.forked import run_forked
 from tests.helpers import flat
 
@@ -173,7 +173,7 @@ def test_an_asynchronous_plan_learns_from_the_data_of_each_replica(made):
     assert re.search(r"ended after [36] microbatches, before number ", over.stderr)
     assert "rank" in over.stderr and "Traceback" not in over.stderr
     with pytest.raises(PartoptError, match="7 microbatches a step are no multiple of its 2"):
-        run_plan(Plan.load(plan), find_model(model), microbatches=7)
+        run_plan(Plan.load(plan), find_model(model), RunOptions(microbatches=7))
 
 
 def test_a_gradient_that_is_wrong_is_told(made, tmp_path):
@@ -203,13 +203,13 @@ def test_a_gradient_that_is_wrong_is_told(made, tmp_path):
 def test_what_cannot_run_is_refused_before_any_process_starts(made, options, expected):
     plan, model = made("refused", cuts=[2])
     with pytest.raises(PartoptError, match=expected):
-        run_plan(Plan.load(plan), find_model(model), **options)
+        run_plan(Plan.load(plan), find_model(model), RunOptions(**options))
 
 
 def test_another_model_is_refused_before_any_process_starts(made):
     plan, model = made("other", cuts=[2])
     with pytest.raises(PartoptError, match="bytes of parameters in this model"):
-        run_plan(Plan.load(plan), find_model(model, {"width": 4}))
+        run_plan(Plan.load(plan), find_model(model, {"width": 4}), RunOptions())
 
 
 def test_another_world_size_is_refused(made, monkeypatch):
@@ -217,14 +217,14 @@ def test_another_world_size_is_refused(made, monkeypatch):
     for name, value in {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PartoptError, match="the plan has 2 ranks, torchrun started 3"):
-        run_plan(Plan.load(plan), find_model(model))
+        run_plan(Plan.load(plan), find_model(model), RunOptions())
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
 def test_a_tied_parameter_of_an_asynchronous_plan_is_refused_with_the_way_out(made, schedule):
     plan, _ = made(schedule, schedule=schedule, microbatches=None, cuts=[2], replicas=[1, 1])
     with pytest.raises(PartoptError, match="several stages hold the parameter") as raised:
-        check_run(Plan.load(plan), 1, None)
+        check_plan(Plan.load(plan))
     assert "`tied=together`" in raised.value.hint
 
 

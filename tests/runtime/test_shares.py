@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
 from partopt.runtime.own_loop import train_with
-from partopt.runtime.run_checks import check_run
+from partopt.runtime.run import check_plan
 from partopt.runtime.torch_engine import can_say
 from tests.runtime.engine_cases import with_shares
 from tests.runtime.launched import outcome_of
@@ -68,9 +68,9 @@ def test_replicas_take_less_memory_by_what_the_other_holds(outcome):
 def test_shares_that_cannot_be_held_are_refused(plan: Plan, reason: str):
     passing = None if plan.microbatches else 24
     with pytest.raises(PartoptError, match=reason) as raised:
-        check_run(plan, 1, passing)
+        check_plan(plan, passing)
     assert raised.value.code == "cannot-run"
-    check_run(with_shares(plan, "none"), 1, passing)
+    check_plan(with_shares(plan, "none"), passing)
 
 
 def test_torch_runs_plans_that_share_the_optimizer():

@@ -8,7 +8,7 @@ import pytest
 
 from partopt.cost.plan import layout_of
 from partopt.runtime.actions import RankRecord, actions_of
-from partopt.runtime.stage_seconds import stage_seconds
+from partopt.runtime.measured import stage_seconds
 from partopt.schedules import order
 from partopt.schedules.order import KINDS
 from tests.runtime.plans import straight

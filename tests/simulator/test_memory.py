@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt import planners, schedules
+from partopt.cost.chain import chain_of
 from partopt.cost.plan import under
 from partopt.cost.problem import problem_of
+from partopt.documents.engine import OWN, Engine
 from partopt.documents.plan import Plan
 from partopt.schedules import SCHEDULES
 from partopt.schedules.layout import STRAIGHT, Layout
@@ -167,7 +169,9 @@ SIZES = st.integers(0, 10**7)
 GROUPS = st.lists(st.tuples(st.lists(st.integers(0, 7), min_size=1, max_size=3), SIZES), max_size=6)
 
 
-def plan_under(name: str, groups: Groups, transient: list[int], recompute: bool) -> Plan:
+def plan_under(
+    name: str, groups: Groups, transient: list[int], recompute: bool, engine: Engine = OWN
+) -> Plan:
     """Eight layers on four devices under schedule `name`."""
     profile = uniform_profile(8, stash_groups=groups or [([0], 0)])
     problem = problem_of(
@@ -176,6 +180,7 @@ def plan_under(name: str, groups: Groups, transient: list[int], recompute: bool)
         schedule=name,
         microbatches=None if SCHEDULES[name].asynchronous else 8,
         recompute=recompute,
+        engine=engine,
     )
     return planners.plan("gpipe", problem)
 
@@ -227,6 +232,32 @@ def test_a_device_takes_what_its_layers_take_one_after_the_other(
         assert said == peak if len(stages) == 1 else peak <= said <= peak + most
     if SCHEDULES[name].shape == STRAIGHT:
         assert done.plan.peak_memory_bytes == plan.peak_memory_bytes
+
+
+@pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if not entry.split])
+@examples(30)
+@given(GROUPS, st.lists(SIZES, min_size=8, max_size=8))
+def test_blocks_recompute_one_by_one_and_keep_their_inputs(name, groups, transient):
+    """A backward makes the stash of one layer again and frees it; no R comes before it."""
+    blocks = Engine(recompute=("none", "blocks"))
+    plan = plan_under(name, groups, transient, True, blocks)
+    done = execute(simulate_plan(plan))
+    assert not (done.order.kind == R).any()
+    base, chain = base_memory_bytes(done.plan), chain_of(uniform_profile(8))
+    alone = [sum(size for own, size in groups if layer in own) for layer in range(8)]
+    for rank, stages in plan.stages_by_rank().items():
+        own = slice(done.order.rows[rank], done.order.rows[rank + 1])
+        live = peak = 0
+        for kind, s in zip(done.order.kind[own], done.order.stage[own].tolist(), strict=True):
+            layers = plan.stages[s].layers
+            inputs = int(chain.a[layers.start + 1 : layers.stop].sum())
+            live += inputs if kind == F else 0
+            again = max(alone[layer] + transient[layer] for layer in layers)
+            peak = max(peak, live + (again if kind == B else 0))
+            live -= inputs if kind == B else 0
+        most = max(plan.stages[s].memory.transient_bytes for s in stages)
+        said = done.peak_memory_bytes[rank] - base[rank] + most
+        assert peak <= said <= peak + most
 
 
 @pytest.mark.parametrize("name", [name for name, entry in SCHEDULES.items() if entry.split])

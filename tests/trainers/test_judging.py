@@ -13,6 +13,7 @@ from partopt.errors import PartoptError
 from partopt.job import Job
 from partopt.search.verify import verify
 from partopt.simulator.execution import simulate_plan
+from partopt.trainers import TRAINERS
 from partopt.trainers.judging import judge_layout, plan_layout
 from partopt.trainers.layout import read_layout
 from tests.helpers import chain_profile, flat
@@ -30,6 +31,8 @@ def uneven(**fields):
 def test_every_pipeline_that_the_devices_hold_runs_beside_the_others():
     layout = read_layout("megatron", "Et*6|t*6L", transformer())
     assert layout.options(flat(6)) == {
+        "trainer": "megatron",
+        "engine": TRAINERS["megatron"].engine,
         "schedule": "1f1b",
         "cuts": [8],
         "replicas": [3, 3],

@@ -15,6 +15,7 @@ import partopt as po
 from partopt.cost.plan import price
 from partopt.cost.problem import CONTIGUOUS, NESTED, Assignment, Partition
 from partopt.errors import PartoptError
+from partopt.schedules import SCHEDULES
 from partopt.simulator.execution import simulate_plan
 from partopt.trainers import TRAINERS, export_plan, writers
 from partopt.trainers.parts import find_parts
@@ -57,7 +58,7 @@ def test_it_can_be_said(seed, to):
 @settings(max_examples=12)
 @given(st.integers(0, 10**6), st.sampled_from(["megatron", "torchtitan", "deepspeed", "vllm"]))
 def test_hardly_any_other_that_can_be_said_is_faster(seed, to):
-    job = stated(seed, to)
+    job = po.job_for(stated(seed, to), to)
     best = min(plan.predicted.period_s for plan in sayable(job, to))
     assert solve_for(job, to).plan.predicted.period_s <= 1.01 * best
 
@@ -213,3 +214,36 @@ def test_what_cannot_be_asked(partopt, profile_file, topology_file, options, mes
     outcome = partopt("plan", *given, "--schedule", "1f1b", "--microbatches", 8, *options)
     assert outcome.code == 2
     assert message in outcome.err
+
+
+# of each family of shipped profiles one that is quick, on two of the devices that it is of
+SHIPPED = {
+    "gpt.cpu.float32": "workstation-2",
+    "mlp.cpu.float32": "workstation-2",
+    "resnet50.cpu.float32": "workstation-2",
+    "gnmt.v100-published.float32": "v100-nvlink",
+    "llama-7b.h100-estimated.bfloat16": "dgx-h100",
+    "mixtral-8x7b.h100-estimated.bfloat16": "dgx-h100",
+    "t5-11b.h100-estimated.bfloat16": "dgx-h100",
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("model", SHIPPED)
+def test_every_trainer_takes_a_shipped_model_or_says_why_not(model, name):
+    """A batch is all that it needs to be told; the plan is for it, whole."""
+    cluster, asked = po.Topology.load(SHIPPED[model]), {"global_batch": 512}
+    pair = replace(cluster, devices=0, levels=[replace(cluster.levels[0], size=2)])
+    found = po.schedule_for([name], asked) or "1f1b"
+    job = po.Job(po.Profile.load(model), pair, schedule=found, effort="quick", **asked)
+    try:
+        plan = po.solve_for(job, name).plan
+    except PartoptError as error:
+        assert error.code in ("no-blocks", "target-cannot-say")
+        assert error.hint
+        return
+    trainer = TRAINERS[name]
+    assert (plan.trainer, plan.engine) == (name, trainer.engine)
+    assert plan.schedule in (trainer.schedules or SCHEDULES)
+    if trainer.write is not None:
+        assert export_plan(plan, name).main

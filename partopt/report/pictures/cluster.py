@@ -14,6 +14,7 @@ from matplotlib.patches import Rectangle
 from partopt.documents.plan import Plan
 from partopt.documents.topology import Topology
 from partopt.report.looks import ink, stage_colour
+from partopt.report.phrases import link_text
 from partopt.report.pictures.sheet import (
     FAINT,
     FULL,
@@ -26,7 +27,6 @@ from partopt.report.pictures.sheet import (
     fit,
     text_width,
 )
-from partopt.report.topology import link_text
 
 # k   level of the topology, from 1; c   a component of level k - 1, which has a port of level k
 

@@ -17,9 +17,8 @@ from partopt.documents.plan import Plan
 from partopt.documents.profile import Profile
 from partopt.documents.stage import Stage, stages_text
 from partopt.errors import PartoptError
-from partopt.report.basis import basis_text
 from partopt.report.looks import MEMORY, ink, stage_colour
-from partopt.report.memory import device_parts
+from partopt.report.phrases import format_ranks
 from partopt.report.pictures import cluster, tables
 from partopt.report.pictures.sheet import (
     FULL,
@@ -42,7 +41,7 @@ from partopt.report.pictures.sheet import (
     seconds_axis,
     text_width,
 )
-from partopt.report.ranks import format_ranks
+from partopt.report.plan import device_parts
 from partopt.simulator.advice import held_back
 from partopt.units import format_bytes, format_seconds
 
@@ -103,9 +102,7 @@ def heading(
         time,
         f"idle {bubble:.1%}",
     ]
-    estimated = plan.profile.estimated
-    basis = "" if estimated is None else f"; {basis_text(estimated)}"
-    return Heading(parts, f"{about} {', '.join(parts)}{basis}.")
+    return Heading.of(parts, about, plan.profile.estimated)
 
 
 def _binds(plan: Plan) -> str:
@@ -113,7 +110,7 @@ def _binds(plan: Plan) -> str:
     return plan.predicted.bound_by if held is None else f"memory: {held.text}"
 
 
-def bound_place(plan: Plan, what: str) -> int:
+def _bound_place(plan: Plan, what: str) -> int:
     """The stage (`of`) or the cut (`before`) that keeps the period from being shorter, else -1."""
     found = re.search(rf"{what} stage (\d+)", plan.predicted.bound_by)
     return -1 if found is None else int(found[1])
@@ -139,7 +136,7 @@ def _draw(
             sheet.tell(axes, stage.start, stage.stop, _describe_stage(s, stage))
     sheet.down += _GAP
     used = cluster.port_use(plan)
-    cluster.draw(sheet, plan, used, bound_place(plan, "of"))
+    cluster.draw(sheet, plan, used, _bound_place(plan, "of"))
     for line in pack(cluster.use_lines(plan, used), FULL - 0.2, SIZE):
         sheet.text(0.1, sheet.down + 0.02, line)
         sheet.down += _LINE
@@ -176,7 +173,7 @@ def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     seconds_axis(axes, "time")
-    bound, cuts = bound_place(plan, "before"), cluster.cut_use(plan)
+    bound, cuts = _bound_place(plan, "before"), cluster.cut_use(plan)
     if len(cuts) > _CROWDED:
         cuts = {cut: share for cut, share in cuts.items() if cut == bound}
     axes.vlines(
@@ -192,7 +189,7 @@ def _draw_times(axes: Axes, plan: Plan, chain: Chain | None) -> None:
 
 def _draw_stages(axes: Axes, plan: Plan) -> None:
     """The stages as boxes below their layers: number, replicas, and R where they recompute."""
-    layers, bound = plan.stages[-1].stop, bound_place(plan, "of")
+    layers, bound = plan.stages[-1].stop, _bound_place(plan, "of")
     axes.set_xlim(0, layers)
     axes.set_ylim(0, 1)
     axes.set_axis_off()
@@ -294,7 +291,7 @@ def _handles(plan: Plan) -> dict[str, Any]:
     }
     busy = "link, as thick as its bytes over its rate"
     handles[busy] = Line2D([], [], color="black", linewidth=2.5)
-    binds = max(bound_place(plan, "of"), bound_place(plan, "before")) >= 0
+    binds = max(_bound_place(plan, "of"), _bound_place(plan, "before")) >= 0
     marks = ["what binds"] * binds + ["exceeds the limit"] * (not plan.fits)
     if marks:
         handles[" or ".join(marks)] = Patch(facecolor="white", edgecolor=RED, linewidth=1.2)

@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 
 from partopt.cost.chain import Chain, chain_of
 from partopt.documents.profile import Profile
-from partopt.report.basis import basis_text
 from partopt.report.folds import Fold, fold
 from partopt.report.looks import COLOURS
 from partopt.report.pictures.sheet import (
@@ -94,14 +93,12 @@ def picture(profile: Profile) -> Picture:
         profile.device.name,
         f"microbatch {chain.microbatch_size}: {format_seconds(chain.compute_s(0, chain.layers))}",
     ]
-    basis = "" if profile.estimated_for is None else f" {basis_text(profile.estimated_for)}."
-    cut = ""
-    if chain.layers > 1:
-        cut = f" Fewest bytes cross the cut after layer {np.argmin(chain.a[1:-1])}."
     about = (
         "The layers of a model from left to right: their times, what they hold and what they send."
     )
-    heading = Heading(parts, f"{about} {', '.join(parts)}.{cut}{basis}")
+    if chain.layers > 1:
+        about += f" Fewest bytes cross the cut after layer {np.argmin(chain.a[1:-1])}."
+    heading = Heading.of(parts, about, profile.estimated_for)
     return Picture(heading, partial(_draw, profile, chain, columns_of(profile)))
 
 

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from xml.sax.saxutils import escape
 
 import matplotlib
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from partopt.printable import printable
 from partopt.report.looks import tick_label
+from partopt.report.phrases import basis_text
 from partopt.units import format_bytes
 
 Floats = NDArray[Any]
@@ -87,6 +88,12 @@ class Heading(NamedTuple):
 
     parts: Sequence[str]
     description: str
+
+    @classmethod
+    def of(cls, parts: Sequence[str], about: str, estimated: str | None) -> Self:
+        """A heading whose description is what a picture is about, its parts, and its basis."""
+        basis = "" if estimated is None else f" {basis_text(estimated)}."
+        return cls(parts, f"{about} {', '.join(parts)}.{basis}")
 
     @property
     def title(self) -> str:

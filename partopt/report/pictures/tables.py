@@ -18,9 +18,15 @@ from partopt.documents.group_comparison import GroupComparison, GroupRow
 from partopt.documents.plan import Plan
 from partopt.documents.run import Run
 from partopt.documents.scaling import Scaling, ScalingRow
-from partopt.report.basis import basis_lines, basis_of_several, basis_text
-from partopt.report.figures import speed_text, speeds, tokens_per_sample
 from partopt.report.looks import COLOURS
+from partopt.report.phrases import (
+    basis_lines,
+    basis_of_several,
+    devices_text,
+    speed_text,
+    speeds,
+    tokens_per_sample,
+)
 from partopt.report.pictures.sheet import (
     BLUE,
     GREY,
@@ -203,18 +209,19 @@ def scaling_picture(scaling: Scaling) -> Picture:
     if best is not None:
         fastest = f"{speed_text(best.samples_per_s, tokens_per_sample(best))} on {best.devices}"
     few, many = rows[0].devices, rows[-1].devices
-    span = f"{few} to {many} devices" if few < many else f"{many} devices"
-    basis = "" if scaling.estimated is None else f" {basis_text(scaling.estimated)}."
-    about = f"Speed against devices. {'; '.join(told)}.{basis}"
-    return Picture(Heading(("scaling", span, fastest), about), partial(_draw_scaling, rows))
+    span = f"{few} to {many} devices" if few < many else devices_text(many)
+    about = f"Speed against devices. {'; '.join(told)}."
+    heading = Heading.of(("scaling", span, fastest), about, scaling.estimated)
+    return Picture(heading, partial(_draw_scaling, rows))
 
 
 def _describe(row: ScalingRow) -> str:
     """A row in words."""
-    devices = "1 device" if row.devices == 1 else f"{row.devices} devices"
     speed = speed_text(row.samples_per_s, tokens_per_sample(row))
     fits = "" if row.fits else ", does not fit"
-    return f"{devices}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+    return (
+        f"{devices_text(row.devices)}: {speed}, {row.shape}, efficiency {row.efficiency:.0%}{fits}"
+    )
 
 
 def _draw_scaling(rows: list[ScalingRow], heading: Heading) -> Sheet:
@@ -287,8 +294,7 @@ def run_picture(run: Run) -> Picture:
         f"error {error(run.predicted_s, run.measured_s)}",
     )
     about = "Predicted beside measured: the whole, and each rank's forward, backward and waiting."
-    basis = "" if plan.estimated is None else f" {basis_text(plan.estimated)}."
-    heading = Heading(parts, f"{about} {', '.join(parts)}.{basis}")
+    heading = Heading.of(parts, about, plan.estimated)
     return Picture(heading, partial(_draw_run, run))
 
 

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from partopt.documents.simulation import DrawnTimeline, DrawnWindow
 from partopt.errors import PartoptError
-from partopt.report.basis import basis_lines
 from partopt.report.looks import COLOURS, WORDS, ink, read_row, ticks
+from partopt.report.phrases import basis_lines
 from partopt.report.pictures.plan import heading
 from partopt.report.pictures.sheet import (
     COLUMN,
@@ -143,7 +143,7 @@ def _draw_actions(axes: Axes, own: Slots, y: Any, per_second: float, size: float
     `y` are the rows of the actions. Gives the colours of the kinds that are drawn.
     """
     begin, end = axes.get_xlim()
-    bands = np.arange(y[-1] + 1)
+    bands = np.arange(axes.get_ylim()[0])
     draw_boxes(axes, begin, end, bands + _GAP, bands + 1 - _GAP, facecolor=FAINT, lw=0)
     left, right = own.start.clip(begin, end), own.end.clip(begin, end)
     top = y + np.where(own.pair == 2, 0.5, _GAP)

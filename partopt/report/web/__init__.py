@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 
 from partopt import __version__
 from partopt.documents.plan import Plan, RunnerUp
 from partopt.documents.proof import proof_of
 from partopt.documents.simulation import DrawnTimeline, Finding, SimulationDocument
-from partopt.report.basis import basis_lines
-from partopt.report.figures import price_lines, speed_lines, speed_text
-from partopt.report.limit import against_limit
 from partopt.report.looks import MEMORY
-from partopt.report.ranks import format_ranks
-from partopt.report.shares import MEANING, group_devices, time_parts
-from partopt.report.topology import cluster_lines, link_text
+from partopt.report.phrases import (
+    against_limit,
+    basis_lines,
+    cluster_lines,
+    format_ranks,
+    link_text,
+    price_lines,
+    speed_lines,
+    speed_text,
+)
+from partopt.report.simulation import MEANING, group_devices
 from partopt.report.web.timeline import timeline_of
 from partopt.units import format_bytes, format_seconds
 
@@ -34,12 +38,13 @@ _PREAMBLE = re.compile(r"^.*?(?=<svg\b)", re.DOTALL)
 _SHARES = ("#0072B2", "#E69F00", "#F0E442", "#CC79A7", "#4D4D4D", "#D9D9D9")
 
 
-class Beside(NamedTuple):
-    """A document beside the plan: its page as text, and its picture as SVG."""
+class Shown(NamedTuple):
+    """A document on the page: its picture as SVG, its page as text, and its digest."""
 
     name: str
     svg: bytes
     text: str
+    sha256: str
 
 
 class Column(NamedTuple):
@@ -55,19 +60,16 @@ def render(
     plan: Plan,
     simulation: SimulationDocument,
     timeline: DrawnTimeline | None,
-    pictures: Mapping[str, bytes],
-    beside: Sequence[Beside],
-    digests: Sequence[tuple[str, str]],
+    figure: bytes,
+    documents: Sequence[Shown],
+    advice: Sequence[Mapping[str, str]],
     commands: Sequence[str],
-    spell: Callable[[str], str] = str,
-    command: Callable[[Finding], Sequence[str]] | None = None,
 ) -> str:
     """The page.
 
-    `timeline` are all actions that it can hold, `pictures` SVG of the plan (`picture`) and of its
-    timeline (`figure`), `digests` SHA-256 by file, and `commands` what a reader can check it with.
-    Options in its texts are as `spell` writes them, and `command` gives the words of the command
-    that makes a change.
+    `timeline` are all actions that it can hold, `figure` is the timeline as SVG; of `documents` the
+    first is the plan. `advice` is as `advice_of` writes it, and `commands` are what a reader can
+    check the page with.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -94,18 +96,19 @@ def render(
         parts=environment.get_template("parts.html").module,
         tiles=_tiles(plan, simulation),
         remarks=[text for _, text in remarks],
-        pictures={name: _inline(svg, name) for name, svg in pictures.items()},
+        picture=_inline(documents[0].svg, "picture"),
+        figure=_inline(figure, "figure"),
         timeline=timeline and timeline_of(timeline, simulation.makespan_s),
         shares=_share_table(simulation),
         levels=_level_table(simulation),
         stages=_stage_table(plan),
         memory=_memory_table(plan),
         runners_up=_beside_table(plan),
-        advice=[_advice(finding, spell, command) for finding in simulation.advice],
-        beside=[{**own._asdict(), "picture": _inline(own.svg, own.name)} for own in beside],
+        advice=advice,
+        beside=[(own.name, _inline(own.svg, own.name), own.text) for own in documents[1:]],
         proof=_proof(plan),
         commands=commands,
-        digests=digests,
+        digests=[(own.name, own.sha256) for own in documents],
     )
 
 
@@ -143,11 +146,12 @@ def _tiles(plan: Plan, simulation: SimulationDocument) -> list[tuple[str, str, b
     ]
 
 
-def _advice(
+def advice_of(
     finding: Finding,
     spell: Callable[[str], str],
     command: Callable[[Finding], Sequence[str]] | None,
 ) -> dict[str, str]:
+    """A finding, options written as `spell` does, with the command that makes its change."""
     return {
         "severity": finding.severity,
         "text": f"{spell(finding.text)}.",
@@ -189,14 +193,13 @@ def _bar(parts: Iterable[tuple[str, float, str]]) -> dict[str, Any]:
 
 def _share_table(document: SimulationDocument) -> dict[str, Any]:
     """Where the time of the devices goes, a row for those that hold the same stages."""
-    parts = np.array([time_parts(each) for each in document.ranks]) / document.window_s
     words = [what for _, what in MEANING]
 
     def share(place: int) -> Callable[[Any], str]:
         return lambda own: f"{own.parts[place]:.1%}" if own.parts[place] else "-"
 
     return _table(
-        group_devices(document.ranks, parts),
+        group_devices(document),
         [
             Column("stages", lambda own: ", ".join(map(str, own.stages)), left=True),
             Column("ranks", lambda own: format_ranks(own.ranks), left=True),

@@ -206,3 +206,12 @@ def test_importing_the_reports_does_not_import_matplotlib():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout == "False\n"
+
+
+def test_a_rank_that_is_idle_in_the_window_has_its_band(monkeypatch):
+    from partopt.report.pictures.timeline import picture
+
+    sheet = Drawn(picture(executed("1f1b"), (0.0, 5e-4)), monkeypatch)
+    [axes] = sheet.figure.axes
+    bands = axes.patches[0].get_path().get_extents()
+    assert (bands.y0, bands.y1) == pytest.approx((0.08, 3.92))

@@ -1,6 +1,6 @@
 """What a page says of estimated times."""
 
-from partopt.report.basis import basis_lines, basis_of_several
+from partopt.report.phrases import basis_lines, basis_of_several
 
 H100 = "times estimated for H100-80GB: nothing was measured"
 A100 = "times estimated for A100-80GB: nothing was measured"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from partopt.errors import PartoptError
 from partopt.runtime.context import Context
-from partopt.runtime.gradients import Sum, buckets_of
 from partopt.runtime.processes import run_local
+from partopt.runtime.updates import Sum, buckets_of
 
 WIDTH, RANKS, MICROBATCHES = 6, 2, 3
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 8

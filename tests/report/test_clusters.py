@@ -1,7 +1,7 @@
 """A topology as people read it, with what its engines do."""
 
 from partopt.documents.topology import AllReduceRates, Device, Level, Topology
-from partopt.report.topology import render
+from partopt.report.clusters import render_topology as render
 
 
 def test_what_engines_do_on_a_level_is_told():

@@ -1,24 +1,31 @@
+from operator import itemgetter
+
 import click
 import pytest
 
 from partopt.printable import shorten
-from partopt.report.table import bar, label_lines, table
-from partopt.report.width import page_width
+from partopt.report.text import Column, bar, label_lines, page_width, table_of
+
+
+def columns_of(**kinds):
+    """Columns by their headings, each with the cell at its place in a row."""
+    return [
+        Column(name, itemgetter(place), kind) for place, (name, kind) in enumerate(kinds.items())
+    ]
 
 
 def test_numbers_stand_right_and_words_left_without_trailing_blanks():
-    assert table(
-        ["NAME", "TIME", "NOTE"], [["a", "1.00 ms", "x"], ["longer", "12 s", ""]], left=(0, 2)
-    ).splitlines()[1:] == [
+    columns = columns_of(NAME="text", TIME="number", NOTE="text")
+    rows = [["a", "1.00 ms", "x"], ["longer", "12 s", ""]]
+    assert table_of(rows, columns).splitlines()[1:] == [
         "a       1.00 ms  x",
         "longer     12 s",
     ]
 
 
 def test_a_table_wider_than_the_page_shortens_its_widest_text_and_no_number():
-    (line,) = table(
-        ["NAME", "KIND", "TIME"], [["n" * 60, "k" * 20, "9" * 12]], left=(0, 1)
-    ).splitlines()[1:]
+    columns = columns_of(NAME="text", KIND="text", TIME="number")
+    (line,) = table_of([["n" * 60, "k" * 20, "9" * 12]], columns).splitlines()[1:]
     assert line == f"{'n' * 21}..{'n' * 21}  {'k' * 20}  {'9' * 12}"
 
 
@@ -43,9 +50,8 @@ def test_labels_stand_in_a_column():
 def test_a_verdict_has_a_colour_and_is_never_shortened():
     rows = [["p" * 30, "1.00 ms", "does not fit"], ["q" * 30, "2.00 ms", "yes"]]
     with page_width(40):
-        _, first, second = table(
-            ["PLANNER", "PERIOD", ""], rows, left=(0, 2), verdicts=(2,)
-        ).splitlines()
+        columns = columns_of(PLANNER="text", PERIOD="number", FITS="whole")
+        _, first, second = table_of(rows, columns).splitlines()
     assert first.endswith("\x1b[31mdoes not fit\x1b[0m") and "\x1b[32myes\x1b[0m" in second
     assert max(map(len, map(click.unstyle, (first, second)))) <= 40
 
@@ -53,5 +59,7 @@ def test_a_verdict_has_a_colour_and_is_never_shortened():
 def test_a_page_that_is_too_narrow_does_without_the_spare_columns():
     rows = [["name", "1" * 20, "2" * 20, "3" * 20]]
     with page_width(60):
-        shown = click.unstyle(table(["A", "B", "C", "D"], rows, spare=(2, 1)))
+        columns = columns_of(A="text", B="number", C="number", D="number")
+        columns[1:3] = columns[1]._replace(spare=2), columns[2]._replace(spare=1)
+        shown = click.unstyle(table_of(rows, columns))
     assert shown.splitlines()[0].split() == ["A", "B", "D"]

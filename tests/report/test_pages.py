@@ -1,7 +1,7 @@
 """The page of a verification."""
 
 from partopt.documents.verification import Verification, VerificationRow
-from partopt.report.verification import render
+from partopt.report.pages import render_verification as render
 
 HELD = VerificationRow(
     check="numbers",

@@ -1,1 +1,0 @@
-"""Schedules tried without a profile: on equal stages, beside what their formulas say."""
