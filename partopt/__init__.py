@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from partopt.job import Job
     from partopt.links import FittedLinks
     from partopt.planners import PLANNERS
-    from partopt.profiler import (  # type: ignore[no-redef] # mypy's own: a cycle
+    from partopt.profiler import (
         ProfilingStopped,
         estimate,
         estimate_source,
