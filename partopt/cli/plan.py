@@ -51,8 +51,8 @@ _BESIDE_SHOWN = 3  # plans under the one that is printed, at most
 )
 @click.option(
     "--layout",
-    metavar="PART=VALUE,..",
-    help="Fix any part of the plan, such as pp=4,chunks=2,microbatch=1.",
+    metavar="PART=N,..",
+    help="Fix any part of it, such as pp=4,chunks=2,dp=1.",
 )
 @options.map_option
 @click.option(

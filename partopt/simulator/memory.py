@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partopt.documents.plan import Plan
-from partopt.schedules import schedule
 from partopt.schedules.order import KINDS, B, F, I, Order, R, W
 from partopt.simulator.timeline import Timeline
 
@@ -101,7 +100,7 @@ def _stashing(order: Order, plan: Plan) -> _Steps:
     """Bytes; every backward gives back all that its microbatch has taken."""
     taken, given = np.zeros((2, len(KINDS), len(plan.stages)), dtype=np.int64)
     recomputed = set(order.stage[order.kind == R].tolist())
-    split = schedule(plan.schedule).split
+    split = bool((order.kind == I).any())  # an order of a file has no schedule that says so
     for s, stage in enumerate(plan.stages):
         stash = stage.working_bytes(split)
         taken[F, s] = stage.kept_bytes
