@@ -167,22 +167,6 @@ def with_facts(engine: Engine, facts: Mapping[str, object]) -> Engine:
     return replace(engine, **changes)
 
 
-def parse_layout(text: str) -> Layout:
-    """The layout of `pp=4,chunks=2,microbatch=1`. PartoptError for unknown or repeated keys."""
-    found: dict[str, object] = {}
-    for part in text.split(","):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        if key not in Layout.__struct_fields__:
-            hint = did_you_mean(key, Layout.__struct_fields__)
-            raise invalid("layout", part, "no part of a layout", hint)
-        if not equals or not value or key in found:
-            raise invalid("layout", part, "each part once, with a value", "write pp=4,chunks=2")
-        found[key] = int(value) if value.isdecimal() else value
-    layout = Layout(**found)  # type: ignore[arg-type]
-    check_layout(layout)
-    return layout
-
-
 def check_layout(layout: object) -> None:
     """Raise PartoptError unless it is a layout whose fields have the right types."""
     if not isinstance(layout, Layout):

@@ -276,14 +276,13 @@ def job(profile: str, given: dict[str, Any]) -> Job:
 def state_job(profile: Profile, topology: Topology, given: dict[str, Any]) -> Job:
     """As `job`, of a profile and a topology that are loaded; cuts and replicas may be numbers."""
     import partopt
-    from partopt.options import parse_layout
 
     options = {name: value for name, value in given.items() if name not in ("topology", "servers")}
     for name in ("cuts", "replicas"):
         value = given.get(name)
         options[name] = integers(value, f"--{name}") if isinstance(value, str) else value
     if (layout := options.pop("layout", None)) is not None:
-        options["layout"] = parse_layout(layout)
+        options["layout"] = partopt.Layout.parse(layout)
     options["facts"] = parse_facts(given["facts"])
     if given["cost"] not in _KINDS_OF_COST:
         options["cost"] = _read_costs(given["cost"])

@@ -10,6 +10,7 @@ import msgspec
 from partopt import documents
 from partopt.documents.profile import Bytes, Count
 from partopt.documents.stage import Buffers, Gradients, Shard, Stage
+from partopt.errors import PartoptError, did_you_mean
 
 # what is made again for the backward, and what is kept for it: nothing; attention's scores; blocks
 # one by one, each keeps its input; whole stages, each keeps its input
@@ -82,6 +83,29 @@ class Layout(documents.Part, frozen=True, kw_only=True, omit_defaults=True):
     recompute: Literal["never", "always", "auto"] | None = None
     shard: Shard | None = None
     schedule: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """The layout of `pp=4,chunks=2,microbatch=1`.
+
+        Raises PartoptError for unknown and repeated parts, and for values of other types.
+        """
+        found: dict[str, Any] = {}
+        for part in text.split(","):
+            key, equals, value = (word.strip() for word in part.partition("="))
+            unknown, bare = key not in cls.__struct_fields__, not equals or not value
+            if unknown or bare or key in found:
+                what = "no part of a layout" if unknown else "each part once, with a value"
+                hint = (
+                    did_you_mean(key, cls.__struct_fields__) if unknown else "write pp=4,chunks=2"
+                )
+                raise PartoptError(
+                    f"`layout={part}`: {what}", hint, code="invalid-option", option="layout"
+                )
+            found[key] = int(value) if value.isdecimal() else value
+        layout = cls(**found)
+        documents.refuse(layout.faults(), "`layout`")
+        return layout
 
     @classmethod
     def of(cls, stages: Sequence[Stage], copies: int, **fields: Any) -> Layout:

@@ -56,11 +56,9 @@ def test_it_fits_the_page_whatever_the_numbers(name, seconds, size):
         for s, stage in enumerate(plan.stages)
     ]
     large = structs.replace(
-        plan,
-        schedule=name,
+        plan.with_layout(schedule=name, microbatch=1024),
         predicted=predicted,
         stages=devices,
-        microbatch_size=1024,
         microbatches=65536,
     )
     assert all(len(line) <= 80 for line in lines([large, plan]))

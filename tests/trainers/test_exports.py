@@ -239,9 +239,9 @@ def test_notes_say_what_layers_are_and_where_the_trainer_differs():
         "ln_f -> norm",
         "lm_head -> head",
     ]
-    assert notes[-1].startswith("blocks are recomputed one by one")
+    assert notes[-1].startswith("blocks one by one recompute")
     for plan, to in ((UNEVEN, "megatron"), (recomputing(UNEVEN), "deepspeed")):
-        assert not any("recomputed" in note for note in export_plan(plan, to).notes)
+        assert not any("recompute," in note for note in export_plan(plan, to).notes)
 
 
 def test_a_file_is_written_with_those_beside_it_or_not_at_all(tmp_path):
