@@ -180,11 +180,13 @@ def _next(
     }
     words = [profile, *options.repeat_words(given.keys() - changed.keys()), *flags_of(changed)]
     best, recut = judged.best, judged.recut
+    within = ["--for", own.trainer.name, *options.repeat_words(["rules"])]
     if best is not None and best != recut and loses_to(judged.plan, best):
-        words += ["--for", own.trainer.name]
+        words += within
     elif recut is not None and loses_to(judged.plan, recut):
         cuts = [stage.start for stage in recut.stages[1:]]
         words += flags_of({"cuts": cuts, "replicas": stated["replicas"]})
+        words += within if best is not None else []
     else:
         return shlex.join(["partopt", "compare", *words])
     return shlex.join(["partopt", "plan", *words, "-o", "better.json"])

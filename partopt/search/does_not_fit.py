@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from partopt.cost.memory import STATE_BYTES
+from partopt.documents.engine import PARTOPT
 from partopt.documents.plan import Optimizer, Plan
 from partopt.documents.stage import Shard
 from partopt.errors import PartoptError
@@ -64,7 +65,8 @@ def _other_planners(job: Job, plan: Plan) -> list[str]:
 def _shards(job: Job) -> list[Shard]:
     """What replicas may share beyond what they do, the least first; nothing on one device."""
     names: tuple[Shard, ...] = get_args(Shard)
-    return list(names[names.index(job.shard) + 1 :]) if job.topology.devices > 1 else []
+    more = names[names.index(job.shard) + 1 :] if job.topology.devices > 1 else ()
+    return [name for name in more if job.trainer == PARTOPT or name in job.engine.shard]
 
 
 def _optimizers(job: Job) -> list[Optimizer]:
