@@ -92,7 +92,7 @@ def test_the_command_line_knows_installed_schedules_and_planners(install, tmp_pa
         done = run_process(arguments, environment={"PYTHONPATH": str(tmp_path)})
         assert done.returncode == 0, done.stderr.decode()
     found = json.loads(plan.read_text())
-    assert (found["planner"], found["schedule"]) == ("even", "late")
+    assert (found["planner"], found["layout"]["schedule"]) == ("even", "late")
 
 
 def test_built_in_names_do_not_search_the_installed_packages(monkeypatch):
